@@ -1,5 +1,5 @@
-//! `varve bench`: one thread, small calls, LibFS beside the host's file system. A first impression; `cargo
-//! bench` is the measurement.
+//! `varve bench`: compares small calls of one thread through LibFS and the host's file system. A first
+//! impression; `cargo bench` is the measurement.
 
 use crate::cli::BenchArgs;
 use crate::out;
@@ -13,12 +13,12 @@ use std::time::Instant;
 use varve_libfs::{Cred, Fs, FsOptions, OpenFlags, SocketConnector};
 
 const CALL_BYTES: usize = 4096;
-/// Files of the row of small files.
+/// Number of files in the test of small files.
 const FILES: u64 = 2000;
-/// Calls that wait for a disk each.
+/// Number of calls in tests that wait for a disk at each call.
 const SYNCED_CALLS: u64 = 200;
 
-/// Nanoseconds a call, or why there are none.
+/// One row of the result: nanoseconds per call, or why a value is missing.
 struct Row {
     name: &'static str,
     varve_ns: f64,
@@ -34,13 +34,13 @@ fn timed(calls: u64, mut call: impl FnMut(u64) -> anyhow::Result<()>) -> anyhow:
     Ok(start.elapsed().as_nanos() as f64 / calls.max(1) as f64)
 }
 
-/// A permutation of `0..calls`, the same in each run.
+/// Maps `i` to a permutation of `0..calls` that is identical in each run.
 fn shuffled(i: u64, calls: u64) -> u64 {
-    // A power of two and an odd factor; calls is made a power of two.
+    // An odd factor permutes the residues of a power of two, to which the caller rounds `calls`.
     i.wrapping_mul(0x9E37_79B9_7F4A_7C15) % calls
 }
 
-/// A directory of the host that goes away with the value.
+/// A directory on the host's file system, removed on drop.
 struct Scratch(PathBuf);
 
 impl Drop for Scratch {

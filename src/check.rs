@@ -13,14 +13,14 @@ use varve_kernelfs::pool::{CheckItem, CheckReport, describe, describe_loss, expl
 use varve_store::repair::{RepairOptions, RepairReport};
 use varve_store::{OpenOptions, Store, StoreError};
 
-/// Exit codes of fsck(8): damage was mended; some is left; it could not be done.
+/// Exit codes of fsck(8): damage repaired; damage left; operational error.
 const FSCK_MENDED: u8 = 1;
 const FSCK_LEFT: u8 = 4;
 const FSCK_FAILED: u8 = 8;
 
 type Check = fn(&Store) -> Result<CheckReport, StoreError>;
 
-/// Whether the pool is to blame, not its device or this program's version.
+/// Whether the error is damage of the pool, and not a fault of its device or of this program's version.
 fn is_damage(error: &StoreError) -> bool {
     match error {
         StoreError::Superblock { fault, .. } => !fault.is_refusal(),
@@ -34,7 +34,7 @@ fn is_damage(error: &StoreError) -> bool {
     }
 }
 
-/// A stopped pool's report, and how many logs its next start will digest.
+/// Checks a stopped pool; returns the report and the number of logs that the next start will digest.
 fn check_stopped(pool: &Pool, check: Check) -> anyhow::Result<(CheckReport, usize)> {
     let _lock = pool.host().lock()?;
     let devices = pool.host().devices_for_looking()?;
@@ -172,7 +172,7 @@ fn try_fsck(args: &FsckArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(FSCK_LEFT))
 }
 
-/// Mends a stopped pool, or only says what that would do.
+/// Repairs a stopped pool, or with `--dry-run` reports the repairs without making them.
 fn repair(pool: &Pool, args: &FsckArgs) -> anyhow::Result<ExitCode> {
     let progress = Progress::start(if args.dry_run {
         "looking what to mend"
@@ -199,7 +199,7 @@ fn repair(pool: &Pool, args: &FsckArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Says what a repair mended, what it lost, and what is left.
+/// Prints the repairs, the losses and the remaining damage.
 fn tell_repair(pool: &Pool, args: &FsckArgs, report: &RepairReport, logs: usize) {
     let losses: Vec<String> = report.losses.iter().map(describe_loss).collect();
     let left: Vec<_> = report.left.iter().map(describe).collect();

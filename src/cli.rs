@@ -4,7 +4,7 @@ use crate::mount_options::MountOptions;
 use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
 
-/// What the exit codes mean; shown under `--help`.
+/// Text on the exit codes, shown under `--help`.
 const EXIT_CODES: &str = "Exit codes:
   0  done
   1  it failed; the message on standard error says what to do
@@ -21,7 +21,7 @@ pub struct Cli {
     /// `varve_kernelfs=debug`; also by the environment variable VARVE_LOG
     #[arg(long, global = true, value_name = "FILTER")]
     pub log: Option<String>,
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: Command,
 }
@@ -127,7 +127,7 @@ pub struct UpArgs {
     /// Set by `--detach` for the process in the background.
     #[arg(long, hide = true)]
     pub background: bool,
-    /// Says nothing of what went well: for mount(8).
+    /// Prints nothing on success: for mount(8).
     #[arg(long, hide = true)]
     pub quiet: bool,
 }
@@ -340,7 +340,7 @@ pub struct TopArgs {
     pub interval: f64,
 }
 
-/// A time between looks that is neither a busy loop nor for ever.
+/// Parses an interval between refreshes: at least 50 ms, so that it is not a busy loop, and at most an hour.
 fn interval(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(seconds) if (0.05..=3600.0).contains(&seconds) => Ok(seconds),
@@ -399,7 +399,7 @@ pub struct FsckArgs {
 journal holds beyond the last checkpoint is shown as if it were in place."
 )]
 pub struct DebugArgs {
-    /// What to print.
+    /// The structure to print.
     #[command(subcommand)]
     pub what: DebugWhat,
 }
@@ -532,7 +532,7 @@ pub struct RunArgs {
 /// Arguments of `vm`.
 #[derive(Debug, Args)]
 pub struct VmArgs {
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: varve_vm_manager::cli::VmCommand,
 }
@@ -540,7 +540,7 @@ pub struct VmArgs {
 /// Arguments of `cache`.
 #[derive(Debug, Args)]
 pub struct CacheArgs {
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: crate::cache::args::CacheCommand,
 }
@@ -549,7 +549,7 @@ pub struct CacheArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Nothing here changes what it reads. docs/guide/dedup.md has a session.")]
 pub struct DedupArgs {
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: crate::dedup::args::DedupCommand,
 }

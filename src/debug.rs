@@ -15,7 +15,7 @@ use varve_format::{BLOCK_BYTES, FileBlock, Ino, Tier};
 use varve_kernelfs::pool::{explain, uuid_text};
 use varve_store::{OpenOptions, Store};
 
-/// Entries asked of the store at once.
+/// Entries requested from the store at once.
 const PAGE: usize = 512;
 
 /// `varve debug`.
@@ -36,7 +36,7 @@ pub fn debug(what: &DebugWhat) -> anyhow::Result<()> {
     }
 }
 
-/// Refuses a pool that is being served: it changes while it is looked at.
+/// Opens a pool; refuses one that is being served, as it changes during reading.
 fn stopped(at: &Path) -> anyhow::Result<Pool> {
     let pool = Pool::open(at)?;
     if pool.has_daemon() {
@@ -123,14 +123,14 @@ fn fields(sb: &Superblock) -> Value {
         "crc32c": format!("{:08x}", sb.crc32c.get()),
         "tiers": tiers,
     });
-    // Older ones print what they always did.
+    // Older versions have no feature word.
     if sb.version.get() >= FEATURES_VERSION {
         all["features"] = sb.features().names().into();
     }
     all
 }
 
-/// Fields of a JSON object, one a line.
+/// Formats the fields of a JSON object, one a line.
 fn indented(value: &Value) -> String {
     let mut text = String::new();
     for (name, value) in value.as_object().into_iter().flatten() {

@@ -1,4 +1,5 @@
-//! `varve destroy`, and the word of `up`, `mkfs` and `status` about memory of pools that are gone.
+//! `varve destroy`, and the hint of `up`, `mkfs` and `status` about live directories of pools that no longer
+//! exist.
 
 use crate::cli::DestroyArgs;
 use crate::exit::Usage;
@@ -20,7 +21,7 @@ pub fn destroy(args: &DestroyArgs) -> anyhow::Result<()> {
     }
 }
 
-/// Asks, unless `--yes` has answered.
+/// Asks the user, unless `--yes` is given.
 fn is_wanted(args: &DestroyArgs, what: &str) -> anyhow::Result<bool> {
     if args.yes {
         return Ok(true);
@@ -143,7 +144,7 @@ fn line(orphan: &Orphan) -> String {
     )
 }
 
-/// For JSON.
+/// Converts orphans to JSON.
 pub fn list(orphans: &[Orphan]) -> serde_json::Value {
     orphans
         .iter()
@@ -151,12 +152,12 @@ pub fn list(orphans: &[Orphan]) -> serde_json::Value {
         .collect()
 }
 
-/// What is left of pools that are gone, beside a pool.
+/// Finds live directories without a pool beside that of `pool`.
 pub fn beside(pool: &Pool) -> Vec<Orphan> {
     pool.host().live().parent().map(orphans).unwrap_or_default()
 }
 
-/// What a person should know of that, if anything.
+/// Returns the hint about orphans, if there are any.
 pub fn remark(found: &[Orphan]) -> Option<String> {
     let parent = found.first()?.live.parent()?;
     let bytes: u64 = found.iter().map(|orphan| orphan.bytes).sum();
@@ -173,7 +174,7 @@ pub fn remark(found: &[Orphan]) -> Option<String> {
     ))
 }
 
-/// Says it on standard error.
+/// Prints the hint on standard error.
 pub fn tell(pool: &Pool) {
     if let Some(remark) = remark(&beside(pool)) {
         out::note(&format!("varve: {remark}"));

@@ -1,4 +1,4 @@
-//! `varve doctor`: prints what a survey of the machine's devices found.
+//! `varve doctor`: prints the findings of a survey of the machine's devices.
 
 use crate::cli::DoctorArgs;
 use crate::exit::FAILED;
@@ -16,7 +16,7 @@ const fn word(verdict: Verdict) -> &'static str {
     }
 }
 
-/// Prints what is there and what is missing.
+/// Prints the available and the missing features.
 pub fn doctor(args: &DoctorArgs) -> ExitCode {
     let findings = survey(&Places::default());
     let missing = findings.iter().any(|finding| finding.verdict == Verdict::Missing);

@@ -1,17 +1,17 @@
-//! How commands end: exit codes, and the text of an error.
+//! Exit codes of the commands, and the text of an error.
 
 use std::fmt;
 
-/// It failed.
+/// The command failed.
 pub const FAILED: u8 = 1;
 /// The command line was wrong.
 pub const USAGE: u8 = 2;
 /// Damage was found.
 pub const DAMAGED: u8 = 3;
-/// Nobody serves the pool.
+/// No daemon serves the pool.
 pub const NO_DAEMON: u8 = 4;
 
-/// An error with its causes, each told once.
+/// Formats an error with its causes, each once.
 pub fn message(error: &anyhow::Error) -> String {
     let mut text = error.to_string();
     for cause in error.chain().skip(1) {
@@ -24,7 +24,7 @@ pub fn message(error: &anyhow::Error) -> String {
     text
 }
 
-/// The command line was wrong in a way that only its command could see.
+/// A wrong command line that only its command could recognize.
 #[derive(Debug)]
 pub struct Usage(pub String);
 

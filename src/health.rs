@@ -1,12 +1,12 @@
-//! What went wrong with a served pool's media, in words: what happened, and what to do. Words only; the
-//! numbers are the daemon's.
+//! Faults of a served pool's media, in words: the fault and the remedy. Text only; the numbers are the
+//! daemon's.
 
 use std::fmt::Write;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 use varve_kernelfs::{HealthStatus, MediumStatus, Status};
 
-/// Lines of `varve status` about faults; none on a sound pool.
+/// Returns the lines of `varve status` about faults; none for a healthy pool.
 pub fn lines(pool: &Path, status: &Status) -> Vec<String> {
     let mut lines = Vec::new();
     for medium in &status.media {
@@ -75,7 +75,7 @@ fn told(fault: &HealthStatus) -> String {
     }
 }
 
-/// How long ago a moment is, in nanoseconds since 1970.
+/// Formats how long ago `time_ns` is, nanoseconds since 1970.
 fn ago(time_ns: i64) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let seconds = (now.as_nanos() as i128 - i128::from(time_ns)).max(0) / 1_000_000_000;
@@ -87,7 +87,7 @@ fn ago(time_ns: i64) -> String {
     }
 }
 
-/// What to do, each once.
+/// Returns the remedies, each once.
 fn advice(pool: &Path, status: &Status) -> Vec<String> {
     let pool = pool.display();
     let any = |f: &dyn Fn(&MediumStatus) -> bool| status.media.iter().any(f);

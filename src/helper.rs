@@ -1,5 +1,5 @@
-//! `mount.varve` and `mount.fuse.varve`: this program under these names is what mount(8) starts for an entry
-//! of fstab(5) with the type `varve`, and for `mount -o remount`. Its arguments are mount(8)'s: SOURCE DIR
+//! `mount.varve` and `mount.fuse.varve`: mount(8) starts this program under these names for an entry of
+//! fstab(5) with the type `varve`, and for `mount -o remount`. Its arguments are mount(8)'s: SOURCE DIR
 //! [-sfnv] [-o OPTIONS] [-t TYPE].
 
 use crate::cli::UpArgs;
@@ -19,15 +19,15 @@ use std::time::{Duration, Instant};
 use varve_fuse_shim::MountFlags;
 use varve_libfs::mounts::pool_mounts;
 
-/// What mount(8) takes for "the mount failed" and for "the command line was wrong".
+/// Exit codes of mount(8): the mount failed; the command line was wrong.
 const MOUNT_FAILED: u8 = 32;
 const MOUNT_USAGE: u8 = 1;
 /// How long a mount may take to come up.
 const START_LIMIT: Duration = Duration::from_secs(600);
-/// How long a run that ends may take.
+/// How long an earlier `up` may take to end.
 const END_LIMIT: Duration = Duration::from_secs(150);
 const TICK: Duration = Duration::from_millis(20);
-/// What a mount of a pool names as its source, before the pool's directory.
+/// Prefix of the source in the table of mounts, before the pool's directory.
 const SOURCE: &[u8] = b"varve:";
 
 /// Whether this program was started as a mount helper.
@@ -37,7 +37,7 @@ pub fn is_meant() -> bool {
     name == "mount.varve" || name == "mount.fuse.varve"
 }
 
-/// What mount(8) asks.
+/// Arguments of mount(8).
 #[derive(Debug, PartialEq, Eq)]
 struct Asked {
     source: PathBuf,
@@ -77,7 +77,7 @@ impl Asked {
         }
         let [source, dir] =
             <[OsString; 2]>::try_from(places).map_err(|_| wrong("a pool and a directory are needed"))?;
-        // As the table of mounts has it, if it is mounted again.
+        // A remount passes the source as the table of mounts has it.
         let source = match source.as_bytes().strip_prefix(SOURCE) {
             Some(pool) => OsString::from_vec(pool.to_vec()),
             None => source,
@@ -91,7 +91,7 @@ impl Asked {
     }
 }
 
-/// Does what mount(8) asks.
+/// Runs the mount helper.
 pub fn run() -> ExitCode {
     let asked = match Asked::parse(std::env::args_os().skip(1)) {
         Ok(asked) => asked,
@@ -121,7 +121,7 @@ fn mount(asked: &Asked) -> anyhow::Result<()> {
         return Ok(());
     }
     let mut options = asked.options;
-    // As other file systems of the machine; root alone could use it otherwise.
+    // All users may use root's mounts, as those of other file systems; otherwise only root could.
     let is_root = rustix::process::geteuid().is_root();
     options.allow_other = options.allow_other.or(is_root.then_some(true));
     await_end(&pool)?;
@@ -138,7 +138,7 @@ fn mount(asked: &Asked) -> anyhow::Result<()> {
     })
 }
 
-/// Changes the flags of a mount. The kernel keeps them; the mount's process looks at those that concern it.
+/// Changes the flags of a mount in the kernel; the mount's process follows those that concern it.
 fn remount(asked: &Asked) -> anyhow::Result<()> {
     let dir = crate::mounted::absolute(&asked.dir)
         .with_context(|| format!("cannot look at {}", asked.dir.display()))?;
@@ -154,7 +154,7 @@ fn remount(asked: &Asked) -> anyhow::Result<()> {
     mount_remount(&dir, flags, c"").with_context(|| format!("cannot mount {} again", dir.display()))
 }
 
-/// Waits for a run that was just unmounted and digests what is left: it has the pool, and no mount.
+/// Waits for an `up` that was just unmounted and is digesting the rest: it still holds the pool.
 fn await_end(pool: &Pool) -> anyhow::Result<()> {
     let until = Instant::now() + END_LIMIT;
     while crate::up::try_lock(&pool.up_lock())?.is_none() {
@@ -176,7 +176,7 @@ fn await_end(pool: &Pool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// One more mount of a pool that is served, in the background.
+/// Starts another mount of a served pool, in the background.
 fn beside(pool: &Pool, dir: &Path, options: &MountOptions) -> anyhow::Result<()> {
     let log = File::options()
         .create(true)

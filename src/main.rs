@@ -1,5 +1,5 @@
-//! The `varve` command line: reads it, sets logging up, calls one command, and turns errors into messages and
-//! exit codes.
+//! The `varve` program: parses the command line, sets up logging, calls one command, and turns errors into
+//! messages and exit codes.
 
 // `println!` and `eprintln!` panic when their reader has gone; `out` does not.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
@@ -56,9 +56,9 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
-        // It would tell of a closed pipe by `eprintln!`.
+        // The subscriber would report a closed pipe by `eprintln!`, which panics.
         .log_internal_errors(false)
-        // Colours are a feature of the library that is not built in: asking for them is an error there.
+        // The library is built without colours; requesting them is an error.
         .with_ansi(false)
         .init();
     match run(cli.command) {

@@ -1,5 +1,5 @@
-//! `varve metrics`: the status in the text form of Prometheus, printed or given out over HTTP. Shows what
-//! `observe` found.
+//! `varve metrics`: the status in the text format of Prometheus, printed or served over HTTP. Formats a look
+//! of `observe`.
 
 use crate::cli::MetricsArgs;
 use crate::observe::Look;
@@ -17,7 +17,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 use varve_kernelfs::{MediumStatus, SessionStatus, TierStatus};
 
-/// Time that a scraper has to say what it wants, and to take the answer.
+/// Time for a scraper to send its request and to read the answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Longest request head.
 const HEAD_MAX: usize = 8 << 10;
@@ -39,12 +39,12 @@ pub fn metrics(args: &MetricsArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Takes an address for the metrics.
+/// Binds the address for the metrics.
 pub fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
     TcpListener::bind(address).with_context(|| format!("no metrics on {address}"))
 }
 
-/// Gives metrics out from a thread of this process.
+/// Serves metrics from a thread of this process.
 pub fn serve_beside(listener: TcpListener, pool: &Pool) -> anyhow::Result<SocketAddr> {
     let bound = listener.local_addr()?;
     let pool = pool.clone();
@@ -62,7 +62,7 @@ fn answer_all(listener: &TcpListener, pool: &Pool) {
                     tracing::debug!(%error, "a scraper went away");
                 }
             }
-            // No descriptors, or the like: not at once again.
+            // Out of descriptors, or the like: do not retry at once.
             Err(_) => std::thread::sleep(Duration::from_millis(100)),
         }
     }
@@ -76,7 +76,7 @@ fn answer(mut stream: TcpStream, pool: &Pool) -> std::io::Result<()> {
     let (status, body) = match (method, path) {
         (b"GET" | b"HEAD", b"/metrics" | b"/") => match Look::at(pool) {
             Ok(look) => ("200 OK", text(Some(&look))),
-            // That it is away is a fact to be seen, not a fault of the exporter.
+            // A stopped daemon is reported in the metrics; it is not a fault of the exporter.
             Err(error) if error.is::<NoDaemon>() => ("200 OK", text(None)),
             Err(error) => ("500 Internal Server Error", format!("{error:#}\n")),
         },
@@ -98,7 +98,7 @@ fn answer(mut stream: TcpStream, pool: &Pool) -> std::io::Result<()> {
     stream.write_all(answer.as_bytes())
 }
 
-/// The request up to the empty line, within a bound of bytes and time.
+/// Reads the request up to the empty line, within a bound of bytes and time.
 fn head(stream: &mut TcpStream) -> std::io::Result<Vec<u8>> {
     let until = Instant::now() + PATIENCE;
     let mut head = Vec::new();
@@ -135,7 +135,7 @@ struct Page {
 
 impl Page {
     fn gauge(&mut self, name: &str, help: &str, rows: Rows) {
-        // A family would write `name{}`.
+        // A family would print `name{}`.
         if let [(labels, value)] = &*rows
             && labels.is_empty()
         {
@@ -151,7 +151,7 @@ impl Page {
         self.registry.register(name, help, family);
     }
 
-    /// The encoder adds `_total` to the name.
+    /// Adds a counter; the encoder appends `_total` to its name.
     fn counter(&mut self, name: &str, help: &str, rows: Rows) {
         if let [(labels, value)] = &*rows
             && labels.is_empty()
@@ -169,7 +169,7 @@ impl Page {
     }
 }
 
-/// A look in the text form of Prometheus (OpenMetrics); `None`: no daemon serves the pool.
+/// Formats a look in the text format of Prometheus (OpenMetrics); `None`: no daemon serves the pool.
 fn text(look: Option<&Look>) -> String {
     let mut page = Page {
         registry: Registry::with_prefix("varve"),
@@ -334,7 +334,7 @@ fn tier_metrics(page: &mut Page, look: &Look) {
     );
 }
 
-/// What went wrong with tiers, journal and logs.
+/// Adds the faults of tiers, journal and logs.
 fn medium_metrics(page: &mut Page, look: &Look) {
     let status = &look.status;
     type Count = fn(&MediumStatus) -> u64;
@@ -524,8 +524,8 @@ mod tests {
     use crate::observe::{Look, example};
     use serde_json::{Value, json};
 
-    /// Numbers of the status that are no measure: whom it is about is a label where it matters, and where a
-    /// request stands in its queue is for people.
+    /// Numbers of the status that are not exported as values: identities, which are labels where they matter,
+    /// and positions in queues, which are for people.
     const NO_MEASURE: [&str; 4] = [
         "/pid",
         "/waiting/0/inode",
@@ -533,7 +533,7 @@ mod tests {
         "/waiting/0/holders/0/asked_ms",
     ];
 
-    /// Gives each number of the status a value of its own; answers where they are.
+    /// Gives each number of the status a distinct value and collects their paths.
     fn number(value: &mut Value, path: &str, next: &mut u64, numbers: &mut Vec<(String, u64)>) {
         match value {
             Value::Number(_) => {
@@ -600,7 +600,7 @@ mod tests {
         ] {
             assert!(text.contains(wanted), "{wanted} in\n{text}");
         }
-        // While a log is digested its fill is not known.
+        // The fill of a log is unknown while it is digested.
         assert!(!text.contains("varve_session_log_used_bytes{session=\"5\""));
         assert!(text.ends_with("# EOF\n"));
     }

@@ -7,7 +7,7 @@ use serde_json::json;
 use std::path::PathBuf;
 use varve_kernelfs::pool::{TierSpec, uuid_text};
 
-/// Where a tier lies: a path, or the name of a device that has none.
+/// Returns the location of a tier: its path, or the name of a device that has no path.
 fn place(spec: &TierSpec, path: Option<PathBuf>) -> Option<String> {
     match (spec, path) {
         (_, Some(path)) => Some(path.to_string_lossy().into_owned()),
@@ -16,7 +16,7 @@ fn place(spec: &TierSpec, path: Option<PathBuf>) -> Option<String> {
     }
 }
 
-/// Makes a pool and says what was made.
+/// Makes a pool and prints its parameters.
 pub fn mkfs(args: &MkfsArgs) -> anyhow::Result<()> {
     let spec = spec(&args.tiers)?;
     let pool = Pool::create(&args.dir, &spec)?;

@@ -65,7 +65,7 @@ pub fn mount(args: &MountArgs) -> anyhow::Result<()> {
             args.mountpoint.display()
         ));
     }
-    // It ends after the session.
+    // Kept until the session has ended.
     let _finished = serve(args, mounted, &stop, atime);
     if let Err(error) = fs.unmount() {
         bail!("the last changes could not be handed to the daemon: {error}");
@@ -73,7 +73,8 @@ pub fn mount(args: &MountArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Serves until a signal has the mount unmounted, or it is gone, which is answered then.
+/// Serves until a signal unmounts the mount, or until it is unmounted otherwise; in that case returns the
+/// ended mount, which the caller drops after the session.
 fn serve(args: &MountArgs, mut mounted: Mounted, stop: &Stop, atime: AtimePolicy) -> Option<Mounted> {
     let mut flags = Flags::of(&args.mountpoint, atime);
     let mut seen = 0;
@@ -101,7 +102,7 @@ fn serve(args: &MountArgs, mut mounted: Mounted, stop: &Stop, atime: AtimePolicy
     }
 }
 
-/// The flag of the mount for a setting.
+/// Returns the mount flag for a setting.
 const fn flag(atime: AtimeSetting) -> MountFlags {
     match atime {
         AtimeSetting::Relatime => MountFlags::RELATIME,
@@ -110,9 +111,9 @@ const fn flag(atime: AtimeSetting) -> MountFlags {
     }
 }
 
-/// The flags of this mount in the kernel, which `mount -o remount` changes without telling the server.
+/// The flags of this mount in the kernel. `mount -o remount` changes them without notice to the server.
 struct Flags {
-    /// `None`: the table cannot be read, and the flags stay those of the beginning.
+    /// `None`: the table cannot be read, and the flags stay as they were at the start.
     table: Option<Table>,
     at: PathBuf,
     atime: AtimePolicy,
@@ -127,7 +128,7 @@ impl Flags {
         flags
     }
 
-    /// Looks at them again if any mount of this machine has changed.
+    /// Reads the flags again if any mount of this machine has changed.
     fn follow(&mut self) {
         if self.table.as_ref().is_some_and(Table::has_changed) {
             self.read();

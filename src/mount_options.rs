@@ -1,19 +1,19 @@
-//! Options of a mount as mount(8) and fstab(5) write them. Owns their names; what they do is the mount's and
-//! LibFS'.
+//! Options of a mount as mount(8) and fstab(5) write them. Owns their names; the mount and LibFS implement
+//! them.
 
 use crate::exit::Usage;
 use varve_fuse_shim::MountFlags;
 use varve_libfs::Atime;
 
-/// Flags of which one option at most counts: the last.
+/// Flags of the access time; of several options the last one counts.
 const ATIME: MountFlags = MountFlags::NOATIME
     .union(MountFlags::RELATIME)
     .union(MountFlags::STRICTATIME);
 
-/// What options ask for.
+/// Parsed options.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MountOptions {
-    /// `nosuid`, `nodev`, `noexec`, and those of the time of the last read.
+    /// `nosuid`, `nodev`, `noexec`, and the flags of the access time.
     pub flags: MountFlags,
     /// `ro`.
     pub read_only: bool,
@@ -28,7 +28,7 @@ pub struct MountOptions {
 }
 
 impl MountOptions {
-    /// None of them.
+    /// No options.
     pub const NONE: Self = Self {
         flags: MountFlags::empty(),
         read_only: false,
@@ -38,11 +38,11 @@ impl MountOptions {
         nofail: false,
     };
 
-    /// Reads options that commas separate; later ones win. Those that are for other programs alone
-    /// (`_netdev`, `auto`, `user`, `x-…`) change nothing.
+    /// Parses options separated by commas; later ones win. Options for other programs alone (`_netdev`,
+    /// `auto`, `user`, `x-…`) are ignored.
     ///
     /// # Errors
-    /// What is no option, unless `sloppy`.
+    /// An unknown option, unless `sloppy`.
     pub fn parse(text: &str, sloppy: bool) -> Result<Self, Usage> {
         let mut options = Self::NONE;
         for word in text.split(',').filter(|word| !word.is_empty()) {
@@ -90,7 +90,7 @@ impl MountOptions {
             | "noowner"
             | "nogroup"
             | "default_permissions" => {}
-            // What the kernel shows of a mount, and mount(8) gives back to be mounted again.
+            // Options that the kernel shows for a mount, and that mount(8) passes back for a remount.
             other => {
                 return [
                     "x-",
@@ -110,12 +110,12 @@ impl MountOptions {
         true
     }
 
-    /// Lets one of the flags of [`Atime`] count.
+    /// Replaces the access time flags by one of them.
     pub fn set_atime(&mut self, flag: MountFlags) {
         self.flags = (self.flags - ATIME) | flag;
     }
 
-    /// When reads move the time of the last read, if an option says so.
+    /// Returns the policy of access times, if an option sets it.
     pub fn atime(&self) -> Option<Atime> {
         [
             (MountFlags::NOATIME, Atime::Never),
@@ -127,7 +127,7 @@ impl MountOptions {
         .map(|(_, atime)| atime)
     }
 
-    /// The options as text, for a child; without `remount` and `nofail`.
+    /// Formats the options for a child process, without `remount` and `nofail`.
     pub fn text(&self) -> String {
         let mut words = vec![if self.read_only { "ro" } else { "rw" }];
         for (flag, word) in [
@@ -156,7 +156,7 @@ impl MountOptions {
     }
 }
 
-/// For clap: options or what is wrong with them.
+/// Parses options for clap; the error is the message.
 pub fn parse(text: &str) -> Result<MountOptions, String> {
     MountOptions::parse(text, false).map_err(|Usage(why)| why)
 }

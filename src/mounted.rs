@@ -1,4 +1,4 @@
-//! What is mounted where, by the table of mounts: no mount is asked, which may be dead or stopped.
+//! Queries on the table of mounts. They never access a mount itself, whose server may be dead or stopped.
 
 use crate::pool::Pool;
 use std::ffi::OsString;
@@ -10,25 +10,26 @@ pub fn is_mounted(path: &Path) -> bool {
     mount_minor(path).is_some()
 }
 
-/// Whether the pool is mounted where `up` mounts it.
+/// Whether the pool is mounted at the mountpoint of `up`.
 pub fn is_ours(pool: &Pool) -> bool {
     let Ok(at) = absolute(&pool.mountpoint()) else {
         return false;
     };
     let table = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
     let mounts = pool_mounts(&table);
-    // Something else may be mounted there, below it or above it.
+    // Another file system may be mounted there too, below or above it.
     mounts
         .iter()
         .any(|mounted| mounted.at == at && mounted.pool == pool.dir())
 }
 
-/// The minor number of the device mounted last at `path`: the number of its connection if it is a FUSE mount.
+/// Returns the minor number of the device mounted last at `path`; for a FUSE mount it is the number of its
+/// connection.
 pub fn mount_minor(path: &Path) -> Option<u32> {
     mount_device(path)?.split_once(':')?.1.parse().ok()
 }
 
-/// The device mounted last at `path`, as "major:minor".
+/// Returns the device mounted last at `path`, as "major:minor".
 pub fn mount_device(path: &Path) -> Option<String> {
     let path = absolute(path).ok()?;
     let table = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
@@ -40,7 +41,7 @@ pub fn mount_device(path: &Path) -> Option<String> {
     line.split(' ').nth(2).map(str::to_owned)
 }
 
-/// The absolute path of a mountpoint without touching the mount itself.
+/// Returns the absolute path of a mountpoint without accessing the mount itself.
 pub fn absolute(path: &Path) -> std::io::Result<PathBuf> {
     let whole = std::path::absolute(path)?;
     match (whole.parent(), whole.file_name()) {
@@ -49,7 +50,7 @@ pub fn absolute(path: &Path) -> std::io::Result<PathBuf> {
     }
 }
 
-/// A path of `/proc/self/mountinfo`, where space, tab, newline and backslash are octal.
+/// Decodes a path of `/proc/self/mountinfo`, where space, tab, newline and backslash are octal.
 fn unescape(text: &str) -> OsString {
     use std::os::unix::ffi::OsStringExt;
     let bytes = text.as_bytes();

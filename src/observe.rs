@@ -1,5 +1,5 @@
-//! A look at a running daemon, and what happened between two looks. The one source of `status`, `top` and the
-//! metrics; shows nothing itself.
+//! A look at a running daemon, and the rates between two looks. The only source of `status`, `top` and the
+//! metrics; prints nothing itself.
 
 use crate::pool::Pool;
 use anyhow::Context;
@@ -9,20 +9,19 @@ use std::collections::BTreeMap;
 use varve_ipc::Admin;
 use varve_kernelfs::Status;
 
-/// What a daemon says of itself at one moment.
+/// A daemon's status at one moment (a look).
 #[derive(Debug, Clone)]
 pub struct Look {
-    /// As it came.
+    /// The status as received.
     pub json: Value,
-    /// The same, typed.
+    /// The parsed status.
     pub status: Status,
-    /// Names of the sessions' programs, by process; those of other machines' views (containers) are not
-    /// known.
+    /// Names of the sessions' programs, by process id; those in other containers are not known.
     pub programs: BTreeMap<u32, String>,
 }
 
 impl Look {
-    /// Asks the daemon.
+    /// Requests the status from the daemon.
     pub fn at(pool: &Pool) -> anyhow::Result<Self> {
         let json = pool.ask(Admin::Status)?;
         let json: Value = serde_json::from_str(&json).context("the daemon's answer is not JSON")?;
@@ -40,7 +39,7 @@ impl Look {
         })
     }
 
-    /// A session as people know it: number and program.
+    /// Formats a session for people: number and program.
     pub fn session_name(&self, id: u64) -> String {
         if id == 0 {
             return "the daemon".into();
@@ -53,14 +52,14 @@ impl Look {
     }
 }
 
-/// The name of a process, if it can be seen.
+/// Returns the name of a process, if it is visible.
 pub fn program(pid: u32) -> Option<String> {
     let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
     let name = name.trim();
     (!name.is_empty()).then(|| name.chars().filter(|c| !c.is_control()).collect())
 }
 
-/// A tier's traffic, a second.
+/// A tier's traffic per second.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct TierRates {
     /// `nvm`, `ssd` or `hdd`.
@@ -75,16 +74,16 @@ pub struct TierRates {
     pub moved_out_bytes: f64,
 }
 
-/// A session's pace, a second.
+/// A session's progress per second.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SessionRates {
-    /// Session.
+    /// Number of the session.
     pub id: u64,
-    /// Log entries of it that were digested.
+    /// Its log entries digested.
     pub digested: f64,
 }
 
-/// What happened between two looks, for each second.
+/// Rates between two looks, per second.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Rates {
     /// Time between the looks, in seconds.
@@ -93,22 +92,22 @@ pub struct Rates {
     pub digest_operations: f64,
     /// Bytes of file data taken in by the digest.
     pub digest_bytes_in: f64,
-    /// Bytes of file data that it wrote.
+    /// Bytes of file data written by the digest.
     pub digest_bytes_out: f64,
     /// Lease requests granted.
     pub grants: f64,
-    /// Of them, after a wait.
+    /// Lease requests granted after a wait.
     pub waits: f64,
-    /// Operations done by the daemon because sessions contended.
+    /// Operations forwarded to the daemon because sessions contended.
     pub mediated: f64,
     /// Tiers.
     pub tiers: Vec<TierRates>,
-    /// Sessions that were there both times.
+    /// Sessions present in both looks.
     pub sessions: Vec<SessionRates>,
 }
 
 impl Rates {
-    /// `None`: it is another run of the daemon, or no time has passed.
+    /// Computes the rates. `None`: the looks are of different runs of the daemon, or no time has passed.
     pub fn between(before: &Status, after: &Status) -> Option<Self> {
         let ms = after.uptime_ms.checked_sub(before.uptime_ms)?;
         if before.pid != after.pid || before.pool != after.pool || ms == 0 {
@@ -149,7 +148,7 @@ impl Rates {
     }
 }
 
-/// A status for the tests of those who show it.
+/// Returns a status for the tests of the commands that show it.
 #[cfg(test)]
 pub fn example() -> Look {
     let media = ["nvm", "ssd", "journal", "logs"].map(|medium| {

@@ -6,21 +6,21 @@ use std::time::Duration;
 /// Prints text and a line's end.
 pub fn line(text: &str) {
     let mut out = std::io::stdout().lock();
-    // Whoever read it has gone; there is nobody to tell.
+    // The reader closed the pipe; an error could not be shown.
     let _ = writeln!(out, "{text}").and_then(|()| out.flush());
 }
 
 /// Prints text and a line's end on standard error.
 pub fn note(text: &str) {
-    // Whoever read it has gone; there is nobody to tell.
+    // The reader closed the pipe; an error could not be shown.
     let _ = writeln!(std::io::stderr().lock(), "{text}");
 }
 
-/// A moving sign on a terminal while something takes long; nothing elsewhere. Ends when dropped.
+/// A spinner on a terminal during a long operation; nothing elsewhere. Ends when dropped.
 pub struct Progress(indicatif::ProgressBar);
 
 impl Progress {
-    /// Says what is being done.
+    /// Starts a spinner with a message.
     pub fn start(what: &'static str) -> Self {
         let bar = indicatif::ProgressBar::new_spinner();
         if let Ok(style) = indicatif::ProgressStyle::with_template("{spinner} {msg} {elapsed}") {

@@ -1,4 +1,4 @@
-//! A pool as the commands see it: places of files, and whether a daemon serves it.
+//! A pool as the commands see it: paths of its files, and whether a daemon serves it.
 
 use crate::cli::TierArgs;
 use crate::exit::Usage;
@@ -10,7 +10,7 @@ use varve_ipc::{Admin, IpcError};
 use varve_kernelfs::pool::{HostPool, PoolSpec, TOML, TierSpec, create_pool};
 use varve_media::block::{BlockOptions, explain};
 
-/// Nobody serves the pool.
+/// Error: no daemon serves the pool.
 #[derive(Debug)]
 pub struct NoDaemon(PathBuf);
 
@@ -26,23 +26,23 @@ impl fmt::Display for NoDaemon {
 
 impl std::error::Error for NoDaemon {}
 
-/// A pool that is there.
+/// An existing pool.
 #[derive(Debug, Clone)]
 pub struct Pool {
     host: HostPool,
-    /// Where `up` mounts it, if not in its directory.
+    /// Mountpoint of `up`, if not in the pool's directory.
     at: Option<PathBuf>,
 }
 
-/// A pool, and what was made if it is a new one.
+/// An opened pool, with a report if it is new.
 pub struct Fresh {
     /// The pool.
     pub pool: Pool,
-    /// What was made, in a few lines.
+    /// Parameters of a new pool, in a few lines.
     pub report: Option<String>,
 }
 
-/// The tiers of the command line.
+/// Parses the tiers of the command line.
 pub fn spec(tiers: &TierArgs) -> Result<PoolSpec, Usage> {
     PoolSpec::parse(tiers.nvm.as_deref(), tiers.ssd.as_deref(), tiers.hdd.as_deref()).map_err(Usage)
 }
@@ -88,7 +88,7 @@ impl Pool {
         Ok(Self { host, at: None })
     }
 
-    /// What it is made of, in a few lines.
+    /// Describes the pool's tiers in a few lines.
     pub fn made_text(&self) -> String {
         let spec = self.host.spec();
         let mut text = format!(
@@ -110,58 +110,58 @@ impl Pool {
         text
     }
 
-    /// The pool of the library.
+    /// Returns the library's pool.
     pub fn host(&self) -> &HostPool {
         &self.host
     }
 
-    /// Its directory, absolute.
+    /// Returns the pool's directory, absolute.
     pub fn dir(&self) -> &Path {
         self.host.dir()
     }
 
-    /// Where `up` mounts it.
+    /// Returns the mountpoint of `up`.
     pub fn mountpoint(&self) -> PathBuf {
         self.at.clone().unwrap_or_else(|| self.dir().join("mnt"))
     }
 
-    /// Has `up` mount it there.
+    /// Sets the mountpoint of `up`.
     pub fn mounted_at(self, at: PathBuf) -> Self {
         let at = Some(at);
         Self { at, ..self }
     }
 
-    /// The daemon's socket.
+    /// Returns the path of the daemon's socket.
     pub fn socket(&self) -> PathBuf {
         self.host.socket()
     }
 
-    /// Locked while `up` runs.
+    /// Returns the path of the lock file that `up` holds.
     pub fn up_lock(&self) -> PathBuf {
         self.dir().join("up.lock")
     }
 
-    /// Process id of `up`.
+    /// Returns the path of the file with the process id of `up`.
     pub fn up_pid(&self) -> PathBuf {
         self.dir().join("up.pid")
     }
 
-    /// Log of a detached `up`.
+    /// Returns the path of the log of a detached `up`.
     pub fn log_file(&self) -> PathBuf {
         self.dir().join("varve.log")
     }
 
-    /// Made by `down --force`.
+    /// Returns the path of the file by which `down --force` signals `up`.
     pub fn force_flag(&self) -> PathBuf {
         self.dir().join("down.force")
     }
 
-    /// What survives what.
+    /// Describes which failures the pool's data survives.
     pub fn durability(&self) -> &'static str {
         self.host.durability()
     }
 
-    /// What the daemon's pid file says.
+    /// Returns the process id in the daemon's pid file.
     pub fn daemon_pid(&self) -> Option<u32> {
         std::fs::read_to_string(self.host.pid_file())
             .ok()?
@@ -170,12 +170,12 @@ impl Pool {
             .ok()
     }
 
-    /// Whether somebody listens on the socket.
+    /// Whether a daemon listens on the socket.
     pub fn has_daemon(&self) -> bool {
         std::os::unix::net::UnixStream::connect(self.socket()).is_ok()
     }
 
-    /// Fails if nobody serves the pool.
+    /// Fails if no daemon serves the pool.
     pub fn require_daemon(&self) -> Result<(), NoDaemon> {
         if self.has_daemon() {
             Ok(())
@@ -184,7 +184,7 @@ impl Pool {
         }
     }
 
-    /// Asks the daemon; its JSON.
+    /// Sends a request to the daemon; returns its JSON answer.
     pub fn ask(&self, request: Admin) -> anyhow::Result<String> {
         self.require_daemon()?;
         match varve_ipc::socket::admin(&self.socket(), request) {
@@ -197,7 +197,7 @@ impl Pool {
     }
 }
 
-/// The pool's spec with what the command line gives in its place.
+/// Returns the pool's spec, overridden by the command line.
 fn spec_over(have: &PoolSpec, tiers: &TierArgs) -> Result<PoolSpec, Usage> {
     let text = |given: &Option<String>, have: String| Some(given.clone().unwrap_or(have));
     let (nvm, ssd, hdd) = (

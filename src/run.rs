@@ -1,5 +1,5 @@
-//! `varve run`: a program with its file calls on a mount served in its own process, by the library that this
-//! binary carries.
+//! `varve run`: runs a program whose file calls on a mount are served in its own process, by the preload
+//! library that this binary contains.
 
 use crate::cli::RunArgs;
 use crate::out;
@@ -17,14 +17,14 @@ use std::process::{Command, ExitCode};
 use varve_libfs::Atime;
 use varve_libfs::mounts::{PoolMount, places, pool_mounts};
 
-// The names alone: linking the library itself would run its constructor here.
+// Only the names: linking the library itself would run its constructor here.
 #[path = "../crates/preload/src/syscalls.rs"]
 #[allow(dead_code, reason = "shared with the library")]
 mod syscalls;
 
-/// The preload library. Empty where cargo only checked.
+/// The preload library. Empty under `cargo check`.
 static LIBRARY: &[u8] = include_bytes!(concat!(env!("VARVE_PRELOAD_DIR"), "/libvarve_preload.so"));
-/// What the environment variables of the library are called; see `crates/preload/src/config.rs`.
+/// Names of the library's environment variables; see `crates/preload/src/config.rs`.
 const MOUNT: &str = "VARVE_PRELOAD_MOUNT";
 const SOCKET: &str = "VARVE_PRELOAD_SOCKET";
 const DEVICE: &str = "VARVE_PRELOAD_DEVICE";
@@ -33,7 +33,7 @@ const READ_ONLY: &str = "VARVE_PRELOAD_READ_ONLY";
 const ATIME: &str = "VARVE_PRELOAD_ATIME";
 const SESSION_AFTER: &str = "VARVE_PRELOAD_SESSION_AFTER";
 const SITES: &str = "VARVE_PRELOAD_SITES";
-/// How a shell says that a program was ended by a signal.
+/// Base of a shell's exit code for a program ended by a signal.
 const SIGNALLED: i32 = 128;
 
 /// `varve run`.
@@ -105,13 +105,13 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     Err(error).with_context(|| format!("cannot run {}", program.display()))
 }
 
-/// Whether the daemon's socket is there, and not for this user.
+/// Whether the daemon's socket exists but is not accessible to this user.
 fn is_closed_to_us(pool: &Pool) -> bool {
     let tried = std::os::unix::net::UnixStream::connect(pool.socket());
     tried.is_err_and(|error| error.kind() == std::io::ErrorKind::PermissionDenied)
 }
 
-/// The mount that is meant.
+/// Returns the mount that the arguments select.
 fn choose(args: &RunArgs) -> anyhow::Result<PoolMount> {
     let table = std::fs::read("/proc/self/mountinfo").context("cannot read the table of mounts")?;
     let all = pool_mounts(&table);
@@ -147,7 +147,7 @@ fn choose(args: &RunArgs) -> anyhow::Result<PoolMount> {
     }
 }
 
-/// A file system that is mounted below `at`: LibFS would not see it.
+/// Returns a file system mounted below `at`, which LibFS would not see.
 fn mounted_inside(at: &Path) -> anyhow::Result<Option<PathBuf>> {
     let table = std::fs::read("/proc/self/mountinfo").context("cannot read the table of mounts")?;
     Ok(places(&table)
@@ -155,10 +155,11 @@ fn mounted_inside(at: &Path) -> anyhow::Result<Option<PathBuf>> {
         .find(|path| path != at && path.starts_with(at)))
 }
 
-/// Puts the library where every program that is started from here on can load it: into the pool's directory
-/// if that is this user's own, or root's; else into one of this user's own, since whoever owns the library is
-/// obeyed by the program. Also if the loader could not take the path (it splits at blanks and colons). What
-/// root's pool holds already is taken from there by all.
+/// Writes the library to a directory from which every program started here can load it, and returns its path.
+/// A trusted copy in the pool's directory is used if there is one. Otherwise the library goes into the pool's
+/// directory if that belongs to this user, else into a private directory: its owner controls the programs
+/// that load it. The private directory also serves if the loader cannot take the pool's path (it splits at
+/// blanks and colons).
 fn unpack(pool: &Path) -> anyhow::Result<PathBuf> {
     if LIBRARY.is_empty() {
         bail!("this binary was built without the preload library; build it with `cargo build --release`");
@@ -199,13 +200,13 @@ fn unpack(pool: &Path) -> anyhow::Result<PathBuf> {
     Ok(path)
 }
 
-/// Whether only this user and root can change it, so that it may be obeyed.
+/// Whether only this user or root can change the file, so that it may be loaded.
 fn is_trusted(meta: &std::fs::Metadata) -> bool {
     let own = rustix::process::geteuid().as_raw();
     (meta.uid() == 0 || meta.uid() == own) && meta.mode() & 0o022 == 0
 }
 
-/// A directory of this user's own under `/tmp`.
+/// Returns this user's private directory under `/tmp`; creates it if needed.
 fn private_dir() -> anyhow::Result<PathBuf> {
     let uid = rustix::process::geteuid().as_raw();
     let dir = PathBuf::from(format!("/tmp/varve-{uid}"));
@@ -217,11 +218,11 @@ fn private_dir() -> anyhow::Result<PathBuf> {
     Ok(dir)
 }
 
-/// Runs it, and tells afterwards how its calls were served.
+/// Runs the program, then prints how its calls were served.
 fn with_stats(mut command: Command, program: &OsStr) -> anyhow::Result<ExitCode> {
     let counters = Counters::make()?;
     command.env(STATS, &counters.path);
-    // What ends the program by the keyboard must not end this before it.
+    // A keyboard signal ends the program; this process must outlive it.
     let mut signals = signal_hook::iterator::Signals::new([
         signal_hook::consts::SIGINT,
         signal_hook::consts::SIGQUIT,
@@ -256,7 +257,7 @@ fn with_stats(mut command: Command, program: &OsStr) -> anyhow::Result<ExitCode>
     Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
 }
 
-/// The file in which the processes of a run count. Removed when this goes.
+/// The file with the counters of a run's processes. Removed on drop.
 struct Counters {
     path: PathBuf,
 }
@@ -282,7 +283,7 @@ impl Counters {
         Ok(counters)
     }
 
-    /// All counters by name, as JSON.
+    /// Reads all counters, as JSON by name.
     fn report(&self) -> anyhow::Result<serde_json::Value> {
         let bytes = std::fs::read(&self.path).context("the counters are gone")?;
         let count = |slot: usize| {

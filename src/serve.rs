@@ -8,21 +8,21 @@ use anyhow::Context;
 use std::time::Duration;
 use varve_kernelfs::pool::HostDaemon;
 
-/// How often signals are looked at.
+/// Time between checks for signals.
 const TICK: Duration = Duration::from_millis(20);
-/// Longest that the last digest may take. What is not digested then stays in the logs for the next start.
+/// Longest time of the last digest. Entries not digested by then stay in the logs for the next start.
 const STOP_LIMIT: Duration = Duration::from_secs(90);
 
-/// Serves until a signal or an operator's request.
+/// Serves until a signal or an operator's request ends it.
 pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     if args.supervised {
         crate::supervise::follow_parent()?;
     }
-    // Before there are threads.
+    // To be called before there are threads.
     varve_media::sys::bound_arenas();
     let stop = Stop::install()?;
     let pool = Pool::open(&args.pool)?;
-    // Before the pool is touched: an address that is taken is the operator's to change.
+    // Before the pool is touched: if the address is taken, the operator has to change it.
     let listener = args.metrics.map(crate::metrics::listen).transpose()?;
     let daemon = HostDaemon::start(pool.host())?;
     let recovered = daemon.recovered();

@@ -1,4 +1,4 @@
-//! Signals that end a command, as a flag that loops look at.
+//! Signals that end a command, as a counter that loops poll.
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::io;
@@ -12,7 +12,7 @@ pub struct Stop {
 }
 
 impl Stop {
-    /// Starts to count; the signals no longer end the process.
+    /// Installs the handlers; the signals no longer end the process.
     ///
     /// # Errors
     /// If a handler cannot be set.
@@ -30,7 +30,7 @@ impl Stop {
         Ok(Self { count })
     }
 
-    /// How many came.
+    /// Returns the number of received signals.
     pub fn count(&self) -> usize {
         self.count.load(Ordering::SeqCst)
     }

@@ -1,4 +1,4 @@
-//! `varve status` and `varve digest`: what the daemon says, as a table or as it came.
+//! `varve status` and `varve digest`: the daemon's answer, as a table or as JSON.
 
 use crate::cli::PoolJsonArgs;
 use crate::observe::Look;
@@ -32,7 +32,7 @@ pub fn status(args: &PoolJsonArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What `up` knows and the daemon does not.
+/// Adds the fields that `up` knows and the daemon does not.
 fn add_up(pool: &Pool, value: &mut Value) {
     if let Value::Object(map) = value {
         let up = std::fs::read_to_string(pool.up_pid())
@@ -62,7 +62,7 @@ fn table(pool: &Pool, status: &Status, host: &Value) -> String {
     text
 }
 
-/// The pool, its daemon, and where its logs are.
+/// Prints the pool, its daemon, and the location of its logs.
 fn put_pool(text: &mut String, pool: &Pool, status: &Status, host: &Value) {
     let mut put = |line: String| {
         let _ = writeln!(text, "{line}");
@@ -97,7 +97,7 @@ fn put_pool(text: &mut String, pool: &Pool, status: &Status, host: &Value) {
     }
 }
 
-/// Tiers, what failed there, and what they hold.
+/// Prints the tiers, their faults and their contents.
 fn put_tiers(text: &mut String, pool: &Pool, status: &Status) {
     let mut put = |line: String| {
         let _ = writeln!(text, "{line}");
@@ -138,7 +138,7 @@ fn put_tiers(text: &mut String, pool: &Pool, status: &Status) {
     }
 }
 
-/// A line for each session.
+/// Prints a line for each session.
 fn put_sessions(text: &mut String, status: &Status) {
     let mut put = |line: String| {
         let _ = writeln!(text, "{line}");
@@ -158,7 +158,7 @@ fn put_sessions(text: &mut String, status: &Status) {
             session.kind,
             session.state,
             show(session.log_bytes),
-            // While a log is digested, its fill changes by the moment.
+            // The fill of a log is unknown while it is digested.
             session.log_used_bytes.map_or("…".into(), |used| {
                 format!("{}%", used * 100 / session.log_bytes.max(1))
             }),
@@ -169,7 +169,7 @@ fn put_sessions(text: &mut String, status: &Status) {
     }
 }
 
-/// What was digested and granted, and what is under way.
+/// Prints the digest and lease counters, and work in progress.
 fn put_work(text: &mut String, status: &Status) {
     let mut put = |line: String| {
         let _ = writeln!(text, "{line}");

@@ -4,27 +4,27 @@ use std::io;
 use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
 
-/// Restarts within [`WINDOW`] before a child is given up.
+/// Most restarts within [`WINDOW`] before a child is given up.
 pub const TRIES_MAX: u32 = 5;
 const WINDOW: Duration = Duration::from_secs(60);
 
-/// One child and how often it had to be started again lately.
+/// One child process, with its recent restarts.
 pub struct Supervised {
-    /// For messages.
+    /// Its name in messages.
     pub name: &'static str,
     arguments: Vec<std::ffi::OsString>,
     child: Child,
     restarts: Vec<Instant>,
 }
 
-/// What became of a child that died.
+/// State of a child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// It runs.
+    /// The child runs.
     Alive,
-    /// It has ended and may be started again after this time.
+    /// The child has ended and may be restarted after this time.
     Restart(Duration, ExitStatus),
-    /// It ended too often.
+    /// The child ended too often.
     GiveUp(ExitStatus),
 }
 
@@ -50,12 +50,12 @@ impl Supervised {
         })
     }
 
-    /// Process id.
+    /// Returns the process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Whether it runs, and if not, whether it should be started again.
+    /// Returns whether the child runs and, if not, whether to restart it.
     pub fn check(&mut self) -> io::Result<Verdict> {
         let Some(status) = self.child.try_wait()? else {
             return Ok(Verdict::Alive);
@@ -70,29 +70,29 @@ impl Supervised {
         Ok(Verdict::Restart(wait, status))
     }
 
-    /// Whether it was killed, but a thread of it has not ended: it waits in the kernel for an answer that
-    /// only this process could have given. A mount's thread that withdraws cached pages waits so for a write
-    /// that holds one of them.
+    /// Whether the child was killed but one of its threads has not ended: the thread waits in the kernel for
+    /// an answer that only the killed process could have given. For example, a mount's thread that
+    /// invalidates cached pages waits for a write that holds one of them.
     pub fn is_held(&self) -> bool {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()));
         stat.is_ok_and(|stat| is_zombie(&stat))
     }
 
-    /// Starts it again.
+    /// Restarts the child.
     pub fn restart(&mut self) -> io::Result<()> {
         self.restarts.push(Instant::now());
         self.child = spawn(&self.arguments)?;
         Ok(())
     }
 
-    /// Sends a signal.
+    /// Sends a signal to the child.
     pub fn signal(&self, signal: rustix::process::Signal) {
         if let Some(pid) = rustix::process::Pid::from_raw(self.child.id() as i32) {
             let _ = rustix::process::kill_process(pid, signal);
         }
     }
 
-    /// Waits until it has ended, at most `limit`. `None`: it still runs.
+    /// Waits until the child has ended, at most `limit`. `None`: it still runs.
     pub fn wait(&mut self, limit: Duration) -> io::Result<Option<ExitStatus>> {
         let until = Instant::now() + limit;
         loop {
@@ -107,13 +107,14 @@ impl Supervised {
     }
 }
 
-/// What `/proc/PID/stat` says of a process whose first thread has ended.
+/// Whether `/proc/PID/stat` shows a process whose first thread has ended.
 fn is_zombie(stat: &str) -> bool {
     let state = stat.rsplit_once(") ").map(|(_, rest)| rest.as_bytes().first());
     matches!(state, Some(Some(b'Z' | b'X')))
 }
 
-/// For a child: asks the kernel for SIGTERM when the parent ends, and ends at once if it already has.
+/// Makes the kernel send SIGTERM to this child process when its parent ends; fails if the parent has ended
+/// already.
 pub fn follow_parent() -> io::Result<()> {
     let parent = rustix::process::getppid();
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))?;

@@ -1,5 +1,5 @@
-//! `varve sync`: what all programs did on a pool becomes durable. The mounts' kernels write what is changed
-//! in mapped memory; the daemon does the rest.
+//! `varve sync`: makes the completed operations of all programs on a pool durable. The mounts' kernels write
+//! back changes in mapped memory; the daemon does the rest.
 
 use crate::cli::SyncArgs;
 use crate::out;
@@ -11,7 +11,7 @@ use std::time::Duration;
 use varve_ipc::Admin;
 use varve_libfs::mounts::pool_mounts;
 
-/// How long a mount's kernel may take to write what is changed in mapped memory.
+/// How long a mount's kernel may take to write back changes in mapped memory.
 const MOUNT_LIMIT: Duration = Duration::from_secs(30);
 
 /// `varve sync`.
@@ -38,7 +38,7 @@ pub fn sync(args: &SyncArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Where the pool is mounted, as this process sees it.
+/// Returns the mounts of the pool that this process sees.
 fn mounts_of(pool: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let table = std::fs::read("/proc/self/mountinfo").context("cannot read the table of mounts")?;
     let mounts = pool_mounts(&table).into_iter();
@@ -48,11 +48,11 @@ fn mounts_of(pool: &Path) -> anyhow::Result<Vec<PathBuf>> {
         .collect())
 }
 
-/// Has a mount's kernel hand over what programs changed in mapped memory.
+/// Makes a mount's kernel write back changes in mapped memory.
 fn write_mapped(mount: &Path) -> anyhow::Result<()> {
     let (done, ended) = std::sync::mpsc::channel();
     let at = mount.to_owned();
-    // A mount whose process is stopped answers nothing, and the call cannot be broken off.
+    // A mount with a stopped process never answers, and the call cannot be interrupted.
     std::thread::spawn(move || {
         let synced = std::fs::File::open(&at).and_then(|root| Ok(rustix::fs::syncfs(root)?));
         let _ = done.send(synced);

@@ -1,5 +1,5 @@
-//! `varve top`: a daemon at work, refreshed; or once, as text or JSON, for scripts. Shows what `observe`
-//! found.
+//! `varve top`: a daemon's activity, refreshed; or once, as text or JSON, for scripts. Formats the looks of
+//! `observe`.
 
 use crate::cli::TopArgs;
 use crate::observe::{Look, Rates};
@@ -66,7 +66,7 @@ fn watch(
                 _ => {}
             }
         }
-        // A daemon that is away may come back: said, and tried again.
+        // A stopped daemon may come back: show the error and retry.
         screen = match Look::at(pool) {
             Ok(after) => {
                 let rates = Rates::between(&before.status, &after.status);
@@ -107,7 +107,7 @@ fn text(pool: &Pool, look: &Look, rates: Option<&Rates>) -> String {
     render(&pool.dir().display().to_string(), look, rates)
 }
 
-/// The screen, as lines.
+/// Formats the screen as lines.
 fn render(pool: &str, look: &Look, rates: Option<&Rates>) -> String {
     let mut text = String::new();
     put_pool(&mut text, pool, look, rates);
@@ -117,12 +117,12 @@ fn render(pool: &str, look: &Look, rates: Option<&Rates>) -> String {
     text
 }
 
-/// In place of a rate while there is none.
+/// Returns the placeholder of a rate that is not known yet.
 fn dash() -> String {
     "-".to_owned()
 }
 
-/// The pool, its digest and its leases.
+/// Prints the pool, its digest and its leases.
 fn put_pool(text: &mut String, pool: &str, look: &Look, rates: Option<&Rates>) {
     let status = &look.status;
     let mut put = |line: String| {
@@ -157,7 +157,7 @@ fn put_pool(text: &mut String, pool: &str, look: &Look, rates: Option<&Rates>) {
     ));
 }
 
-/// A line for each tier.
+/// Prints a line for each tier.
 fn put_tiers(text: &mut String, look: &Look, rates: Option<&Rates>) {
     let status = &look.status;
     let mut put = |line: String| {
@@ -187,7 +187,7 @@ fn put_tiers(text: &mut String, look: &Look, rates: Option<&Rates>) {
     }
 }
 
-/// A line for each session.
+/// Prints a line for each session.
 fn put_sessions(text: &mut String, look: &Look, rates: Option<&Rates>) {
     let status = &look.status;
     let mut put = |line: String| {
@@ -225,7 +225,7 @@ fn put_sessions(text: &mut String, look: &Look, rates: Option<&Rates>) {
     }
 }
 
-/// Who waits for whom, and what is under way.
+/// Prints the waits between sessions, and work in progress.
 fn put_waits(text: &mut String, look: &Look) {
     let status = &look.status;
     let mut put = |line: String| {
@@ -242,7 +242,7 @@ fn put_waits(text: &mut String, look: &Look) {
     }
 }
 
-/// Who waits for whom, in words.
+/// Describes a wait: the waiting session and the session that it waits for.
 pub fn describe(look: &Look, wait: &WaitStatus) -> String {
     let mut text = format!(
         "{} for inode {} ({}) since {} ms",

@@ -1,4 +1,4 @@
-//! `varve up` and `varve down`: a pool, its daemon and its mount as one thing that a person starts and stops.
+//! `varve up` and `varve down`: start and stop a pool, its daemon and its mount together.
 
 use crate::cli::{DownArgs, UpArgs};
 use crate::mounted::{absolute, is_mounted, is_ours, mount_minor};
@@ -19,13 +19,13 @@ use std::time::{Duration, Instant};
 const START_LIMIT: Duration = Duration::from_secs(600);
 /// How long a killed mount may take to end before its connection is aborted.
 const HELD_LIMIT: Duration = Duration::from_millis(500);
-/// How often it is told that a start takes long.
+/// Time between messages that a start takes long.
 const START_TOLD: Duration = Duration::from_secs(10);
-/// How long a mount that is taken away by force may take to write what it has.
+/// How long a mount may take to write back its changes before it is removed by force.
 const FLUSH_LIMIT: Duration = Duration::from_secs(5);
-/// How long the daemon may take to digest what is left and end.
+/// How long the daemon may take to digest the rest and end.
 const STOP_LIMIT: Duration = Duration::from_secs(120);
-/// How often children and signals are looked at.
+/// Time between checks of children and signals.
 const TICK: Duration = Duration::from_millis(20);
 
 /// `varve up`.
@@ -54,8 +54,8 @@ pub fn up(args: &UpArgs) -> anyhow::Result<()> {
         );
     };
     let stop = Stop::install()?;
-    // A dead mount of a killed run is ours, since we hold the lock. Looking at it before it is taken away
-    // could wait for ever.
+    // A dead mount of a killed run is ours, since we hold the lock. Accessing it before it is removed could
+    // block for ever.
     if args.mountpoint.is_none() || is_ours(&pool) {
         clear_mount(&pool.mountpoint())?;
     }
@@ -63,7 +63,7 @@ pub fn up(args: &UpArgs) -> anyhow::Result<()> {
         std::fs::create_dir_all(pool.mountpoint())
             .with_context(|| format!("cannot make {}", pool.mountpoint().display()))?;
     }
-    // Of an earlier `down --force` whose mount was not in use.
+    // Left by an earlier `down --force` whose mount was not in use.
     let _ = std::fs::remove_file(pool.force_flag());
     let mut run = Run::start(args, &pool, &stop)?;
     write_pid(&pool)?;
@@ -92,7 +92,7 @@ fn ready_text(pool: &Pool, told: bool) -> String {
     )
 }
 
-/// Where it is mounted, and how durable it is, unless that was `told` when the pool was made.
+/// Returns the mountpoint and the durability; the latter only unless it was `told` when the pool was made.
 fn mounted_text(pool: &Pool, told: bool) -> String {
     let mnt = pool.mountpoint();
     match told {
@@ -101,7 +101,7 @@ fn mounted_text(pool: &Pool, told: bool) -> String {
     }
 }
 
-/// For those who run it from where it was built.
+/// Returns a hint on the program's path if it is not in `PATH`, as when it runs from the build directory.
 fn where_varve_is() -> String {
     let found =
         |path: std::ffi::OsString| std::env::split_paths(&path).any(|dir| dir.join("varve").is_file());
@@ -120,13 +120,13 @@ fn write_pid(pool: &Pool) -> anyhow::Result<()> {
     std::fs::write(pool.up_pid(), format!("{}\n", std::process::id())).context("cannot write the pid file")
 }
 
-/// An exclusive lock on a file that lives as long as the returned file; `None` if somebody holds it.
+/// Takes an exclusive lock on a file, held as long as the returned file; `None` if another process holds it.
 pub fn try_lock(path: &Path) -> anyhow::Result<Option<File>> {
     let file = File::options()
         .create(true)
         .truncate(false)
         .write(true)
-        // Who can open it, for reading too, can lock it.
+        // Every process that can open the file, even for reading, can lock it.
         .mode(0o600)
         .open(path)
         .with_context(|| format!("cannot open {}", path.display()))?;
@@ -138,7 +138,7 @@ pub fn try_lock(path: &Path) -> anyhow::Result<Option<File>> {
     }
 }
 
-/// Takes away what an earlier, killed run left mounted.
+/// Removes the mount of an earlier, killed run.
 fn clear_mount(path: &Path) -> anyhow::Result<()> {
     if !is_mounted(path) {
         return Ok(());
@@ -147,8 +147,8 @@ fn clear_mount(path: &Path) -> anyhow::Result<()> {
         .with_context(|| format!("{} is mounted already and cannot be unmounted", path.display()))
 }
 
-/// Takes away a mount that is in use, or whose server does not answer. What programs changed in mapped memory
-/// is written first, if that takes no more than [`FLUSH_LIMIT`].
+/// Removes a mount that is in use, or whose server does not answer. Changes in mapped memory are written back
+/// first, if that takes no more than [`FLUSH_LIMIT`].
 pub fn detach_mount(path: &Path) -> anyhow::Result<()> {
     let (done, ended) = std::sync::mpsc::channel();
     let mount = path.to_owned();
@@ -160,15 +160,14 @@ pub fn detach_mount(path: &Path) -> anyhow::Result<()> {
     abort_mount(path)
 }
 
-/// Takes away a mount whose process was killed: requests that it can no longer answer fail, and whoever waits
-/// for them goes on.
+/// Removes a mount whose process was killed: its pending requests fail, and the waiting threads go on.
 fn abort_mount(path: &Path) -> anyhow::Result<()> {
     let force = rustix::mount::UnmountFlags::FORCE | rustix::mount::UnmountFlags::DETACH;
     match rustix::mount::unmount(path, force) {
         Ok(()) => Ok(()),
         Err(rustix::io::Errno::PERM) => {
-            // An ordinary user may abort the connections of their own mounts, where the control file system
-            // is there.
+            // An ordinary user may abort the connections of their own mounts, if the control file system is
+            // mounted.
             if let Some(minor) = mount_minor(path) {
                 let _ = std::fs::write(format!("/sys/fs/fuse/connections/{minor}/abort"), "1");
             }
@@ -249,7 +248,7 @@ impl Run {
         })
     }
 
-    /// Keeps both running until a signal comes.
+    /// Keeps the daemon and the mount running until a signal comes.
     fn watch(&mut self, stop: &Stop) -> anyhow::Result<()> {
         let mountpoint = self.pool.mountpoint();
         let (mut held, mut aborted) = (None, false);
@@ -270,7 +269,7 @@ impl Run {
                     continue;
                 }
                 Verdict::Restart(..) if !aborted && !is_ours(&self.pool) => {
-                    // Somebody unmounted it on purpose: that ends the run.
+                    // A user unmounted it on purpose, which ends the run.
                     out::line(&format!("{} was unmounted; stopping", mountpoint.display()));
                     return Ok(());
                 }
@@ -347,7 +346,7 @@ fn take_dead_away(mountpoint: &Path) {
     }
 }
 
-/// Starts a child again that died; an error if it died too often.
+/// Restarts a child that has ended; an error if it ended too often.
 fn keep(child: &mut Supervised, before: impl FnOnce()) -> anyhow::Result<()> {
     match child.check()? {
         Verdict::Alive => Ok(()),
@@ -371,7 +370,7 @@ fn keep(child: &mut Supervised, before: impl FnOnce()) -> anyhow::Result<()> {
     }
 }
 
-/// Waits until `ready`, or the child died, or a signal came.
+/// Waits until `ready` returns true; fails if the child ends or a signal comes.
 fn wait_for(what: &str, child: &mut Supervised, stop: &Stop, ready: impl Fn() -> bool) -> anyhow::Result<()> {
     let began = Instant::now();
     let mut told = began;
@@ -397,7 +396,8 @@ fn wait_for(what: &str, child: &mut Supervised, stop: &Stop, ready: impl Fn() ->
     Ok(())
 }
 
-/// Which processes stand in or have open something below `mountpoint`: " by bash (pid 12)", or nothing.
+/// Lists processes with a working directory or open file below `mountpoint`: " by bash (pid 12)", or an empty
+/// text.
 fn users_text(mountpoint: &Path) -> String {
     let Ok(mountpoint) = absolute(mountpoint) else {
         return String::new();

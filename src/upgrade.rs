@@ -1,4 +1,4 @@
-//! `varve upgrade`: a stopped pool of an older format version becomes one of this program's.
+//! `varve upgrade`: converts a stopped pool of an older format version to this program's.
 
 use crate::cli::UpgradeArgs;
 use crate::out;

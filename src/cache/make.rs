@@ -1,4 +1,4 @@
-//! `varve cache mkstore`: measures the devices, chooses, and makes the store.
+//! `varve cache mkstore`: measures the devices, chooses the parameters, and makes the store.
 
 use super::args::MkstoreArgs;
 use super::model::AWAY;
@@ -16,10 +16,10 @@ use varve_cache::store::Superblock;
 use varve_cache::{Cache, Policy, Shape, StoreError, StorePlan};
 use varve_kernelfs::pool::size::show;
 
-/// Noise that a file is measured on.
+/// Bytes of random data that a file is filled with for the measurement.
 const NOISE_BYTES: u64 = 64 << 20;
 const EACH: Duration = Duration::from_millis(300);
-/// Policies from the fastest on, as they are tried against the memory.
+/// Policies, fastest first: the first one that fits in memory is taken.
 const BY_SPEED: [Policy; 5] = [
     Policy::LogPrefetch,
     Policy::LogLruPrefetch,
@@ -28,7 +28,7 @@ const BY_SPEED: [Policy; 5] = [
     Policy::Set,
 ];
 
-/// Makes the store and says what was made and what to expect of it.
+/// Makes the store; prints its parameters and expected performance.
 pub fn mkstore(args: &MkstoreArgs) -> anyhow::Result<()> {
     let mut devices = Vec::new();
     for path in &args.devices {
@@ -93,7 +93,8 @@ fn measure(path: &Path, is_block: bool, device: &FileDevice) -> anyhow::Result<V
     Ok(random_reads(device, within, EACH)?)
 }
 
-/// What the store is made with: the fastest policy that fits, sets as large as the device reads at once.
+/// Chooses the parameters of the store: the fastest policy that fits in memory, and sets as large as the
+/// device reads at once.
 fn plan(args: &MkstoreArgs, speeds: &[ReadSpeed], bytes: u64) -> anyhow::Result<StorePlan> {
     let disk = Disk {
         bytes,
@@ -103,7 +104,7 @@ fn plan(args: &MkstoreArgs, speeds: &[ReadSpeed], bytes: u64) -> anyhow::Result<
     let needs = |policy, share| disk.index_bytes(Shape::new(policy), share);
     let ram = args.ram as f64;
     let fits = |policy: &Policy| match policy {
-        // With less than a twentieth of its sets it is no better than `set`.
+        // With less than a twentieth of its sets in memory it is no better than `set`.
         Policy::SetMemLru => needs(*policy, 0.05) <= ram,
         policy => needs(*policy, 1.0) <= ram,
     };

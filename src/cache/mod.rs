@@ -16,7 +16,7 @@ use varve_cache::store::{Inspection, inspect};
 use varve_cache::{Cache, Options};
 use varve_kernelfs::pool::size::show;
 
-/// Does what was asked.
+/// Runs a command of `varve cache`.
 pub fn run(command: CacheCommand) -> anyhow::Result<ExitCode> {
     let done = |()| ExitCode::SUCCESS;
     match command {
@@ -33,7 +33,7 @@ pub fn run(command: CacheCommand) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Opens the cache of these devices for this process.
+/// Opens the cache on these devices.
 fn open(paths: &[PathBuf]) -> anyhow::Result<Cache> {
     let device = |path: &PathBuf| FileDevice::open(path).map(|device| Arc::new(device) as Arc<dyn Device>);
     let devices = paths.iter().map(device).collect::<Result<Vec<_>, _>>()?;

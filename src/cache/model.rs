@@ -7,11 +7,11 @@ use varve_cache::model::{Disk, Load, object_bits, seeks};
 use varve_cache::{Policy, Shape};
 use varve_kernelfs::pool::size::show;
 
-/// Hits of `log-lru` whose position is on disk: half of the objects keep theirs, and those are the ones used
-/// last.
+/// Share of the hits of `log-lru` that need a second read because the position is on disk. Half of the
+/// objects have theirs in memory, and those are the most recently used.
 pub(super) const AWAY: f64 = 0.1;
 
-/// Prints Table 2.3 and 2.4 for a disk.
+/// Prints Tables 2.3 and 2.4 for a disk.
 pub fn model(args: &ModelArgs) {
     let disk = Disk {
         bytes: args.disk,

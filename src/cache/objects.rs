@@ -13,10 +13,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use varve_cache::{PutOptions, PutOutcome, Scope};
 use varve_kernelfs::pool::size::show;
 
-/// Bytes that are copied at once.
+/// Bytes copied at once.
 const PIECE: usize = 1 << 20;
 
-/// Puts a file or standard input.
+/// Stores a file or standard input.
 pub fn put(args: &PutArgs) -> anyhow::Result<()> {
     let cache = super::open(&args.devices)?;
     let tags: Vec<&[u8]> = args.tags.iter().map(String::as_bytes).collect();
@@ -81,7 +81,7 @@ pub fn get(args: &GetArgs) -> anyhow::Result<()> {
         let to = hit.body_len().min(from + PIECE as u64);
         let bytes = hit.read(from..to)?;
         if out.write_all(&bytes).is_err() {
-            // Whoever read it has gone.
+            // The reader of standard output closed it.
             break;
         }
         from = to;

@@ -1,5 +1,5 @@
-//! Entries of logs, chunk by chunk, as they lie in the file that the next start would read. Decides nothing
-//! about which ones count.
+//! Entries of logs, chunk by chunk, as they lie in the file that the next start will read. Does not decide
+//! which of them recovery counts.
 
 use super::stopped;
 use crate::out;
@@ -69,7 +69,7 @@ fn entries(path: &Path, session: SessionId) -> anyhow::Result<Vec<Value>> {
     Ok(all.into_iter().map(|(_, entry)| entry).collect())
 }
 
-/// Entries of one chunk, up to the first that is none.
+/// Collects the entries of one chunk, up to the first invalid one.
 fn scan(bytes: &[u8], mut at: usize, session: SessionId, chunk: u64, all: &mut Vec<(u64, Value)>) {
     let mut last = 0;
     while let Some(head) = bytes.get(at..at + HEADER_SIZE) {

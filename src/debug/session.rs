@@ -1,4 +1,4 @@
-//! `varve debug session`: what a running daemon knows of one session.
+//! `varve debug session`: a running daemon's state of one session.
 
 use crate::observe::Look;
 use crate::out;

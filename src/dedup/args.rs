@@ -29,7 +29,7 @@ fn bytes(text: &str) -> Result<u64, String> {
     size::parse(text)
 }
 
-/// A time as 90, 90s, 5m, 12h or 7d.
+/// Parses a time such as 90, 90s, 5m, 12h or 7d to seconds.
 fn seconds(text: &str) -> Result<u64, String> {
     let unit = match text.chars().last() {
         Some('s') => 1,
@@ -124,7 +124,7 @@ pub struct ScanArgs {
     pub json: bool,
 }
 
-/// What is weighed.
+/// The measure of similarity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum WeighArg {
     /// Bytes of 4 KiB blocks

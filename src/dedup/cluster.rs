@@ -72,8 +72,8 @@ pub fn cluster(args: &ClusterArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The manifest as the arguments want it: new if it is not there, with their settings, without what they
-/// remove.
+/// Reads the manifest, or makes a new one, with the settings of the arguments and without the images that
+/// they remove.
 fn wanted_manifest(args: &ClusterArgs) -> anyhow::Result<Manifest> {
     let mut manifest = match Manifest::read(&args.manifest) {
         Ok(manifest) => manifest,
@@ -108,7 +108,8 @@ fn wanted_manifest(args: &ClusterArgs) -> anyhow::Result<Manifest> {
     Ok(manifest)
 }
 
-/// Reads the images that are new or have changed, some at once. Returns how many were, and what went wrong.
+/// Reads new and changed images, several at once, into the manifest. Returns their number and the error
+/// messages.
 fn read_images(args: &ClusterArgs, manifest: &mut Manifest) -> anyhow::Result<(usize, Vec<String>)> {
     let known = |path: &PathBuf| {
         let listed = manifest

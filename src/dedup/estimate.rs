@@ -8,7 +8,7 @@ use std::time::Instant;
 use varve_kernelfs::pool::size;
 use varve_similarity::estimate::{Estimator, Saving, Unit};
 
-/// Reads everything once and says what would be saved.
+/// Reads everything once and prints the possible savings.
 pub fn estimate(args: &EstimateArgs) -> anyhow::Result<()> {
     let started = Instant::now();
     let filter = args.files.filter()?;
@@ -56,7 +56,7 @@ pub fn estimate(args: &EstimateArgs) -> anyhow::Result<()> {
         out::line(&format!("{left_out} files were left out (filters, --min-age)"));
     }
     if let Some(blocks) = savings.first() {
-        // 13 bytes a block for each pass, as `scan` and a pool do it.
+        // A search takes 13 bytes of memory a block, in as many passes as needed.
         let passes = (blocks.bytes / 4096 * 13).div_ceil(args.memory.max(1)).max(1);
         out::line(&format!(
             "finding them in a pool: {} of checksums in {passes} passes within {} of memory",

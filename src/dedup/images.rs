@@ -1,4 +1,4 @@
-//! Profiles of what the user calls an image: a file, a directory, an OCI layout.
+//! Profiles of images: a file, a directory, or an OCI layout.
 
 use super::args::{FileArgs, LimitArgs};
 use super::memory;
@@ -12,7 +12,7 @@ use varve_similarity::input::{Collector, Limits};
 use varve_similarity::manifest::Listed;
 use varve_similarity::sandbox::Worker;
 
-/// What is the same for all images that are read.
+/// Settings common to all images of a run.
 pub struct Reader<'a> {
     pub files: &'a FileArgs,
     pub limits: Limits,
@@ -21,7 +21,7 @@ pub struct Reader<'a> {
 
 impl<'a> Reader<'a> {
     pub fn new(files: &'a FileArgs, limits: &LimitArgs) -> anyhow::Result<Self> {
-        // Whatever was done to the file since it was started, this is the same program.
+        // This path gives the running program even if its file was replaced since the start.
         let program = "/proc/self/exe".into();
         memory(limits.image_memory)?;
         Ok(Self {
@@ -70,7 +70,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Tells whether a file has changed; a directory always has.
+/// Returns size and modification time, to recognize a changed file; a directory always counts as changed.
 pub fn stamp(path: &Path) -> std::io::Result<(u64, i128)> {
     let metadata = std::fs::metadata(path)?;
     if metadata.is_dir() {

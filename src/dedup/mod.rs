@@ -1,5 +1,5 @@
-//! `varve dedup`: what is alike in files and images. Reads the command line's wishes, calls
-//! `varve-similarity`, prints.
+//! `varve dedup`: duplicate content in files and images. Parses the arguments, calls `varve-similarity`,
+//! prints.
 
 pub mod args;
 mod cluster;
@@ -63,12 +63,12 @@ const fn weigh_text(weigh: Weigh) -> &'static str {
     }
 }
 
-/// Bytes of a size that must fit in memory.
+/// Converts a size that must fit in memory to `usize`.
 fn memory(bytes: u64) -> anyhow::Result<usize> {
     usize::try_from(bytes).context("so much memory cannot be used")
 }
 
-/// Progress of reading on a terminal: bytes, rate, and why it waits.
+/// Progress of reading on a terminal: bytes, rate, and the reason for waits.
 struct Reading(ProgressBar);
 
 impl Reading {
@@ -94,7 +94,7 @@ impl Drop for Reading {
     }
 }
 
-/// Says on standard error what could not be read.
+/// Prints read errors on standard error.
 fn tell_errors(found: &Found) {
     for error in &found.errors {
         crate::out::note(&format!("varve: {error}"));

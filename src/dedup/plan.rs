@@ -9,7 +9,7 @@ use varve_similarity::manifest::Manifest;
 use varve_similarity::plan::{self, Bound, Item, Plan};
 use varve_similarity::tree::ImageId;
 
-/// Says which images go where, and what that saves against chance.
+/// Prints the placement of images and the savings over a random one.
 pub fn plan(args: &PlanArgs) -> anyhow::Result<()> {
     let mut manifest = Manifest::read(&args.manifest)?;
     if let Some(weigh) = args.weigh {

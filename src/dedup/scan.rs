@@ -20,7 +20,7 @@ struct Counts {
     changing: Vec<String>,
 }
 
-/// Brings the state up to date and tells the runs of blocks that are the same.
+/// Updates the state and prints runs of identical blocks.
 pub fn scan(args: &ScanArgs) -> anyhow::Result<()> {
     let started = Instant::now();
     let mut rate = args.files.rate();
@@ -80,7 +80,7 @@ pub fn scan(args: &ScanArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Looks for blocks that are the same. The runs are kept only where they are to be listed.
+/// Searches for identical blocks. Keeps the runs only if they are to be listed.
 fn search(args: &ScanArgs, state: &mut State) -> anyhow::Result<(Vec<Run>, SearchOutcome)> {
     let settings = SearchSettings {
         memory_bytes: memory(args.memory)?,
@@ -103,7 +103,7 @@ fn search(args: &ScanArgs, state: &mut State) -> anyhow::Result<(Vec<Run>, Searc
     Ok((runs, result))
 }
 
-/// Looks at all files.
+/// Reads all files.
 fn look(args: &ScanArgs, state: &mut State, rate: &mut ReadRate) -> anyhow::Result<(Found, Counts)> {
     let filter = args.files.filter()?;
     let reading = Reading::start();
@@ -131,7 +131,7 @@ fn look(args: &ScanArgs, state: &mut State, rate: &mut ReadRate) -> anyhow::Resu
     Ok((found, counts))
 }
 
-/// A run by its places in files.
+/// A run, with the path and offset of each copy.
 struct Listed<'a> {
     path: std::borrow::Cow<'a, str>,
     offset: u64,

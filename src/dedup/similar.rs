@@ -9,10 +9,10 @@ use varve_similarity::image::Profile;
 use varve_similarity::manifest::Manifest;
 use varve_similarity::similar::{Difference, Near, nearest};
 
-/// Lines of a list that are shown to people.
+/// Most lines of a list in the text output.
 const SHOWN: usize = 20;
 
-/// Says what is nearest to an image, and where the two differ.
+/// Prints the images nearest to one, and the differences to one of them.
 pub fn similar(args: &SimilarArgs) -> anyhow::Result<()> {
     let manifest = Manifest::read(&args.manifest)?;
     let name = args.image.display().to_string();

@@ -1,5 +1,5 @@
-//! The access log: a line of JSON for each request, written by a thread of its own. Who is answered never
-//! waits for it: when it cannot be written fast enough, lines are left out and counted.
+//! The access log: a line of JSON for each request, written by a thread of its own. Requests never wait for
+//! it: lines that cannot be written fast enough are dropped and counted.
 
 use crate::metrics::Metrics;
 use serde::Serialize;
@@ -9,31 +9,31 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
-/// Lines that may wait.
+/// Capacity of the queue to the writing thread, in lines.
 const WAITING: usize = 4096;
 
-/// What is written of a request.
+/// One line of the access log.
 #[derive(Debug, Serialize)]
 pub struct Line {
-    /// When it came, milliseconds since 1970.
+    /// Arrival of the request, milliseconds since 1970.
     pub time_ms: u64,
-    /// From where.
+    /// Address of the client.
     pub client: String,
-    /// Its method.
+    /// Method of the request.
     pub method: String,
-    /// What it asked for.
+    /// URL of the request.
     pub url: String,
     /// The version of HTTP.
     pub version: &'static str,
     /// Status of the answer.
     pub status: u16,
-    /// How it was answered.
+    /// Label of the [`Outcome`](crate::metrics::Outcome).
     pub cache: &'static str,
-    /// Bytes of the answer's body that were handed over.
+    /// Bytes of the answer's body that were sent.
     pub bytes: u64,
-    /// Until the answer began, milliseconds.
+    /// Time from the request to the start of the answer, milliseconds.
     pub first_byte_ms: f64,
-    /// Until it ended.
+    /// Time from the request to the end of the answer, milliseconds.
     pub total_ms: f64,
     /// `User-Agent`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -45,7 +45,7 @@ enum Message {
     Reopen,
 }
 
-/// Where lines go.
+/// Handle to the writing thread.
 #[derive(Clone)]
 pub struct AccessLog {
     lines: Option<SyncSender<Message>>,
@@ -60,7 +60,7 @@ fn open(path: &Path) -> std::io::Result<Box<dyn Write + Send>> {
 }
 
 impl AccessLog {
-    /// Into a file, or nowhere.
+    /// Starts the writing thread for the file at `path`; without a path, lines are discarded.
     ///
     /// # Errors
     /// The file cannot be opened.
@@ -79,12 +79,12 @@ impl AccessLog {
         })
     }
 
-    /// Whether lines go anywhere.
+    /// Whether lines are written.
     pub const fn is_on(&self) -> bool {
         self.lines.is_some()
     }
 
-    /// Writes a line, some time.
+    /// Queues a line; drops and counts it if the queue is full.
     pub fn write(&self, line: Line) {
         if let Some(lines) = &self.lines
             && lines.try_send(Message::Line(line)).is_err()
@@ -93,7 +93,7 @@ impl AccessLog {
         }
     }
 
-    /// Opens the file anew, for programs that move logs away.
+    /// Reopens the file, for log rotation.
     pub fn reopen(&self) {
         if let Some(lines) = &self.lines {
             let _ = lines.try_send(Message::Reopen);

@@ -1,5 +1,5 @@
-//! Administration: status, purges, reload and metrics, on a Unix socket that only its owner (and root) may
-//! use. `metrics` on an address is for Prometheus and tells nothing else.
+//! Administration: status, purges, reload and metrics, on a Unix socket that is open only to its owner and
+//! root. The `metrics` address is for Prometheus and serves nothing else.
 
 use crate::body::BodyError;
 use crate::key::{Key, normal_authority};
@@ -25,12 +25,12 @@ use std::time::Duration;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::mpsc;
 
-/// Bytes of a question.
+/// Longest body of a request, bytes.
 const QUESTION_MAX: usize = 16 << 10;
-/// How long a question may take.
+/// How long a request may take to arrive.
 const QUESTION_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What to purge, as the socket takes it.
+/// The scope of a purge, as sent over the socket.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", deny_unknown_fields)]
 pub enum Order {
@@ -40,14 +40,14 @@ pub enum Order {
     Tag(String),
     /// A host.
     Host(String),
-    /// How URLs begin.
+    /// A prefix of URLs.
     Prefix(String),
     /// All.
     Everything,
 }
 
 impl Order {
-    /// What it covers.
+    /// Converts the order to the store's scope; the error is a message for the operator.
     fn purge(self) -> Result<Purge, String> {
         Ok(match self {
             Self::Key(url) => Purge::Key(
@@ -72,15 +72,15 @@ impl Order {
     }
 }
 
-/// Asks the proxy to read its configuration anew; it answers what came of it.
+/// Channel of reload requests. Each carries a sender for the outcome.
 pub type Reload = mpsc::Sender<tokio::sync::oneshot::Sender<Result<(), String>>>;
 
 type Reply = Response<Full<Bytes>>;
 
-/// Binds the socket: nobody else can connect even for a moment.
+/// Binds the socket so that at no moment another user can connect.
 ///
 /// # Errors
-/// Another proxy listens there; the folder is missing.
+/// Another proxy listens there, or the directory is missing.
 pub fn bind(path: &Path) -> io::Result<UnixListener> {
     let wrong =
         |error: io::Error| io::Error::new(error.kind(), format!("admin.socket {}: {error}", path.display()));
@@ -100,7 +100,7 @@ pub fn bind(path: &Path) -> io::Result<UnixListener> {
     Ok(socket)
 }
 
-/// Serves the socket, for as long as it is not dropped.
+/// Serves the socket until the future is dropped.
 pub async fn serve(proxy: Arc<Proxy>, socket: UnixListener, reload: Reload) {
     let me = rustix::process::geteuid().as_raw();
     loop {
@@ -108,7 +108,7 @@ pub async fn serve(proxy: Arc<Proxy>, socket: UnixListener, reload: Reload) {
             tokio::time::sleep(Duration::from_millis(50)).await;
             continue;
         };
-        // The mode of the socket says so already; a folder on a strange file system may not.
+        // The socket's mode restricts access already, but some file systems ignore the mode.
         if !stream
             .peer_cred()
             .is_ok_and(|peer| peer.uid() == 0 || peer.uid() == me)
@@ -207,7 +207,7 @@ async fn read_order(request: Request<Incoming>) -> Result<Purge, String> {
     order.purge()
 }
 
-/// What `status` shows.
+/// Builds the answer to `status`.
 fn status(proxy: &Arc<Proxy>) -> serde_json::Value {
     let live = proxy.live();
     let stats = proxy.storage.cache().stats();
@@ -246,10 +246,10 @@ fn status(proxy: &Arc<Proxy>) -> serde_json::Value {
     })
 }
 
-/// Asks a proxy that runs; for the commands.
+/// Sends a request to the running proxy, for the commands.
 ///
 /// # Errors
-/// None runs there, or it refuses; its words are in the error.
+/// No proxy listens on the socket, or it refuses the request; the error has its message.
 pub fn ask(socket: &Path, method: &str, path: &str, body: &str) -> io::Result<String> {
     let wrong = |error: io::Error| {
         let text = format!(

@@ -1,5 +1,5 @@
-//! Bodies on their way: to clients (`Outgoing`) and to origins (`Upload`). Each has a bound on how long the
-//! other side may be silent, or on how much it may send.
+//! Bodies in transit: to clients (`Outgoing`) and to origins (`Upload`). Each bounds how long the other side
+//! may be silent, or how much it may send.
 
 use bytes::Bytes;
 use http::HeaderMap;
@@ -18,26 +18,26 @@ pub enum BodyError {
     /// The other side broke off.
     #[error("the body broke off: {0}")]
     Broken(#[from] hyper::Error),
-    /// It was silent for too long.
+    /// The other side was silent for too long.
     #[error("the body stalled")]
     Stalled,
-    /// More came than is allowed.
+    /// The body exceeds its bound.
     #[error("the body is larger than allowed")]
     TooLarge,
-    /// Whoever produced it has gone: an object was overwritten, an origin broke off.
+    /// The producing task ended early: the stored object was overwritten, or the origin broke off.
     #[error("the rest of the body is gone")]
     Gone,
 }
 
 /// A body to a client.
 pub enum Outgoing {
-    /// All at once, or nothing.
+    /// The whole body, or an empty one.
     Full(Option<Bytes>),
-    /// From an origin, as it comes.
+    /// Streamed from an origin.
     Through(Through),
-    /// From a task that produces it.
+    /// Sent by a task; the length is known.
     Channel(mpsc::Receiver<Result<Bytes, BodyError>>, u64),
-    /// From a task that keeps a copy of bytes whose number the origin did not say.
+    /// Sent by a task that also stores the bytes; the origin did not state the length.
     Copied(mpsc::Receiver<Result<Bytes, BodyError>>),
 }
 
@@ -50,24 +50,24 @@ pub struct Through {
 }
 
 impl Outgoing {
-    /// No bytes.
+    /// Makes an empty body.
     pub const fn empty() -> Self {
         Self::Full(None)
     }
 
-    /// A text.
+    /// Makes a body of a text.
     pub fn text(text: impl Into<String>) -> Self {
         Self::Full(Some(Bytes::from(text.into())))
     }
 
-    /// What an origin sends.
+    /// Streams an origin's body; fails if the origin is silent for longer than `idle`.
     pub fn through(inner: Incoming, idle: Duration) -> Self {
         Self::Through(Through::new(inner, idle))
     }
 }
 
 impl Through {
-    /// What `inner` brings, as long as it is not silent for `idle`.
+    /// Wraps `inner`; reading fails after `idle` without bytes.
     pub fn new(inner: Incoming, idle: Duration) -> Self {
         Self {
             inner,
@@ -77,10 +77,10 @@ impl Through {
         }
     }
 
-    /// The next bytes. Trailers are left out.
+    /// Returns the next bytes. Trailers are left out.
     ///
     /// # Errors
-    /// It broke off or stalled.
+    /// The body broke off or stalled.
     pub async fn next(&mut self) -> Option<Result<Bytes, BodyError>> {
         loop {
             match std::future::poll_fn(|context| self.poll(context)).await? {
@@ -101,7 +101,7 @@ impl Through {
                 Poll::Ready(frame.map(|frame| frame.map_err(BodyError::Broken)))
             }
             Poll::Pending => {
-                // The time counts from when somebody began to wait, not from the last bytes.
+                // The limit counts from the start of a wait, not from the last bytes.
                 if !self.waits {
                     self.waits = true;
                     self.sleep.as_mut().reset(Instant::now() + self.idle);
@@ -164,9 +164,9 @@ impl Body for Outgoing {
 
 /// A body to an origin.
 pub enum Upload {
-    /// None.
+    /// No body.
     Empty,
-    /// From a client, up to so many bytes.
+    /// From a client, up to this number of bytes.
     Client(Incoming, u64),
 }
 

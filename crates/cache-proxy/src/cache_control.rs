@@ -1,10 +1,10 @@
 //! `Cache-Control` of requests and responses (RFC 9111 §5.2, RFC 5861, RFC 8246), and `Surrogate-Control`.
-//! What a directive means for a response is `policy`'s.
+//! Parses only: `policy` interprets the directives.
 
 use crate::headers;
 use http::header::{self, HeaderMap, HeaderName};
 
-/// The largest number of seconds that is told apart from more (RFC 9111 §1.2.2).
+/// Largest lifetime in seconds; greater values are clamped to it (RFC 9111 §1.2.2).
 pub const SECONDS_MAX: u64 = 1 << 31;
 
 /// Directives of a message.
@@ -44,12 +44,12 @@ pub struct CacheControl {
     pub stale_if_error: Option<u64>,
 }
 
-/// Digits as seconds. Whatever else stands there is not a number.
+/// Parses digits as seconds; `None` if the value has any other character.
 fn seconds(value: &str) -> Option<u64> {
     if value.is_empty() || !value.bytes().all(|byte| byte.is_ascii_digit()) {
         return None;
     }
-    // So many digits that they do not fit are a number all the same.
+    // A number that overflows is clamped, not rejected.
     Some(value.parse().unwrap_or(SECONDS_MAX).min(SECONDS_MAX))
 }
 
@@ -60,7 +60,7 @@ fn unquote(value: &str) -> &str {
         .unwrap_or(value)
 }
 
-/// A lifetime of a response: one that is no number is none at all, and of two the shorter holds.
+/// Merges a lifetime of a response into `slot`: a malformed value counts as 0, and of two the shorter holds.
 fn lifetime(slot: &mut Option<u64>, value: Option<&str>) {
     let value = value.and_then(seconds).unwrap_or(0);
     *slot = Some(slot.map_or(value, |old| old.min(value)));
@@ -75,7 +75,7 @@ fn fields(into: &mut Vec<HeaderName>, value: &str) {
 }
 
 impl CacheControl {
-    /// Those of `Cache-Control`.
+    /// Parses the directives of `Cache-Control`.
     pub fn of(headers: &HeaderMap) -> Self {
         let mut all = Self::default();
         for member in headers::list(headers, &header::CACHE_CONTROL) {
@@ -84,7 +84,7 @@ impl CacheControl {
         all
     }
 
-    /// Those of a request: `Pragma: no-cache` counts where there is no `Cache-Control`.
+    /// Parses the directives of a request: `Pragma: no-cache` counts where there is no `Cache-Control`.
     pub fn of_request(headers: &HeaderMap) -> Self {
         let mut all = Self::of(headers);
         if !headers.contains_key(header::CACHE_CONTROL) {
@@ -94,7 +94,8 @@ impl CacheControl {
         all
     }
 
-    /// Those of `Surrogate-Control` that are for everybody or for `me`; `None` if there are none.
+    /// Parses the directives of `Surrogate-Control` that are addressed to everybody or to `me`; `None` if
+    /// there are none.
     pub fn of_surrogate(headers: &HeaderMap, me: &str) -> Option<Self> {
         let name = HeaderName::from_static("surrogate-control");
         if !headers.contains_key(&name) {

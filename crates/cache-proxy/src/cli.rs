@@ -51,12 +51,12 @@ Exit status: 0 after an orderly end; 1 if something is wrong, told on the standa
 #[derive(Debug, Parser)]
 #[command(name = "varve-cache-proxy", version, after_long_help = EXAMPLES)]
 pub struct Arguments {
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// What to do.
+/// The command.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Serves, until a signal ends it.
@@ -84,7 +84,7 @@ pub struct ConfigArgs {
     pub config: PathBuf,
 }
 
-/// What `check` takes.
+/// Arguments of `check`.
 #[derive(Debug, Args)]
 pub struct CheckArgs {
     /// The configuration.
@@ -103,7 +103,7 @@ pub struct SocketArgs {
     pub socket: PathBuf,
 }
 
-/// What `status` takes.
+/// Arguments of `status`.
 #[derive(Debug, Args)]
 pub struct StatusArgs {
     /// The proxy.
@@ -114,13 +114,13 @@ pub struct StatusArgs {
     pub json: bool,
 }
 
-/// What `purge` takes.
+/// Arguments of `purge`.
 #[derive(Debug, Args)]
 pub struct PurgeArgs {
     /// The proxy.
     #[command(flatten)]
     pub at: SocketArgs,
-    /// What to remove.
+    /// The scope to remove.
     #[command(flatten)]
     pub what: What,
     /// Prints JSON.
@@ -128,7 +128,7 @@ pub struct PurgeArgs {
     pub json: bool,
 }
 
-/// What to remove.
+/// The scope of a purge, exactly one.
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 pub struct What {

@@ -1,5 +1,5 @@
-//! Conditions of requests (RFC 9110 §13) against a stored response, and the conditions by which the proxy asks
-//! the origin whether what it has is still right.
+//! Conditions of requests (RFC 9110 §13) against a stored response, and the conditions with which the proxy
+//! asks the origin whether its stored response is still valid.
 
 use crate::headers;
 use http::header::{self, HeaderMap, HeaderValue};
@@ -13,12 +13,12 @@ pub const CONDITIONS: [header::HeaderName; 5] = [
     header::IF_RANGE,
 ];
 
-/// The opaque part of an entity tag, and whether it is weak.
+/// Splits an entity tag into its opaque part and whether it is weak.
 fn opaque(tag: &str) -> (&str, bool) {
     tag.strip_prefix("W/").map_or((tag, false), |tag| (tag, true))
 }
 
-/// Whether the client has what is stored already: the answer is 304.
+/// Whether the client already has the stored response; the answer then is 304.
 pub fn is_not_modified(request: &HeaderMap, stored: &HeaderMap) -> bool {
     if request.contains_key(header::IF_NONE_MATCH) {
         let Some(tag) = headers::single(stored, &header::ETAG) else {
@@ -35,7 +35,7 @@ pub fn is_not_modified(request: &HeaderMap, stored: &HeaderMap) -> bool {
     changed_s.is_some_and(|changed_s| changed_s <= since_s)
 }
 
-/// Whether `If-Range` lets a part be served; true without one.
+/// Whether `If-Range` allows a partial answer; true without `If-Range`.
 pub fn range_holds(request: &HeaderMap, stored: &HeaderMap) -> bool {
     if !request.contains_key(header::IF_RANGE) {
         return true;
@@ -48,7 +48,8 @@ pub fn range_holds(request: &HeaderMap, stored: &HeaderMap) -> bool {
     {
         return !opaque(tag).1;
     }
-    // A date holds only where it is exactly the one stored, and a strong validator: a second before the Date.
+    // A date matches only if it equals the stored `Last-Modified` and is a strong validator: at least a
+    // second before `Date`.
     let (asked_s, changed_s) = (
         headers::parse_date_s(asked),
         headers::date_s(stored, &header::LAST_MODIFIED),
@@ -59,7 +60,8 @@ pub fn range_holds(request: &HeaderMap, stored: &HeaderMap) -> bool {
     }
 }
 
-/// Puts the conditions of a stored response into a request to the origin. False if it has no validator.
+/// Adds the validators of a stored response as conditions to a request to the origin. Returns false if it has
+/// none.
 pub fn ask_for_changes(request: &mut HeaderMap, stored: &HeaderMap) -> bool {
     for name in CONDITIONS {
         request.remove(name);
@@ -77,8 +79,8 @@ pub fn ask_for_changes(request: &mut HeaderMap, stored: &HeaderMap) -> bool {
     asks
 }
 
-/// Whether a 304 speaks of what is stored (RFC 9111 §4.3.4). The proxy asks about one entity tag only, so the
-/// answer to that is about it, even if an origin writes another tag beside it.
+/// Whether a 304 is about the stored response (RFC 9111 §4.3.4). The proxy asks about one entity tag only, so
+/// the answer is about it, even if the origin sends another tag.
 pub fn speaks_of(not_modified: &HeaderMap, stored: &HeaderMap) -> bool {
     if stored.contains_key(header::ETAG) {
         return true;
@@ -101,14 +103,14 @@ const OF_THE_BYTES: [&str; 5] = [
     "etag",
 ];
 
-/// Takes the fields of a 304, or of a HEAD's response, over into what is stored.
+/// Updates the stored fields with those of a 304 or of a response to HEAD.
 pub fn update(stored: &mut HeaderMap, new: &HeaderMap) {
     let names: Vec<_> = new
         .keys()
         .filter(|name| !OF_THE_BYTES.contains(&name.as_str()))
         .cloned()
         .collect();
-    // An Age that the update does not have would count for the old response.
+    // If the update has no Age, the old one must not stay: it belongs to the old response.
     stored.remove(header::AGE);
     for name in names {
         stored.remove(&name);

@@ -1,5 +1,5 @@
-//! The configuration: TOML, every key with its default and its bounds. What is wrong is told by its key, with
-//! what would be right.
+//! The configuration: TOML, every key with its default and its bounds. Errors name the key and the allowed
+//! values.
 
 use crate::policy::Rules;
 use crate::units::Bytes;
@@ -12,98 +12,98 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use thiserror::Error;
 
-/// What is wrong with a configuration.
+/// Errors of a configuration.
 #[derive(Debug, Error)]
 pub enum ConfigError {
     /// The file cannot be read.
     #[error("{path}: {error}; give its path with --config")]
     Read {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         error: std::io::Error,
     },
-    /// It is no TOML, or has a key that there is not.
+    /// The file is not TOML, or has an unknown key.
     #[error("{path}: {error}")]
     Syntax {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// Where and why.
+        /// Position and cause.
         error: Box<toml::de::Error>,
     },
     /// A value is out of bounds.
     #[error("{path}: {key}: {problem}")]
     Value {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// Which key.
+        /// The key.
         key: String,
-        /// What is wrong and what would be right.
+        /// The fault, and the allowed values.
         problem: String,
     },
 }
 
-/// All of it.
+/// The whole configuration.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// Where objects are kept.
+    /// The store of objects.
     pub store: Store,
-    /// Where clients come in.
+    /// Addresses for clients.
     pub listen: Vec<Listen>,
-    /// What is served in reverse mode.
+    /// Sites of the reverse mode.
     #[serde(default)]
     pub site: Vec<Site>,
-    /// Who may use it as a forward proxy.
+    /// Access to the forward proxy.
     #[serde(default)]
     pub forward: Forward,
-    /// What is stored, and how long it is good.
+    /// Rules for storing and freshness.
     #[serde(default)]
     pub cache: CacheRules,
     /// Bounds.
     #[serde(default)]
     pub limits: Limits,
-    /// Where the administrator comes in.
+    /// Access for the administrator.
     #[serde(default)]
     pub admin: Admin,
-    /// What is written down.
+    /// Logs.
     #[serde(default)]
     pub log: Log,
 }
 
-/// Where objects are kept.
+/// The store of objects.
 #[derive(Debug, Clone, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct Store {
     /// Files or block devices of one store.
     pub devices: Vec<PathBuf>,
-    /// A device that is missing is made as a file of this size.
+    /// Size of the files that are created for missing devices.
     pub create_bytes: Option<Bytes>,
-    /// Index policy of a store that is made.
+    /// Index policy of a new store.
     #[serde(default = "default_policy")]
     pub policy: String,
     /// Memory for hot objects.
     #[serde(default = "default_hot")]
     pub hot_bytes: Bytes,
-    /// Threads that wait for devices.
+    /// Threads for blocking device I/O.
     #[serde(default = "default_workers")]
     pub workers: usize,
-    /// `all`, or `second-request`: what is asked for once is not written.
+    /// `all`, or `second-request`: an object is written only when it is put for the second time.
     #[serde(default)]
     pub admission: Admission,
-    /// The store is opened though devices are missing.
+    /// Whether to open the store although devices are missing.
     #[serde(default)]
     pub degraded: bool,
 }
 
-/// Which objects are written.
+/// Selects the objects that are written.
 #[derive(Debug, Clone, Copy, Default, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub enum Admission {
     /// All.
     #[default]
     All,
-    /// What is put for the second time.
+    /// Objects that are put for the second time.
     SecondRequest,
 }
 
@@ -119,27 +119,27 @@ const fn default_workers() -> usize {
     16
 }
 
-/// One address where clients come in.
+/// One address for clients.
 #[derive(Debug, Clone, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct Listen {
     /// Address and port.
     pub address: SocketAddr,
-    /// What it serves.
+    /// The mode of the address.
     #[serde(default)]
     pub mode: Mode,
     /// Certificate and key: HTTPS, with HTTP/2.
     pub tls: Option<Tls>,
 }
 
-/// What an address serves.
+/// The mode of an address.
 #[derive(Debug, Clone, Copy, Default, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
     /// Sites of this configuration.
     #[default]
     Reverse,
-    /// Whatever listed clients ask for.
+    /// Any target, for the clients in `forward.clients`.
     Forward,
 }
 
@@ -157,15 +157,16 @@ pub struct Tls {
 #[derive(Debug, Clone, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct Site {
-    /// Names that it answers to; `*` for all.
+    /// Host names of the site; `*` for all.
     pub hosts: Vec<String>,
-    /// Where it comes from: `http://host:port` or `https://…`.
+    /// Origin servers: `http://host:port` or `https://…`.
     pub origins: Vec<String>,
-    /// The name by which the origin is asked, instead of the one that the client gave.
+    /// `Host` sent to the origin, in place of the client's.
     pub host: Option<String>,
-    /// A path that healthy origins answer with a status below 500; none: only failures to connect count.
+    /// Path of the health check: a healthy origin answers it with a status below 500. None: only connection
+    /// failures count.
     pub health_path: Option<String>,
-    /// How often it is asked for.
+    /// Time between two health checks.
     #[serde(default = "default_health_interval")]
     pub health_interval_ms: u64,
 }
@@ -174,7 +175,7 @@ const fn default_health_interval() -> u64 {
     5_000
 }
 
-/// Who may use it as a forward proxy, and for what. Closed as long as it is empty.
+/// Allowed clients and targets of the forward proxy. If empty, nothing is allowed.
 #[derive(Debug, Clone, Default, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields, default)]
 pub struct Forward {
@@ -184,27 +185,27 @@ pub struct Forward {
     pub ports: Vec<u16>,
     /// Ports to which tunnels (CONNECT) may go.
     pub connect_ports: Vec<u16>,
-    /// Private, loopback or link-local networks that are allowed all the same.
+    /// Private, loopback or link-local networks that are allowed as targets.
     pub allow_private: Vec<IpNet>,
 }
 
-/// What is stored, and how long it is good.
+/// Rules for storing and freshness.
 #[derive(Debug, Clone, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields, default)]
 pub struct CacheRules {
-    /// Responses that set cookies are stored too.
+    /// Whether responses that set cookies are stored.
     pub store_set_cookie: bool,
-    /// `Surrogate-Control` counts (reverse mode).
+    /// Whether `Surrogate-Control` is honoured (reverse mode).
     pub surrogate_control: bool,
     /// Percent of the time since the last change for which a response without a lifetime is fresh.
     pub heuristic_percent: u64,
-    /// At most so long.
+    /// Longest heuristic lifetime.
     pub heuristic_max_s: u64,
-    /// `stale-if-error` of responses that do not say.
+    /// `stale-if-error` of responses that have no such directive.
     pub stale_if_error_s: u64,
-    /// Request fields that are part of the key, and passed on though origins may reflect them.
+    /// Request fields that are part of the key. They are passed to the origin even if it may reflect them.
     pub key_headers: Vec<String>,
-    /// Trusted authorities beside the system's, PEM: for origins.
+    /// Certificate authorities trusted for origins in addition to the system's, PEM.
     pub origin_ca: Option<PathBuf>,
 }
 
@@ -222,7 +223,7 @@ impl Default for CacheRules {
     }
 }
 
-/// Bounds. Nothing grows past them.
+/// Bounds on every resource that clients or origins can use up.
 #[derive(Debug, Clone, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {
@@ -236,9 +237,9 @@ pub struct Limits {
     pub min_rate_bytes_s: u64,
     /// Connections of clients.
     pub connections: usize,
-    /// Of these, from one address.
+    /// Connections from one address.
     pub connections_per_address: usize,
-    /// Requests at once of one HTTP/2 connection.
+    /// Concurrent requests of one HTTP/2 connection.
     pub streams: u32,
     /// Bytes of a request's body.
     pub request_body_bytes: Bytes,
@@ -246,19 +247,20 @@ pub struct Limits {
     pub object_bytes: Bytes,
     /// Bytes of an object whose length the origin does not say; larger ones pass through.
     pub unknown_length_bytes: Bytes,
-    /// Bytes of objects on their way into the store; what comes beside them passes through.
+    /// Memory for objects in flight into the store, bytes. Responses beyond it pass through without being
+    /// stored.
     pub in_flight_bytes: Bytes,
-    /// Requests that wait for another's fetch of the same object; more ask the origin themselves.
+    /// Requests that may wait for another's fetch of the same object; further ones ask the origin themselves.
     pub waiting: usize,
-    /// How long they wait.
+    /// How long a request waits for another's fetch.
     pub waiting_timeout_ms: u64,
     /// How long connecting to an origin may take.
     pub connect_timeout_ms: u64,
-    /// How long an origin may take to begin to answer.
+    /// How long an origin may take to start its answer.
     pub response_timeout_ms: u64,
     /// How long an origin may be silent within a body, and a tunnel on both sides.
     pub idle_timeout_ms: u64,
-    /// How long requests may go on after the proxy was told to stop.
+    /// How long requests may continue after the signal to stop.
     pub drain_timeout_ms: u64,
 }
 
@@ -286,7 +288,7 @@ impl Default for Limits {
     }
 }
 
-/// Where the administrator comes in.
+/// Access for the administrator.
 #[derive(Debug, Clone, Default, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields, default)]
 pub struct Admin {
@@ -296,7 +298,7 @@ pub struct Admin {
     pub metrics: Option<SocketAddr>,
 }
 
-/// What is written down.
+/// Logs.
 #[derive(Debug, Clone, Default, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields, default)]
 pub struct Log {
@@ -304,7 +306,7 @@ pub struct Log {
     pub access: Option<PathBuf>,
 }
 
-/// The bound that a value breaks, as text.
+/// Checks that a value is within its bounds; the error is the key and a message.
 fn within(key: &str, value: u64, least: u64, most: u64) -> Result<(), (String, String)> {
     if (least..=most).contains(&value) {
         Ok(())
@@ -326,7 +328,7 @@ impl Config {
     /// Reads and checks a file.
     ///
     /// # Errors
-    /// What is wrong, with its key.
+    /// The fault with its key, as [`ConfigError`].
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
         let text = std::fs::read_to_string(path).map_err(|error| ConfigError::Read {
             path: path.to_owned(),
@@ -381,7 +383,7 @@ impl Config {
         self.limits.check()
     }
 
-    /// The site of an authority: one that names it, or else one that takes all.
+    /// Returns the site of an authority: one that names it, or else one with `*`.
     pub fn site_of(&self, authority: &Authority) -> Option<(usize, &Site)> {
         let named = |name: &str| {
             self.site
@@ -394,7 +396,7 @@ impl Config {
         self.site.get(at).map(|site| (at, site))
     }
 
-    /// The rules of what is stored, for requests of one mode.
+    /// Returns the rules of the policy for requests of one mode.
     pub fn rules(&self, mode: Mode) -> Rules {
         Rules {
             store_set_cookie: self.cache.store_set_cookie,
@@ -405,7 +407,7 @@ impl Config {
         }
     }
 
-    /// Request fields that are part of the key.
+    /// Returns the request fields that are part of the key.
     pub fn key_headers(&self) -> Vec<HeaderName> {
         self.cache
             .key_headers
@@ -564,7 +566,7 @@ impl Limits {
             .try_for_each(|(name, value, least, most)| within(&format!("limits.{name}"), value, least, most))
     }
 
-    /// A number of milliseconds as a time.
+    /// Converts milliseconds to a duration.
     pub const fn ms(ms: u64) -> Duration {
         Duration::from_millis(ms)
     }

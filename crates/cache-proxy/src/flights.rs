@@ -1,5 +1,5 @@
-//! One fetch for many that wait: who asks the origin for a key first leads, others wait until it has stored
-//! what came or has found that it cannot. Bounded in number and time.
+//! Request coalescing: the first request for a key leads and asks the origin. Others wait until its response
+//! is stored or turns out not to be storable. Bounded in number and time.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
-/// Keys that turned out not to be storable, for which nobody waits for a while.
+/// Number of recent keys with unstorable responses; requests for them do not wait.
 const UNSTORABLE: NonZeroUsize = NonZeroUsize::new(4096).expect("not zero");
 const UNSTORABLE_FOR: Duration = Duration::from_secs(10);
 
-/// All fetches that others may wait for.
+/// All fetches in progress.
 pub struct Flights {
     now: Mutex<HashMap<Vec<u8>, watch::Receiver<()>>>,
     unstorable: Mutex<lru::LruCache<Vec<u8>, Instant>>,
@@ -30,28 +30,28 @@ impl Default for Flights {
     }
 }
 
-/// What to do about a key.
+/// The outcome of joining the fetch of a key.
 pub enum Joined {
-    /// Ask the origin; others wait for it.
+    /// The caller leads: it asks the origin, and others wait for it.
     Lead(Lead),
-    /// Somebody else asked; the wait is over.
+    /// Another request led, and its fetch has ended.
     Waited,
-    /// Ask the origin; nobody waits.
+    /// The caller asks the origin for itself only.
     Alone,
 }
 
-/// What came of waiting.
+/// The outcome of a wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Waited {
-    /// Nobody asks for it.
+    /// No fetch of this key was in progress.
     Nothing,
-    /// Who asked is done: look again.
+    /// The leader's fetch has ended: look the key up again.
     Ended,
-    /// Too many wait, or it took too long.
+    /// Too many requests wait, or the time is over.
     Vainly,
 }
 
-/// The right to ask for a key. Dropped, those who wait look again.
+/// The right to fetch a key. Dropping it wakes the waiting requests, which look the key up again.
 pub struct Lead {
     flights: Arc<Flights>,
     key: Vec<u8>,
@@ -59,7 +59,7 @@ pub struct Lead {
 }
 
 impl Lead {
-    /// Says that what came cannot be stored: the next ones need not wait.
+    /// Records that the response cannot be stored, so that requests for this key do not wait for a while.
     pub fn unstorable(self) {
         let mut unstorable = self.flights.unstorable.lock();
         unstorable.put(self.key.clone(), Instant::now());
@@ -74,7 +74,7 @@ impl Drop for Lead {
 }
 
 impl Flights {
-    /// Leads, if nobody does.
+    /// Takes the lead of a key; `None` if another request has it.
     pub fn try_lead(self: &Arc<Self>, key: &[u8]) -> Option<Lead> {
         let mut now = self.now.lock();
         if now.contains_key(key) {
@@ -89,7 +89,8 @@ impl Flights {
         })
     }
 
-    /// Leads, or waits for who does: at most `most` at once, at most for `timeout`.
+    /// Takes the lead of a key or waits for the leader, at most for `timeout`. With `most` requests waiting
+    /// already, the caller asks alone.
     pub async fn join(self: &Arc<Self>, key: &[u8], most: usize, timeout: Duration) -> Joined {
         if self.is_unstorable(key) {
             return Joined::Alone;
@@ -103,7 +104,8 @@ impl Flights {
         }
     }
 
-    /// Waits for a fetch that others lead, if there is one: one of at most `most`, at most for `timeout`.
+    /// Waits for the leader of a key, if there is one, at most for `timeout`. At most `most` requests wait at
+    /// once.
     pub async fn wait(&self, key: &[u8], most: usize, timeout: Duration) -> Waited {
         let Some(mut waits) = self.now.lock().get(key).cloned() else {
             return Waited::Nothing;
@@ -121,17 +123,17 @@ impl Flights {
         }
     }
 
-    /// Fetches that others may wait for.
+    /// Returns the number of fetches in progress.
     pub fn len(&self) -> usize {
         self.now.lock().len()
     }
 
-    /// Whether there is none.
+    /// Whether no fetch is in progress.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Requests that wait.
+    /// Returns the number of waiting requests.
     pub fn waiting(&self) -> usize {
         self.waiting.load(Ordering::Relaxed)
     }
@@ -149,7 +151,7 @@ impl Flights {
     }
 }
 
-/// Counts down when it is dropped, also with a request that was given up.
+/// Decrements the counter when dropped, also when the request is cancelled.
 struct Counted<'a>(&'a AtomicUsize);
 
 impl Drop for Counted<'_> {

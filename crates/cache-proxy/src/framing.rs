@@ -1,6 +1,5 @@
-//! Where a request of HTTP/1 begins and ends, held to the strict form. What two programs could read in two
-//! ways is refused here, before the HTTP library sees a byte of it (RFC 9112 §11.2). Pure: bytes in, bytes
-//! or a refusal out.
+//! Strict framing of HTTP/1 requests. A request that two programs could delimit in two ways is refused here,
+//! before the HTTP library sees a byte of it (RFC 9112 §11.2). Pure: bytes in, bytes or a refusal out.
 
 use http::uri::Authority;
 use thiserror::Error;
@@ -20,7 +19,7 @@ pub enum Refusal {
     /// A header line.
     #[error("a header line is malformed")]
     HeaderLine,
-    /// `Content-Length` is there twice, or is no number.
+    /// `Content-Length` is repeated, or is not a number.
     #[error("Content-Length is ambiguous")]
     Length,
     /// Both `Content-Length` and `Transfer-Encoding`.
@@ -29,7 +28,7 @@ pub enum Refusal {
     /// A `Transfer-Encoding` other than `chunked`, or one in HTTP/1.0.
     #[error("Transfer-Encoding is not understood")]
     Coding,
-    /// `Host` is missing, there twice, malformed, or not that of the target.
+    /// `Host` is missing, repeated, malformed, or differs from the target.
     #[error("Host is missing, ambiguous, or not that of the target")]
     Host,
     /// More bytes or lines of header than allowed.
@@ -41,7 +40,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// A word for metrics.
+    /// Returns the label for metrics.
     pub const fn label(self) -> &'static str {
         match self {
             Self::BareLineEnd => "bare_line_end",
@@ -72,19 +71,19 @@ const TRAILER_MAX: usize = 4096;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// Gathers a head.
+    /// Collecting a head.
     Head,
-    /// Bytes of a body that are left.
+    /// Remaining bytes of a body.
     Body(u64),
-    /// Gathers the line with a chunk's size.
+    /// Collecting the line with a chunk's size.
     ChunkSize,
-    /// Bytes of a chunk that are left.
+    /// Remaining bytes of a chunk.
     ChunkData(u64),
-    /// Gathers the line end after a chunk.
+    /// Collecting the line end after a chunk.
     ChunkEnd,
-    /// Gathers trailer lines.
+    /// Collecting trailer lines; the bytes of trailer so far.
     Trailer(usize),
-    /// A tunnel: no HTTP any more.
+    /// A tunnel: bytes are passed on unparsed.
     Opaque,
 }
 
@@ -97,7 +96,7 @@ pub struct Framing {
 }
 
 impl Framing {
-    /// At the begin of a connection.
+    /// Makes the state of a new connection.
     pub const fn new(bounds: HeadBounds) -> Self {
         Self {
             state: State::Head,
@@ -111,11 +110,11 @@ impl Framing {
         !matches!(self.state, State::Head | State::Opaque)
     }
 
-    /// Takes bytes from the client and appends to `out` those that are sure. A head is held back until it is
-    /// whole and accepted.
+    /// Takes bytes from the client and appends the accepted ones to `out`. A head is held back until it is
+    /// complete and accepted.
     ///
     /// # Errors
-    /// Why the connection has to end; `out` then holds what came before.
+    /// The reason to end the connection; `out` then holds the bytes accepted before.
     pub fn feed(&mut self, mut input: &[u8], out: &mut Vec<u8>) -> Result<(), Refusal> {
         while !input.is_empty() {
             let taken = match self.state {
@@ -156,7 +155,7 @@ impl Framing {
                 if !self.line.ends_with(b"\r\n") {
                     return Err(Refusal::BareLineEnd);
                 }
-                // One empty line before a request is left out, as RFC 9112 §2.2 says.
+                // RFC 9112 §2.2: one empty line before a request is skipped.
                 if self.line == b"\r\n" {
                     self.line.clear();
                     continue;
@@ -218,7 +217,7 @@ impl Framing {
     }
 }
 
-/// Passes on at most `left` bytes; how many.
+/// Copies at most `left` bytes to `out`; returns their number.
 fn pass(input: &[u8], left: u64, out: &mut Vec<u8>) -> usize {
     let now = usize::try_from(left).map_or(input.len(), |left| left.min(input.len()));
     out.extend_from_slice(&input[..now]);
@@ -241,7 +240,7 @@ const fn is_token(byte: u8) -> bool {
         || matches!(byte, b'!' | b'#'..=b'\'' | b'*' | b'+' | b'-' | b'.' | b'^'..=b'`' | b'|' | b'~')
 }
 
-/// Name and value of a header line.
+/// Splits a header line into name and value.
 fn header_line(line: &[u8]) -> Result<(&str, &str), Refusal> {
     if matches!(line.first(), Some(b' ' | b'\t')) {
         return Err(Refusal::Folded);
@@ -264,7 +263,7 @@ fn header_line(line: &[u8]) -> Result<(&str, &str), Refusal> {
         return Err(Refusal::HeaderLine);
     }
     let name = std::str::from_utf8(name).map_err(|_| Refusal::HeaderLine)?;
-    // Only values that are compared below have to be text.
+    // Only the values that are compared below need to be text.
     Ok((
         name,
         std::str::from_utf8(value)
@@ -273,7 +272,7 @@ fn header_line(line: &[u8]) -> Result<(&str, &str), Refusal> {
     ))
 }
 
-/// Checks a whole head, and says what follows it.
+/// Checks a complete head; returns the state that follows it.
 fn check_head(head: &[u8], bounds: HeadBounds) -> Result<State, Refusal> {
     let text = head.strip_suffix(b"\r\n\r\n").unwrap_or(head);
     let mut lines = text.split(|&byte| byte == b'\n');
@@ -363,7 +362,7 @@ fn check_host(method: &str, target: &str, host: Option<&str>, is_old: bool) -> R
     }
 }
 
-/// Whether an authority is host and port and nothing else.
+/// Whether an authority consists of a host and an optional port only.
 pub fn is_host(text: &str) -> bool {
     !text.contains('@')
         && text
@@ -383,7 +382,7 @@ fn same_host(method: &str, target: &str, of_target: &str, host: &str) -> bool {
         ":80"
     };
     let bare = |text: &str| text.strip_suffix(default).unwrap_or(text).to_ascii_lowercase();
-    // Clients leave the port out of a CONNECT's Host now and then.
+    // Some clients leave the port out of the Host of a CONNECT.
     bare(of_target) == bare(host)
         || (method == "CONNECT"
             && of_target

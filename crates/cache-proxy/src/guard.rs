@@ -1,5 +1,5 @@
-//! A client's connection between the socket and the HTTP library: requests are held to the strict framing,
-//! and a client that neither sends nor takes enough is let go. Knows no HTTP beyond [`Framing`].
+//! A client's connection between the socket and the HTTP library. It holds requests to the strict framing and
+//! drops clients that send or read too slowly. Knows no HTTP beyond [`Framing`].
 
 use crate::framing::{Framing, HeadBounds, Refusal};
 use crate::metrics::Metrics;
@@ -11,14 +11,14 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep};
 
-/// Over which time a rate counts.
+/// Time over which the rate is averaged.
 const WINDOW: Duration = Duration::from_secs(10);
 /// Bytes read at once.
 const READ_BYTES: usize = 16 << 10;
-/// What the library gets instead of a head that was refused: it answers 400 and ends the connection.
+/// Bytes passed to the HTTP library in place of a refused head: it answers 400 and ends the connection.
 const REFUSED: &[u8] = b"\x00\r\n\r\n";
 
-/// How fast bytes have to move while the other side is waited for.
+/// Minimum rate of bytes; only the time spent waiting for the client counts.
 #[derive(Debug)]
 struct Rate {
     least_bytes: u64,
@@ -55,7 +55,7 @@ impl Rate {
         }
     }
 
-    /// Ready when it was too slow.
+    /// Ready when the rate fell below the minimum.
     fn poll_slow(&mut self, context: &mut Context<'_>) -> Poll<()> {
         if self.least_bytes == 0 {
             return Poll::Pending;
@@ -79,7 +79,7 @@ impl Rate {
 /// A connection under guard.
 pub struct Guard<S> {
     inner: S,
-    /// `None`: no HTTP/1, framing is the library's.
+    /// `None`: not HTTP/1; the library does the framing.
     framing: Option<Framing>,
     ready: Vec<u8>,
     given: usize,
@@ -90,7 +90,7 @@ pub struct Guard<S> {
 }
 
 impl<S> Guard<S> {
-    /// Guards HTTP/1 (`bounds`), or anything else.
+    /// Guards a connection: HTTP/1 with `bounds`, other protocols without.
     pub fn new(inner: S, bounds: Option<HeadBounds>, least_bytes_s: u64, metrics: Arc<Metrics>) -> Self {
         Self {
             inner,
@@ -172,7 +172,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Guard<S> {
 }
 
 impl<S> Guard<S> {
-    /// What a write came to: one that waits for too long is an error.
+    /// Accounts the result of a write; a write below the minimum rate becomes an error.
     fn wrote(
         &mut self,
         context: &mut Context<'_>,
@@ -227,7 +227,7 @@ mod tests {
         lines: 20,
     };
 
-    /// Time goes as fast as everybody waits.
+    /// Runs `work` under simulated time, which advances whenever all tasks wait.
     fn run(work: impl Future<Output = ()>) {
         let mut runtime = tokio::runtime::Builder::new_current_thread();
         let runtime = runtime

@@ -39,10 +39,10 @@ const FORWARDING: [&str; 16] = [
     "proxy",
 ];
 
-/// Of these there are too many to list.
+/// Prefixes of further such fields, which are too many to list.
 const FORWARDING_PREFIXES: [&str; 3] = ["x-forwarded", "x-original-", "x-rewrite-"];
 
-/// Removes what belongs to one connection: the known fields, and those that `Connection` names.
+/// Removes the fields of one connection: the known ones, and those that `Connection` names.
 pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
     let named: Vec<HeaderName> = list(headers, &header::CONNECTION)
         .filter_map(|name| HeaderName::from_bytes(name.as_bytes()).ok())
@@ -67,7 +67,8 @@ pub fn strip_forwarding(headers: &mut HeaderMap, keyed: &[HeaderName]) {
     }
 }
 
-/// Members of a list field over all its lines. Commas within quotes do not part; empty members are left out.
+/// Iterates over the members of a list field in all its lines. Commas within quotes do not separate; empty
+/// members are left out.
 pub fn list<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'a str> + use<'a> {
     headers
         .get_all(name)
@@ -76,7 +77,7 @@ pub fn list<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item
         .flat_map(split_list)
 }
 
-/// Members of one line of a list field.
+/// Splits one line of a list field into its members.
 pub fn split_list(line: &str) -> Vec<&str> {
     let (mut members, mut start, mut quoted, mut escaped) = (Vec::new(), 0, false, false);
     for (at, byte) in line.bytes().enumerate() {
@@ -99,7 +100,7 @@ pub fn split_list(line: &str) -> Vec<&str> {
     members
 }
 
-/// The only value of a field, if there is exactly one line of it and it is text.
+/// Returns the value of a field that has exactly one line, if it is text.
 pub fn single<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
     let mut lines = headers.get_all(name).iter();
     match (lines.next(), lines.next()) {
@@ -108,26 +109,26 @@ pub fn single<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> 
     }
 }
 
-/// A date field, seconds since 1970; `None` if it is missing, there twice, or no HTTP date.
+/// Parses a date field to seconds since 1970; `None` if it is missing, repeated, or not an HTTP date.
 pub fn date_s(headers: &HeaderMap, name: &HeaderName) -> Option<u64> {
     parse_date_s(single(headers, name)?)
 }
 
-/// An HTTP date, seconds since 1970.
+/// Parses an HTTP date to seconds since 1970.
 pub fn parse_date_s(text: &str) -> Option<u64> {
     let time = httpdate::parse_http_date(text).ok()?;
     Some(time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()))
 }
 
-/// Seconds since 1970 as an HTTP date.
+/// Formats seconds since 1970 as an HTTP date.
 pub fn format_date(date_s: u64) -> HeaderValue {
-    // Four digits of a year are what the format has room for.
+    // The format has room for four digits of the year.
     let date_s = date_s.min(253_402_300_799);
     let text = httpdate::fmt_http_date(SystemTime::UNIX_EPOCH + Duration::from_secs(date_s));
     HeaderValue::from_str(&text).unwrap_or_else(|_| HeaderValue::from_static("Thu, 01 Jan 1970 00:00:00 GMT"))
 }
 
-/// Milliseconds since 1970.
+/// Returns the time in milliseconds since 1970.
 pub fn now_ms() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(now.as_millis()).unwrap_or(u64::MAX)

@@ -4,10 +4,11 @@
 use http::uri::{Authority, PathAndQuery};
 use http::{HeaderMap, HeaderName};
 
-/// Keys longer than this are not cached; the store takes 2,048 bytes, and parts of a response need a suffix.
+/// Longest key, bytes; requests with longer keys are not cached. The store takes 2,048 bytes, and parts of a
+/// response need a suffix.
 pub const KEY_MAX: usize = 1990;
 
-/// What a response is stored under, but for variants.
+/// Key of a response in the store, without the suffix of a variant.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Key {
     text: String,
@@ -15,7 +16,7 @@ pub struct Key {
 }
 
 impl Key {
-    /// The key of a request.
+    /// Makes the key of a request.
     pub fn new(scheme: &str, authority: &Authority, path: &PathAndQuery) -> Self {
         let host = normal_authority(scheme, authority);
         Self {
@@ -24,7 +25,7 @@ impl Key {
         }
     }
 
-    /// The key of a URL, as people write it.
+    /// Makes the key of a URL that an operator typed.
     pub fn of_url(url: &str) -> Option<Self> {
         let uri: http::Uri = url.parse().ok()?;
         let path = uri
@@ -38,11 +39,11 @@ impl Key {
         ))
     }
 
-    /// The same in forward mode. What one mode stored is never served in the other: in reverse mode the
-    /// administrator says where a name leads, in forward mode the name system does.
+    /// Makes the key of the forward mode. A response stored in one mode is never served in the other: in
+    /// reverse mode the administrator configures a name's origin, in forward mode DNS resolves it.
     #[must_use]
     pub fn forward(mut self) -> Self {
-        // A space is in no URL.
+        // A URL has no space, so this cannot be the key of another URL.
         self.text.push_str(" forward");
         self
     }
@@ -53,40 +54,41 @@ impl Key {
         for name in names {
             for value in headers.get_all(name) {
                 let value = String::from_utf8_lossy(value.as_bytes());
-                // A space is in no URL, and its length keeps one field's value from looking like two fields.
+                // A URL has no space; the length keeps one field's value from looking like two fields.
                 self.text.push_str(&format!(" {name}:{}:{value}", value.len()));
             }
         }
         self
     }
 
-    /// Whether a response may be stored under it.
+    /// Whether the key is short enough to store a response under it.
     pub fn fits(&self) -> bool {
         self.text.len() <= KEY_MAX
     }
 
-    /// As bytes.
+    /// Returns the key as bytes.
     pub fn bytes(&self) -> &[u8] {
         self.text.as_bytes()
     }
 
-    /// As text.
+    /// Returns the key as text.
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// Host and port, by which it can be purged.
+    /// Returns host and port, for purges by host.
     pub fn host(&self) -> &str {
         &self.host
     }
 
-    /// The key of a part of it: a variant or a body. A line feed is in no URL.
+    /// Makes the key of a part: a variant or a body. A URL has no line feed, so this cannot be the key of a
+    /// URL.
     pub fn part(&self, kind: char, id: u64) -> Vec<u8> {
         format!("{}\n{kind}{id:016x}", self.text).into_bytes()
     }
 }
 
-/// Host and port in small letters, without the port that the scheme implies.
+/// Normalizes host and port: lower case, without the scheme's default port.
 pub fn normal_authority(scheme: &str, authority: &Authority) -> String {
     let host = authority.host().to_ascii_lowercase();
     let host = host.strip_suffix('.').unwrap_or(&host);

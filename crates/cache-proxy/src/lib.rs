@@ -1,15 +1,16 @@
 //! An HTTP caching proxy over the HashCache store (`varve-cache`): reverse and forward, RFC 9111.
 //!
-//! # Parts, from the ground up
-//! - What messages say: [`headers`], [`cache_control`], [`vary`], [`ranges`], [`conditional`], [`policy`]. Pure.
-//! - What is refused: [`framing`] (ambiguous requests), [`targets`] (where a forward proxy may not go).
-//! - What is stored: [`key`], [`record`], [`storage`].
-//! - What moves: [`body`], [`flights`] (one fetch for many), [`origin`], [`guard`], [`seats`], [`proxy`], [`server`], [`admin`].
+//! # Modules, bottom up
+//! - HTTP semantics: [`headers`], [`cache_control`], [`vary`], [`ranges`], [`conditional`], [`policy`]. Pure.
+//! - Refusals: [`framing`] (ambiguous requests), [`targets`] (addresses that a forward proxy may not reach).
+//! - Storage: [`key`], [`record`], [`storage`].
+//! - I/O: [`body`], [`flights`] (request coalescing), [`origin`], [`guard`], [`seats`], [`proxy`],
+//!   [`server`], [`admin`].
 //!
 //! # Invariants
-//! - Nothing is kept in memory for a stored object: the store's index is all.
-//! - A request is read by the HTTP library only after [`framing`] found exactly one way to read it.
-//! - Whatever a client or an origin can make grow has a bound in [`config::Limits`].
+//! - Memory per stored object is only its entry in the store's index.
+//! - The HTTP library sees a request only after [`framing`] found exactly one way to read it.
+//! - Every resource that a client or an origin can grow has a bound in [`config::Limits`].
 #![forbid(unsafe_code)]
 
 pub mod access_log;

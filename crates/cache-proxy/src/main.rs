@@ -1,5 +1,5 @@
-//! `varve-cache-proxy`: the command line, signals and the order of start and end. What is served is the
-//! library's.
+//! `varve-cache-proxy`: the command line, signals and the order of start and end. The library does the
+//! serving.
 #![forbid(unsafe_code)]
 
 mod cli;

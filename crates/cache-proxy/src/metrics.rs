@@ -1,4 +1,4 @@
-//! Counters, as Prometheus reads them and as the status shows them.
+//! Counters, for Prometheus and for the status.
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
@@ -13,24 +13,24 @@ use prometheus_client::registry::Registry;
 pub enum Outcome {
     /// From the store.
     Hit,
-    /// From the store after the origin said that it is still right.
+    /// From the store after the origin confirmed it.
     Revalidated,
-    /// From the store though it is stale.
+    /// From the store although it is stale.
     Stale,
-    /// From the origin, which was asked because nothing was stored.
+    /// From the origin: nothing usable was stored.
     Miss,
-    /// From the origin; not for the cache.
+    /// From the origin, past the cache.
     Pass,
     /// A tunnel.
     Tunnel,
-    /// Not answered as asked: not allowed, malformed.
+    /// Refused: not allowed, or malformed.
     Refused,
     /// The origin failed.
     Error,
 }
 
 impl Outcome {
-    /// A word for it.
+    /// Returns the label for metrics and logs.
     pub const fn label(self) -> &'static str {
         match self {
             Self::Hit => "hit",
@@ -44,7 +44,7 @@ impl Outcome {
         }
     }
 
-    /// All of them.
+    /// All outcomes.
     pub const ALL: [Self; 8] = [
         Self::Hit,
         Self::Revalidated,
@@ -74,9 +74,9 @@ pub struct Metrics {
     bytes: Family<By, Counter>,
     refusals: Family<Why, Counter>,
     seconds: Histogram,
-    /// Connections of clients now.
+    /// Open connections of clients.
     pub connections: Gauge,
-    /// Connections that were turned away because of a bound.
+    /// Connections that were refused because of a limit.
     pub connections_refused: Counter,
     /// Requests to origins.
     pub origin_requests: Counter,
@@ -84,9 +84,9 @@ pub struct Metrics {
     pub origin_errors: Counter,
     /// Responses that were stored.
     pub stored: Counter,
-    /// Requests that waited for another's fetch.
+    /// Requests that waited for another request's fetch.
     pub collapsed: Counter,
-    /// Lines of the access log that were left out because it could not be written fast enough.
+    /// Lines of the access log that were dropped because they could not be written fast enough.
     pub log_dropped: Counter,
 }
 
@@ -165,7 +165,7 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Counts a request whose answer began.
+    /// Counts a request whose answer has started, with its time to the first byte.
     pub fn request(&self, outcome: Outcome, seconds: f64) {
         self.requests
             .get_or_create(&By {
@@ -175,7 +175,7 @@ impl Metrics {
         self.seconds.observe(seconds);
     }
 
-    /// Counts bytes of its answer.
+    /// Counts bytes of an answer's body.
     pub fn sent(&self, outcome: Outcome, bytes: u64) {
         self.bytes
             .get_or_create(&By {
@@ -184,12 +184,12 @@ impl Metrics {
             .inc_by(bytes);
     }
 
-    /// Counts a request that was refused for how it was framed.
+    /// Counts a request that was refused because of its framing.
     pub fn refused(&self, reason: &'static str) {
         self.refusals.get_or_create(&Why { reason }).inc();
     }
 
-    /// How many requests were answered so.
+    /// Returns the number of requests with this outcome.
     pub fn requests(&self, outcome: Outcome) -> u64 {
         self.requests
             .get_or_create(&By {
@@ -198,10 +198,10 @@ impl Metrics {
             .get()
     }
 
-    /// As Prometheus reads them, with those of the store.
+    /// Returns all counters and those of the store in the text format of Prometheus.
     pub fn text(&self, store: &[(&'static str, u64)]) -> String {
         let mut text = String::new();
-        // Writing into a string does not fail.
+        // Writing to a string cannot fail.
         let _ = encode(&mut text, &self.registry);
         let mut all = text.strip_suffix("# EOF\n").unwrap_or(&text).to_owned();
         for (name, value) in store {

@@ -1,4 +1,4 @@
-//! Origins: connections to them, which of several is asked, and whether it is healthy.
+//! Origins: connections, selection among several, and health.
 
 use crate::body::{BodyError, Upload};
 use crate::config::{CacheRules, Limits, Site};
@@ -29,27 +29,27 @@ use tower_service::Service;
 /// Why an origin gave no answer.
 #[derive(Debug, Error)]
 pub enum OriginError {
-    /// It cannot be connected to, or broke off.
+    /// The origin cannot be connected to, or broke off.
     #[error("the origin cannot be reached: {0}")]
     Unreachable(String),
-    /// The forward proxy may not go there.
+    /// The target is not allowed for the forward proxy.
     #[error("the target is not allowed: {0}")]
     Forbidden(String),
-    /// It did not answer in time.
+    /// The origin did not answer in time.
     #[error("the origin did not answer in time")]
     TimedOut,
-    /// Its answer could be read in two ways.
+    /// The framing of the origin's answer is ambiguous.
     #[error("the origin's answer is ambiguous")]
     Ambiguous,
-    /// The client sent more than it may.
+    /// The client's body exceeds its limit.
     #[error("the request's body is larger than limits.request_body_bytes")]
     TooLarge,
 }
 
-/// Resolves names to the addresses that may be connected to.
+/// Resolves names to the allowed addresses.
 #[derive(Debug, Clone)]
 struct Resolver {
-    /// `None`: the administrator chose the origins, and any address will do.
+    /// `None`: the origins are configured, and any address is allowed.
     allowed: Option<Arc<Vec<IpNet>>>,
 }
 
@@ -74,17 +74,17 @@ impl Service<Name> for Resolver {
     }
 }
 
-/// Asks origins.
+/// Sends requests to origins.
 #[derive(Clone)]
 pub struct Asker {
     newest: Client<HttpsConnector<HttpConnector<Resolver>>, Upload>,
-    /// HTTP/1.1 only: for requests whose `Host` is not the name of the origin, which HTTP/2 cannot say.
+    /// HTTP/1.1 only: for requests whose `Host` differs from the origin's name, which HTTP/2 cannot express.
     oldest: Client<HttpsConnector<HttpConnector<Resolver>>, Upload>,
     allowed: Option<Arc<Vec<IpNet>>>,
     timeout: Duration,
 }
 
-/// The authorities that origins' certificates are checked by.
+/// Builds the TLS configuration for origins, with the trusted certificate authorities.
 ///
 /// # Errors
 /// The file of `cache.origin_ca` cannot be read.
@@ -116,7 +116,8 @@ pub fn trust(rules: &CacheRules) -> io::Result<ClientConfig> {
 }
 
 impl Asker {
-    /// With `allowed`, names and addresses are judged as a forward proxy's.
+    /// Makes a client of origins. `allowed` restricts targets as for a forward proxy and lists the allowed
+    /// private networks.
     pub fn new(tls: ClientConfig, limits: &Limits, allowed: Option<Vec<IpNet>>) -> Self {
         let allowed = allowed.map(Arc::new);
         let mut tcp = HttpConnector::new_with_resolver(Resolver {
@@ -150,10 +151,10 @@ impl Asker {
         }
     }
 
-    /// Asks, and waits for the answer's head.
+    /// Sends a request and waits for the head of the answer.
     ///
     /// # Errors
-    /// There is none.
+    /// The origin gave no answer.
     pub async fn ask(&self, request: Request<Upload>) -> Result<Response<Incoming>, OriginError> {
         if let (Some(allowed), Some(host)) = (&self.allowed, request.uri().host())
             && let Ok(address) = host.trim_start_matches('[').trim_end_matches(']').parse()
@@ -208,7 +209,7 @@ struct Origin {
     scheme: Scheme,
     authority: Authority,
     failures: AtomicU32,
-    /// Until when it is left alone, milliseconds of the pool's clock.
+    /// End of the time in which the origin counts as down, milliseconds of the pool's clock.
     down_until_ms: AtomicU64,
 }
 
@@ -220,13 +221,13 @@ pub struct Pool {
     health: Option<(PathAndQuery, Duration)>,
 }
 
-/// Failures in a row after which an origin is left alone.
+/// Consecutive failures after which an origin counts as down.
 const FAILURES: u32 = 2;
-/// For so long, if nobody looks after its health.
+/// How long it counts as down if there is no health check.
 const LEFT_ALONE_MS: u64 = 5_000;
 
 impl Pool {
-    /// Those of a site whose configuration was checked.
+    /// Makes the origins of a site, whose configuration was checked.
     pub fn new(site: &Site) -> Self {
         let origins = site.origins.iter().filter_map(|origin| {
             let parts = origin.parse::<Uri>().ok()?.into_parts();
@@ -254,7 +255,7 @@ impl Pool {
         self.origins[at].down_until_ms.load(Ordering::Relaxed) <= self.now_ms()
     }
 
-    /// In which order to try the origins: healthy ones in turn, then the others.
+    /// Returns the order in which to try the origins: healthy ones first, round robin.
     pub fn order(&self) -> Vec<usize> {
         let first = self.next.fetch_add(1, Ordering::Relaxed);
         let mut order: Vec<usize> = (0..self.origins.len())
@@ -264,7 +265,7 @@ impl Pool {
         order
     }
 
-    /// The URI of a path at an origin.
+    /// Makes the URI of a path at an origin.
     pub fn uri(&self, at: usize, path: &PathAndQuery) -> Option<Uri> {
         let origin = self.origins.get(at)?;
         let uri = Uri::builder()
@@ -273,7 +274,7 @@ impl Pool {
         uri.path_and_query(path.clone()).build().ok()
     }
 
-    /// Remembers how it went.
+    /// Records the outcome of a request to an origin.
     pub fn tell(&self, at: usize, went_well: bool) {
         let Some(origin) = self.origins.get(at) else {
             return;
@@ -293,7 +294,7 @@ impl Pool {
         }
     }
 
-    /// Names of the origins, and whether each is healthy.
+    /// Returns the URL of each origin and whether it is healthy.
     pub fn state(&self) -> Vec<(String, bool)> {
         let states = self.origins.iter().enumerate().map(|(at, origin)| {
             (
@@ -304,7 +305,7 @@ impl Pool {
         states.collect()
     }
 
-    /// Asks the origins for the health path, again and again; ends with the pool's last user.
+    /// Checks the health of the origins periodically; ends when the pool is dropped.
     pub async fn look_after(pool: std::sync::Weak<Self>, asker: Asker, host: Option<String>) {
         loop {
             let Some(interval) = pool

@@ -1,5 +1,5 @@
-//! What a shared cache may store, how long it is fresh, and when it may be served though it is not
-//! (RFC 9111 §3, §4.2; RFC 5861). Pure: headers and times in, verdicts out.
+//! The rules of a shared cache: which responses it may store, how long they are fresh, and when it may serve
+//! them stale (RFC 9111 §3, §4.2; RFC 5861). Pure: headers and times in, verdicts out.
 
 use crate::cache_control::{CacheControl, SECONDS_MAX};
 use crate::headers;
@@ -12,45 +12,45 @@ pub const SURROGATE: &str = "varve";
 /// Settings of the policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rules {
-    /// Responses with `Set-Cookie` are stored.
+    /// Whether responses with `Set-Cookie` are stored.
     pub store_set_cookie: bool,
-    /// `Surrogate-Control` counts: the proxy acts for the origin.
+    /// Whether `Surrogate-Control` is honoured: the proxy acts for the origin.
     pub surrogate: bool,
     /// Percent of the time since the last change for which a response without a lifetime is fresh.
     pub heuristic_percent: u64,
-    /// At most so long, seconds.
+    /// Longest heuristic lifetime, seconds.
     pub heuristic_max_s: u64,
-    /// `stale-if-error` of responses that do not say, seconds.
+    /// `stale-if-error` of responses that have no such directive, seconds.
     pub stale_if_error_s: u64,
 }
 
 /// Why a response is not stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NotStored {
-    /// The method.
+    /// The method is not GET.
     Method,
-    /// The status, or one that the proxy does not understand.
+    /// The status forbids it, or the proxy does not understand it.
     Status,
     /// The request or the response forbids it.
     NoStore,
-    /// It is for one user.
+    /// The response is private to one user.
     Private,
-    /// The request had `Authorization`, and nothing gives leave.
+    /// The request had `Authorization`, and no directive of the response allows to store it.
     Authorization,
-    /// It sets cookies.
+    /// The response sets cookies.
     SetCookie,
-    /// It varies by what no request shows.
+    /// `Vary: *`: no request field selects the response.
     VaryAny,
-    /// It has neither a lifetime nor a validator.
+    /// The response has neither a lifetime nor a validator.
     NoLifetime,
 }
 
-/// What a stored response says about its reuse.
+/// Age, lifetime and reuse limits of a stored response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Freshness {
     /// Seconds for which it is fresh.
     pub lifetime_s: u64,
-    /// Seconds that have gone by.
+    /// Its age in seconds.
     pub age_s: u64,
     /// It is never served without asking the origin.
     pub no_cache: bool,
@@ -62,14 +62,14 @@ pub struct Freshness {
     pub stale_if_error_s: u64,
 }
 
-/// How a stored response may be used for a request.
+/// The permitted use of a stored response for a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reuse {
     /// As it is.
     Fresh,
     /// As it is, while the origin is asked.
     WhileRevalidating,
-    /// After the origin was asked; `or_stale` tells whether it may be served if that fails.
+    /// Only after validation by the origin.
     Revalidate {
         /// Whether it may be served if the origin fails.
         or_stale: bool,
@@ -92,7 +92,7 @@ pub fn is_heuristic(status: StatusCode) -> bool {
 /// Whether the proxy may store a response.
 ///
 /// # Errors
-/// Why it may not.
+/// The reason why it may not.
 pub fn may_store(
     method: &Method,
     request: &HeaderMap,
@@ -113,7 +113,8 @@ pub fn may_store(
     if said.must_understand && !knows {
         return Err(NotStored::Status);
     }
-    // RFC 9111 §5.2.2.3: who understands the status may ignore a `no-store` beside `must-understand`.
+    // RFC 9111 §5.2.2.3: a cache that understands the status may ignore a `no-store` beside
+    // `must-understand`.
     if asked.no_store || (said.no_store && !(said.must_understand && knows)) {
         return Err(NotStored::NoStore);
     }
@@ -152,7 +153,7 @@ fn surrogate_of(response: &HeaderMap, rules: &Rules) -> Option<CacheControl> {
         .flatten()
 }
 
-/// The `Age` that a response came with: 0 without one, and as old as can be if it is no number.
+/// Returns the `Age` of a response: 0 without one, and the maximum if it is malformed.
 fn age_value_s(response: &HeaderMap) -> u64 {
     if !response.contains_key(header::AGE) {
         return 0;
@@ -164,7 +165,7 @@ fn age_value_s(response: &HeaderMap) -> u64 {
         })
 }
 
-/// How old a response is now (RFC 9111 §4.2.3), seconds.
+/// Returns the age of a response (RFC 9111 §4.2.3), seconds.
 pub fn age_s(response: &HeaderMap, asked_ms: u64, came_ms: u64, now_ms: u64) -> u64 {
     let came_s = came_ms / 1000;
     let apparent = headers::date_s(response, &header::DATE).map_or(0, |date_s| came_s.saturating_sub(date_s));
@@ -208,7 +209,7 @@ fn lifetime_s(
     })
 }
 
-/// How fresh a stored response is.
+/// Computes the freshness of a stored response.
 pub fn freshness(
     status: StatusCode,
     response: &HeaderMap,
@@ -232,7 +233,7 @@ pub fn freshness(
 }
 
 impl Freshness {
-    /// Seconds since it was fresh for the last time; 0 while it is.
+    /// Returns the seconds since the lifetime ended; 0 while fresh.
     pub const fn stale_s(&self) -> u64 {
         if self.age_s < self.lifetime_s {
             0
@@ -241,7 +242,7 @@ impl Freshness {
         }
     }
 
-    /// How it may be used for a request with these directives.
+    /// Decides how the response may be used for a request with the directives `asked`.
     pub fn reuse(&self, asked: &CacheControl) -> Reuse {
         let stale_s = self.stale_s();
         let or_stale = !self.no_cache

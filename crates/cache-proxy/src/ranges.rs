@@ -1,22 +1,23 @@
-//! Byte ranges of a representation (RFC 9110 §14). One range only: several are answered with the whole.
+//! Byte ranges of a representation (RFC 9110 §14). Only single ranges are supported; a request for several
+//! gets the whole.
 
 use crate::headers;
 use http::header::{self, HeaderMap};
 use std::ops::Range;
 
-/// What a request asks for.
+/// The bytes that a request asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Wanted {
-    /// All of it.
+    /// The whole representation.
     Whole,
-    /// These bytes.
+    /// One range of bytes.
     Part(Range<u64>),
-    /// Bytes that are not there.
+    /// A range beyond the end.
     Unsatisfiable,
 }
 
-/// The range that a request asks for of a representation of `len` bytes. What is malformed, of other units,
-/// or several ranges is ignored.
+/// Returns the range that a request asks for in a representation of `len` bytes. Malformed, multiple or
+/// non-byte ranges are ignored.
 pub fn wanted(request: &HeaderMap, len: u64) -> Wanted {
     let Some(spec) = headers::single(request, &header::RANGE) else {
         return Wanted::Whole;
@@ -49,12 +50,12 @@ pub fn wanted(request: &HeaderMap, len: u64) -> Wanted {
     }
 }
 
-/// Whether a request asks for a part.
+/// Whether a request has a `Range`.
 pub fn is_asked(request: &HeaderMap) -> bool {
     request.contains_key(header::RANGE)
 }
 
-/// First byte, end and length of the whole, of a `Content-Range` that says all three.
+/// Parses a `Content-Range` to the range and the length of the whole; `None` unless both are given.
 pub fn content_range(response: &HeaderMap) -> Option<(Range<u64>, u64)> {
     let text = headers::single(response, &header::CONTENT_RANGE)?;
     let (range, len) = text.strip_prefix("bytes ")?.split_once('/')?;

@@ -1,74 +1,74 @@
-//! What the store keeps of a response beside its body: status, fields, times; and of a key with variants the
-//! list of them. Written by this program, but read from a medium that may lie: every length is checked, and
-//! what does not fit exactly is nothing.
+//! Metadata in the store: the status, fields and times of a response, or the list of variants of a key. This
+//! program writes it, but the medium may corrupt it: every length is checked, and a record that does not fit
+//! exactly is ignored.
 
 use crate::vary::{Selecting, VARIANTS_MAX};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 
-/// Version of the encoding; others are misses.
+/// Version of the encoding; records of other versions are misses.
 const VERSION: u8 = 1;
 const RESPONSE: u8 = 1;
 const VARIANTS: u8 = 2;
-/// Fields of a stored response.
+/// Most fields of a stored response.
 const FIELDS_MAX: usize = 512;
-/// Bytes of a stored response's fields; more are not stored.
+/// Most bytes of a stored response's fields; a response with more is not stored.
 pub const FIELDS_BYTES_MAX: usize = 128 << 10;
 
-/// Where the bytes of a response are.
+/// Location of the body of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
-    /// In the same object.
+    /// In the object of the record.
     Here,
-    /// In an object of its own.
+    /// In a separate object.
     Apart {
-        /// Its number.
+        /// Number of that object.
         id: u64,
-        /// How many bytes.
+        /// Length of the body in bytes.
         len: u64,
     },
 }
 
-/// Which bytes of the representation are there.
+/// The stored part of a representation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Part {
-    /// The first one.
+    /// Offset of its first byte.
     pub start: u64,
-    /// How many the whole has.
+    /// Length of the whole representation.
     pub whole_len: u64,
 }
 
-/// A stored response without its bytes.
+/// A stored response without its body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stored {
-    /// Its status.
+    /// The status.
     pub status: StatusCode,
-    /// Its fields, end to end ones only.
+    /// The end-to-end fields.
     pub headers: HeaderMap,
-    /// When it was asked for, milliseconds since 1970.
+    /// Time of the request to the origin, milliseconds since 1970.
     pub asked_ms: u64,
-    /// When it came.
+    /// Time of its arrival, milliseconds since 1970.
     pub came_ms: u64,
-    /// Where its bytes are.
+    /// Location of the body.
     pub place: Place,
-    /// `Some` if only these bytes are there.
+    /// The stored part, if not the whole is stored.
     pub part: Option<Part>,
 }
 
 /// One of several responses of a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Variant {
-    /// Where it is.
+    /// Number of its object.
     pub id: u64,
-    /// Which requests it answers.
+    /// The request fields that select it.
     pub selecting: Selecting,
 }
 
-/// What lies under a key.
+/// The record of a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Record {
-    /// The response.
+    /// A response.
     Response(Stored),
-    /// Where the responses are, the newest first.
+    /// The variants of the key, newest first.
     Variants(Vec<Variant>),
 }
 
@@ -117,7 +117,7 @@ impl<'a> Reader<'a> {
 }
 
 impl Record {
-    /// As bytes.
+    /// Encodes the record.
     pub fn encode(&self) -> Vec<u8> {
         match self {
             Self::Response(stored) => stored.encode(),
@@ -138,7 +138,7 @@ impl Record {
         }
     }
 
-    /// From bytes; `None` if they are anything else than what `encode` writes.
+    /// Decodes a record; `None` if the bytes differ in any way from the output of `encode`.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let mut reader = Reader(bytes);
         if reader.u8()? != VERSION {
@@ -225,7 +225,7 @@ impl Stored {
                 .try_append(name, HeaderValue::from_bytes(reader.bytes()?).ok()?)
                 .ok()?;
         }
-        // A field that would change how the message is framed was never written.
+        // `encode` never writes a field that changes the framing of the message.
         let framed = ["transfer-encoding", "connection", "upgrade", "trailer"]
             .iter()
             .any(|name| headers.contains_key(*name));
@@ -245,7 +245,7 @@ impl Stored {
         })
     }
 
-    /// Whether its fields are few and short enough to be stored.
+    /// Whether the fields are few and short enough to be stored.
     pub fn fits(&self) -> bool {
         let bytes: usize = self
             .headers

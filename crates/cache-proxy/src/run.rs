@@ -1,4 +1,4 @@
-//! What the commands do.
+//! The commands.
 
 use crate::cli::{Command, PurgeArgs, What};
 use anyhow::{Context, anyhow, bail};
@@ -19,7 +19,7 @@ use varve_cache_proxy::proxy::{Live, Proxy};
 use varve_cache_proxy::server;
 use varve_cache_proxy::storage::{Storage, open_cache};
 
-/// Does what was asked.
+/// Runs a command.
 pub fn run(command: Command) -> anyhow::Result<()> {
     match command {
         Command::Serve(args) => serve(&args.config),
@@ -210,7 +210,8 @@ fn remove(socket: Option<PathBuf>) {
     }
 }
 
-/// What was put is durable also when nothing follows.
+/// Flushes devices whose interval is over, so that stored objects become durable also when no further ones
+/// follow.
 async fn tick(proxy: Arc<Proxy>) {
     let mut every = tokio::time::interval(Duration::from_secs(1));
     let mut failed = false;
@@ -225,7 +226,8 @@ async fn tick(proxy: Arc<Proxy>) {
     }
 }
 
-/// Reads the configuration anew. What cannot change while it runs is told, and then nothing changes.
+/// Reloads the configuration. If a key changed that is fixed while the proxy runs, reports it and changes
+/// nothing.
 fn reread(path: &Path, proxy: &Proxy, certificates: &Certificates) -> anyhow::Result<()> {
     let new = Config::load(path)?;
     let old = proxy.live();

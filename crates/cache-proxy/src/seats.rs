@@ -1,4 +1,4 @@
-//! How many connections clients have: in all, and from each address. Tunnels count too.
+//! Limits on connections of clients: in all, and from each address. Tunnels count too.
 
 use crate::config::Limits;
 use crate::metrics::Metrics;
@@ -7,11 +7,11 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-/// Connections there are, in all and of each address.
+/// Open connections, in all and of each address.
 #[derive(Default)]
 pub struct Seats(Mutex<(usize, HashMap<IpAddr, usize>)>);
 
-/// A connection's place; freed when it is dropped.
+/// The slot of a connection; freed on drop.
 pub struct Seat {
     seats: Arc<Seats>,
     metrics: Arc<Metrics>,
@@ -19,7 +19,7 @@ pub struct Seat {
 }
 
 impl Seats {
-    /// Takes a place for a client, if there is one.
+    /// Takes a slot for a client; `None` at a limit.
     pub fn take(self: &Arc<Self>, limits: &Limits, metrics: &Arc<Metrics>, address: IpAddr) -> Option<Seat> {
         let address = counted(address);
         let mut seats = self.0.lock();
@@ -55,7 +55,7 @@ impl Drop for Seat {
     }
 }
 
-/// The address by which a client is counted: of IPv6 the network that one customer has.
+/// Returns the address that a client is counted by; for IPv6 the /64 network, which is one customer.
 fn counted(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => IpAddr::V6((u128::from(address) >> 64 << 64).into()),

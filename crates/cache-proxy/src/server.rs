@@ -1,4 +1,4 @@
-//! Listeners and connections: how many there may be, TLS, HTTP/1.1 and HTTP/2, and an orderly end.
+//! Listeners and connections: limits, TLS, HTTP/1.1 and HTTP/2, and an orderly end.
 
 use crate::config::{Limits, Listen, Mode, Tls};
 use crate::framing::HeadBounds;
@@ -24,7 +24,7 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 /// Reads certificate and key.
 ///
 /// # Errors
-/// One of them cannot be read, or they do not belong together.
+/// A file cannot be read, or the key does not match the certificate.
 pub fn read_tls(tls: &Tls) -> io::Result<ServerConfig> {
     let wrong = |path: &std::path::Path, error: &dyn std::fmt::Display| {
         io::Error::other(format!(
@@ -46,15 +46,15 @@ pub fn read_tls(tls: &Tls) -> io::Result<ServerConfig> {
     Ok(config)
 }
 
-/// A listener that is bound.
+/// A bound listener.
 pub struct Bound {
     socket: TcpListener,
     mode: Mode,
-    /// The newest certificate; a reload sends another.
+    /// The current certificate; a reload replaces it.
     tls: Option<watch::Receiver<Arc<ServerConfig>>>,
 }
 
-/// Binds an address. Gives the sender for new certificates beside it.
+/// Binds an address. Returns the listener and, with TLS, the sender for new certificates.
 ///
 /// # Errors
 /// The address is taken, or the certificate cannot be read.
@@ -78,18 +78,18 @@ pub async fn bind(listen: &Listen) -> io::Result<(Bound, Option<watch::Sender<Ar
 }
 
 impl Bound {
-    /// Where it is bound; the port that the system chose, if 0 was asked for.
+    /// Returns the bound address, with the port that the system chose if 0 was configured.
     ///
     /// # Errors
-    /// The system does not say.
+    /// The system call fails.
     pub fn address(&self) -> io::Result<SocketAddr> {
         self.socket.local_addr()
     }
 }
 
-/// Serves listeners until `stop` says so, then lets what runs end, as long as it may take.
+/// Serves the listeners until `stop` is true, then lets running requests end, at most for the drain timeout.
 pub async fn serve(proxy: Arc<Proxy>, listeners: Vec<Bound>, stop: watch::Receiver<bool>) {
-    // Nothing is sent: when the last connection has dropped its end, all are done.
+    // Nothing is sent: the channel closes when the last connection has dropped its sender.
     let (running, mut done) = mpsc::channel::<Infallible>(1);
     let mut accepting = tokio::task::JoinSet::new();
     for bound in listeners {
@@ -115,7 +115,7 @@ async fn accept(
         let (stream, peer) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
-                // Out of descriptors, mostly: they come back when connections end.
+                // Mostly out of descriptors; they come back when connections end.
                 tracing::warn!(%error, "a connection could not be accepted");
                 tokio::time::sleep(Duration::from_millis(50)).await;
                 continue;
@@ -138,7 +138,7 @@ async fn accept(
     }
 }
 
-/// Waits for the word to stop.
+/// Waits for the request to stop.
 async fn told(stop: &mut watch::Receiver<bool>) {
     let _ = stop.wait_for(|stop| *stop).await;
 }
@@ -194,7 +194,7 @@ async fn connection(
     }
 }
 
-/// Serves a connection to its end; one that is told to stop ends what is under way.
+/// Serves a connection to its end; after a stop, requests in progress are completed.
 async fn drive<C: Future<Output = hyper::Result<()>>>(
     connection: C,
     finish: impl FnOnce(Pin<&mut C>),

@@ -1,6 +1,6 @@
-//! Responses in the cache store. A response without `Vary` lies under its key; one with `Vary` under a part of
-//! the key, and the key holds the list of at most 16 of them. Bodies above 256 KiB lie in objects of their
-//! own, so that a 304 writes the fields anew and not the bytes. Nothing is kept in memory for an object.
+//! Responses in the cache store. A response without `Vary` is stored under its key. With `Vary`, it is stored
+//! under a part of the key, and the key holds the list of at most 16 variants. Bodies above 256 KiB are
+//! objects of their own, so that a 304 rewrites only the fields. No memory is used per object.
 
 use crate::config;
 use crate::headers;
@@ -20,24 +20,26 @@ use varve_cache::nonblocking::{AsyncCache, Attributes, Upload};
 use varve_cache::store::Admission;
 use varve_cache::{Cache, Hit, Options, PutOutcome, Scope, StoreError, StorePlan};
 
-/// Bodies up to this lie beside their fields.
+/// Largest body that is stored together with its fields, bytes.
 const HERE_MAX: u64 = 256 << 10;
-/// Memory that a large body on its way takes at most: the store gathers a segment.
+/// Most memory of a large body in flight, bytes: the store collects a segment.
 const GATHERED_MAX: u64 = 4 << 20;
 const LOCKS: usize = 256;
-/// Counters of invalidations; keys that share one cost each other a store now and then, so there are many.
+/// Number of invalidation counters. Keys that share a counter sometimes keep each other from being stored, so
+/// there are many.
 const CHANGES: usize = 1 << 16;
-/// The one partial response of a key.
+/// Number of the only partial response of a key.
 const PART_ID: u64 = 0;
 
 /// The store of responses.
 pub struct Storage {
     cache: AsyncCache,
-    /// By key: who changes what lies under it.
+    /// Locks for changes of a key's objects, by hash of the key.
     locks: Vec<Arc<Mutex<()>>>,
-    /// By key: how often it was invalidated; what was asked for before is not stored after.
+    /// Invalidation counters, by hash of the key. A response requested before an invalidation is not stored
+    /// after it.
     changes: Vec<AtomicU64>,
-    /// How often anything was purged.
+    /// Number of purges of whole scopes.
     purges: AtomicU64,
     hasher: RandomState,
     ids: AtomicU64,
@@ -47,34 +49,34 @@ pub struct Storage {
 /// A response that was found.
 #[derive(Debug, Clone)]
 pub struct Found {
-    /// Its fields.
+    /// The stored fields.
     pub stored: Stored,
-    /// Where its fields are.
+    /// Key of the object with the fields.
     record: Vec<u8>,
     version: u64,
     body: Hit,
 }
 
 impl Found {
-    /// Bytes that are there.
+    /// Returns the number of stored bytes of the body.
     pub fn body_len(&self) -> u64 {
         self.body.body_len()
     }
 
-    /// Bytes of the whole representation.
+    /// Returns the length of the whole representation, bytes.
     pub fn whole_len(&self) -> u64 {
         self.stored.part.map_or(self.body_len(), |part| part.whole_len)
     }
 }
 
-/// Turns of the counters when a response was asked for.
+/// Values of the invalidation counters when a response was requested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Turn {
     change: u64,
     purge: u64,
 }
 
-/// Bytes of memory in use for an object on its way.
+/// Memory that one permit of `in_flight` stands for, bytes.
 const PERMIT_BYTES: u64 = 1 << 10;
 
 fn device(path: &Path, settings: &config::Store) -> Result<(FileDevice, bool), StoreError> {
@@ -84,10 +86,11 @@ fn device(path: &Path, settings: &config::Store) -> Result<(FileDevice, bool), S
     }
 }
 
-/// Opens the store, and makes it first where `create_bytes` says so and nothing is there.
+/// Opens the store. With `create_bytes`, missing devices are created as files; if all of them are new, the
+/// store is formatted.
 ///
 /// # Errors
-/// No store; devices are missing; a device failed.
+/// There is no store, devices are missing, or a device failed.
 pub fn open_cache(settings: &config::Store) -> Result<Cache, StoreError> {
     let opened = settings.devices.iter().map(|path| device(path, settings));
     let opened = opened.collect::<Result<Vec<_>, _>>()?;
@@ -113,7 +116,7 @@ pub fn open_cache(settings: &config::Store) -> Result<Cache, StoreError> {
 }
 
 impl Storage {
-    /// Over a cache that is open.
+    /// Makes the storage over an open cache.
     pub fn new(cache: Cache, workers: NonZeroUsize, in_flight_bytes: u64) -> Self {
         let permits = usize::try_from(in_flight_bytes / PERMIT_BYTES).unwrap_or(usize::MAX);
         Self {
@@ -127,12 +130,12 @@ impl Storage {
         }
     }
 
-    /// The cache itself.
+    /// Returns the cache.
     pub const fn cache(&self) -> &Arc<Cache> {
         self.cache.cache()
     }
 
-    /// Memory that objects on their way may still take, bytes.
+    /// Returns the memory left for objects in flight, bytes.
     pub fn in_flight_left_bytes(&self) -> u64 {
         self.in_flight.available_permits() as u64 * PERMIT_BYTES
     }
@@ -145,14 +148,14 @@ impl Storage {
         &self.changes[self.hasher.hash_one(key) as usize % CHANGES]
     }
 
-    /// A number that no other part of this process or an earlier one is likely to have.
+    /// Returns a number that is unlikely to have been used in this process or an earlier one.
     fn new_id(&self) -> u64 {
         self.hasher
             .hash_one((self.ids.fetch_add(1, Ordering::Relaxed), headers::now_ms()))
             | 1
     }
 
-    /// The turn now; take it before the origin is asked.
+    /// Returns the present counters of a key; to be read before the origin is asked.
     pub fn turn(&self, key: &Key) -> Turn {
         Turn {
             change: self.change(key.bytes()).load(Ordering::SeqCst),
@@ -180,7 +183,7 @@ impl Storage {
                 (body.body_len() == len).then_some(body)?
             }
         };
-        // Its end must lie within the whole, whatever the medium says.
+        // The record is read from the medium: check that the part ends within the whole.
         let fits = stored.part.is_none_or(|part| {
             body.body_len() > 0
                 && part
@@ -196,7 +199,7 @@ impl Storage {
         })
     }
 
-    /// The whole response that answers a request, fresh or not.
+    /// Looks up the complete response for a request, fresh or not.
     pub async fn lookup(&self, key: &Key, request: &HeaderMap) -> Option<Found> {
         if !key.fits() {
             return None;
@@ -222,7 +225,7 @@ impl Storage {
         }
     }
 
-    /// The partial response of a key.
+    /// Looks up the partial response of a key.
     pub async fn lookup_part(&self, key: &Key) -> Option<Found> {
         if !key.fits() {
             return None;
@@ -236,10 +239,10 @@ impl Storage {
         }
     }
 
-    /// Bytes of a response that was found.
+    /// Reads bytes of a response that was found.
     ///
     /// # Errors
-    /// They are gone, or the device failed.
+    /// The bytes are gone, or the device failed.
     pub async fn read(&self, found: &Found, start: u64, end: u64) -> Result<Bytes, StoreError> {
         let body = found.body.clone();
         self.cache
@@ -248,8 +251,8 @@ impl Storage {
             .map(Bytes::from)
     }
 
-    /// Begins to store a response of `len` bytes, or of an unknown number up to `unknown_max`. `None` if there
-    /// is no room in flight, or its fields or key are too large.
+    /// Begins to store a response of `len` bytes, or of an unknown length up to `unknown_max`. `None` if the
+    /// memory for objects in flight is used up, or the fields or the key are too large.
     pub async fn begin(
         self: &Arc<Self>,
         key: &Key,
@@ -306,7 +309,7 @@ impl Storage {
         )
     }
 
-    /// Writes the fields of a response that was found anew, unless something else lies there by now.
+    /// Rewrites the fields of a response that was found, unless another one has replaced it.
     pub async fn update(&self, key: &Key, found: &Found, stored: Stored) -> bool {
         if !stored.fits() {
             return false;
@@ -328,7 +331,7 @@ impl Storage {
             .await
     }
 
-    /// Removes all responses of a key. Nothing that was asked for before is stored after.
+    /// Removes all responses of a key. Responses requested before are not stored afterwards.
     pub async fn remove(&self, key: &Key) -> Result<(), StoreError> {
         if !key.fits() {
             return Ok(());
@@ -338,14 +341,14 @@ impl Storage {
         let (whole, part) = (key.bytes().to_vec(), key.part('p', PART_ID));
         self.cache
             .run(move |cache| {
-                // Removing a key that is not there could take another with it that looks alike in the index.
+                // Removing an absent key could remove another one with the same index signature.
                 let mut there = [whole, part].into_iter().filter(|key| cache.get(key).is_some());
                 there.try_for_each(|key| cache.remove(&key))
             })
             .await
     }
 
-    /// Removes what a scope covers. Durable when it returns.
+    /// Removes all responses in a scope. Durable when this returns.
     ///
     /// # Errors
     /// A device failed; a prefix is too long.
@@ -356,7 +359,8 @@ impl Storage {
             return self.cache.run(Cache::flush).await;
         }
         self.purges.fetch_add(1, Ordering::SeqCst);
-        // Whoever looked at the counter before this has put by now, and goes with the purge.
+        // A task that checked the counter before the increment holds its lock until it has put its object, so
+        // the purge below covers that object.
         for lock in &self.locks {
             drop(lock.lock().await);
         }
@@ -372,18 +376,18 @@ impl Storage {
     }
 }
 
-/// What to purge.
+/// The scope of a purge.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Purge {
     /// All responses of a URL.
     Key(Key),
-    /// Those whose `Cache-Tag` or `Surrogate-Key` names it.
+    /// Responses whose `Cache-Tag` or `Surrogate-Key` names this tag.
     Tag(String),
-    /// Those of a host, with its port unless that is the scheme's.
+    /// Responses of a host; its port is part of the name unless it is the scheme's default.
     Host(String),
-    /// Those whose URL begins so.
+    /// Responses whose URL starts with this.
     Prefix(String),
-    /// All.
+    /// All responses.
     Everything,
 }
 
@@ -405,7 +409,7 @@ fn attributes(key: &Key, response: &HeaderMap) -> Attributes {
     }
 }
 
-/// A response that is being stored. Dropped before `finish`, it never was.
+/// A response that is being stored. Dropping it before `finish` discards it.
 pub struct Sink {
     storage: Arc<Storage>,
     key: Key,
@@ -420,12 +424,13 @@ pub struct Sink {
 }
 
 impl Sink {
-    /// Whether all bytes are gathered in memory, and the client need not wait for the device.
+    /// Whether the whole body is collected in memory, so that the client does not wait for the device.
     pub const fn is_gathered(&self) -> bool {
         self.apart.is_none()
     }
 
-    /// Takes bytes in. False if there are too many, or the device failed: drop it then.
+    /// Appends bytes. Returns false if there are too many or the device failed; the sink must be dropped
+    /// then.
     pub async fn write(&mut self, bytes: &Bytes) -> bool {
         match &mut self.apart {
             Some((upload, _, _)) => upload.write(bytes.to_vec()).await.is_ok(),
@@ -437,7 +442,8 @@ impl Sink {
         }
     }
 
-    /// Stores it. False if it was not stored: invalidated meanwhile, not admitted, or the device failed.
+    /// Stores the response. Returns false if it was invalidated meanwhile, not admitted, or the device
+    /// failed.
     pub async fn finish(self) -> bool {
         let Self {
             storage,
@@ -518,7 +524,7 @@ impl Sink {
     }
 }
 
-/// The part that a response with status 206 brings, if its `Content-Range` fits its length.
+/// Returns the part in a response with status 206, if its `Content-Range` fits its length.
 pub fn part_of(response: &HeaderMap, len: Option<u64>) -> Option<Part> {
     let (range, whole_len) = crate::ranges::content_range(response)?;
     let fits = len == Some(range.end - range.start);

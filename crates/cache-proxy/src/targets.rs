@@ -1,11 +1,11 @@
-//! Where a forward proxy may go, and for whom. Closed by default; a name is judged by the addresses that it
-//! has, after it was resolved, and exactly those are connected to.
+//! Access rules of the forward proxy: allowed clients and targets. Closed by default. A name is resolved
+//! first and judged by its addresses; connections go to exactly those addresses.
 
 use crate::config::Forward;
 use ipnet::IpNet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// Whether an address is on the public network. Whatever else has meaning only near the proxy.
+/// Whether an address is on the public network. Other addresses have a meaning only near the proxy.
 pub fn is_public(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => is_public_v4(address),
@@ -42,7 +42,8 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
         return is_public_v4(mapped);
     }
     match words {
-        // Global unicast is 2000::/3; within it are addresses that carry others, and some for documents.
+        // Global unicast is 2000::/3; within it some ranges embed other addresses, and some are for
+        // documentation.
         [0x2001, 0, ..] => false,
         [0x2001, 0xdb8, ..] => false,
         [0x2001, second, ..] if second < 0x200 => false,
@@ -52,7 +53,7 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
     }
 }
 
-/// Whether the proxy may connect to an address.
+/// Whether the proxy may connect to an address: a public one, or one in `allowed`.
 pub fn may_reach(address: IpAddr, allowed: &[IpNet]) -> bool {
     let plain = address.to_canonical();
     is_public(plain) || allowed.iter().any(|net| net.contains(&plain))
@@ -64,10 +65,10 @@ pub fn may_use(client: IpAddr, rules: &Forward) -> bool {
     rules.clients.iter().any(|net| net.contains(&client))
 }
 
-/// The addresses of a name that may be connected to.
+/// Resolves a name to its allowed addresses.
 ///
 /// # Errors
-/// It has none, or none of them is allowed.
+/// The name has no address, or none is allowed.
 pub async fn resolve(host: &str, port: u16, allowed: &[IpNet]) -> std::io::Result<Vec<SocketAddr>> {
     let bare = host.trim_start_matches('[').trim_end_matches(']');
     let all: Vec<SocketAddr> = tokio::net::lookup_host((bare, port)).await?.collect();

@@ -1,4 +1,4 @@
-//! Sizes as people write them: `512`, `64K`, `2 MiB`, `1T`; powers of 1,024.
+//! Sizes in configuration files: `512`, `64K`, `2 MiB`, `1T`; powers of 1,024.
 
 use serde::{Deserialize, Deserializer, de};
 
@@ -9,7 +9,7 @@ pub struct Bytes(pub u64);
 /// Parses a size.
 ///
 /// # Errors
-/// What would have been right.
+/// A message with the accepted forms.
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
     let text = text.trim();
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();

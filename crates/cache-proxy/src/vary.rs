@@ -1,16 +1,15 @@
-//! Which stored response answers which request (RFC 9111 §4.1): the request fields that `Vary` names, in a
-//! normal form.
+//! Selection of stored responses (RFC 9111 §4.1): the request fields that `Vary` names, in a normal form.
 
 use crate::headers;
 use http::header::{self, HeaderMap, HeaderName};
 
-/// Variants that are kept of one key.
+/// Most variants of one key.
 pub const VARIANTS_MAX: usize = 16;
 
-/// Names and normal values of the request fields that a response was chosen by.
+/// Names and normalized values of the request fields that select a response.
 pub type Selecting = Vec<(String, Option<String>)>;
 
-/// The fields that a response varies by, with the values of its request. Sorted by name.
+/// Returns the fields that `Vary` names, with the values of the request, sorted by name.
 pub fn selecting(request: &HeaderMap, response: &HeaderMap) -> Selecting {
     let mut names: Vec<String> = headers::list(response, &header::VARY)
         .map(str::to_ascii_lowercase)
@@ -26,22 +25,22 @@ pub fn selecting(request: &HeaderMap, response: &HeaderMap) -> Selecting {
         .collect()
 }
 
-/// Whether a request would have been answered by the response that these fields chose.
+/// Whether a request has the values of the selecting fields.
 pub fn matches(selecting: &Selecting, request: &HeaderMap) -> bool {
     selecting
         .iter()
         .all(|(name, value)| normal_value(name, request) == *value)
 }
 
-/// A request field in normal form: lines combined, white space around commas left out; languages and codings
-/// in small letters, and in order of name where their order says nothing.
+/// Normalizes a request field: combines its lines and removes white space around commas; languages and
+/// codings are lower-cased, and sorted where their order has no meaning.
 fn normal_value(name: &str, request: &HeaderMap) -> Option<String> {
     let name = HeaderName::from_bytes(name.as_bytes()).ok()?;
     if !request.contains_key(&name) {
         return None;
     }
     if request.get_all(&name).iter().any(|value| value.to_str().is_err()) {
-        // No text: compared as it is, never with a text.
+        // Not text: compared byte by byte, and never equal to a text.
         let raw: Vec<_> = request
             .get_all(&name)
             .iter()

@@ -1,5 +1,5 @@
-//! A cache over one or several devices. Each device is a store of its own; a key belongs to one of them by
-//! its hash, so a device that is lost costs its share and nothing else.
+//! A cache over one or several devices. Each device holds a store of its own and a key belongs to one device
+//! by its hash, so a lost device costs only its share of the keys.
 
 use crate::device::Device;
 use crate::hash::{KeyHash, Secret};
@@ -9,7 +9,7 @@ use crate::store::{
 };
 use std::sync::Arc;
 
-/// What to purge.
+/// The objects that a purge covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scope<'a> {
     /// One object.
@@ -18,9 +18,9 @@ pub enum Scope<'a> {
     Tag(&'a [u8]),
     /// Objects that were put with this host.
     Host(&'a [u8]),
-    /// Objects whose keys begin so.
+    /// Objects whose keys begin with this prefix.
     Prefix(&'a [u8]),
-    /// All.
+    /// All objects.
     Everything,
 }
 
@@ -31,7 +31,7 @@ pub struct Related<'a> {
     pub key: &'a [u8],
     /// Its body.
     pub body: &'a [u8],
-    /// What goes with it.
+    /// Its metadata, tags, host and expiry.
     pub options: PutOptions<'a>,
 }
 
@@ -40,7 +40,7 @@ pub struct Related<'a> {
 pub struct Cache {
     secret: Secret,
     shares: [u32; DEVICES_MAX],
-    /// By device; `None` where it is missing.
+    /// The devices' stores; `None` for a missing device.
     shards: Vec<Option<Arc<Shard>>>,
 }
 
@@ -54,8 +54,8 @@ fn random<const N: usize>() -> Result<[u8; N], StoreError> {
 }
 
 impl Cache {
-    /// Makes a cache on devices; keys are spread by the devices' lengths. What they held is lost, if `force`;
-    /// without it devices that hold a store are refused.
+    /// Makes a cache on devices; keys are spread in proportion to the devices' lengths. Overwrites existing
+    /// stores if `force`; refuses devices that hold one otherwise.
     ///
     /// # Errors
     /// `Devices`, `StoreExists`, `TooSmall`, `Plan`; a device failed.
@@ -67,8 +67,8 @@ impl Cache {
         Self::format_with(devices, plan, force, random()?)
     }
 
-    /// [`format`](Self::format) with a secret that is known: the same keys lie in the same places. For tests
-    /// and measurements.
+    /// As [`format`](Self::format), with a given secret, so that equal keys lie in the same places on every
+    /// run. For tests and measurements.
     ///
     /// # Errors
     /// As `format`.
@@ -113,12 +113,12 @@ impl Cache {
         made.collect()
     }
 
-    /// Opens the cache of these devices, in any order. With `degraded` some may be missing: their share of
-    /// keys is missed and not stored.
+    /// Opens the cache of these devices, in any order. With `degraded` some may be missing: keys of their
+    /// shares are missed and not stored.
     ///
     /// # Errors
-    /// `NoStore`; `Devices` when they are of different caches, one is there twice, or some are missing
-    /// without leave; a device failed.
+    /// `NoStore`; `Devices` if they belong to different caches, one is listed twice, or some are missing
+    /// without `degraded`; a device failed.
     pub fn open(
         devices: Vec<Arc<dyn Device>>,
         options: &Options,
@@ -178,12 +178,12 @@ impl Cache {
         self.shards[device].as_ref()
     }
 
-    /// Devices of the cache, missing ones too.
+    /// Number of devices of the cache, missing ones included.
     pub fn device_count(&self) -> usize {
         self.shards.len()
     }
 
-    /// The stores of the devices that are there.
+    /// The stores of the devices that are present.
     pub fn shards(&self) -> impl Iterator<Item = &Arc<Shard>> {
         self.shards.iter().flatten()
     }
@@ -199,7 +199,7 @@ impl Cache {
         self.get(key)?.body().ok()
     }
 
-    /// Puts an object. An older version is gone from now on, whatever the outcome. Durable after a
+    /// Puts an object. An older version is no longer served, whatever the outcome. Durable after a
     /// [`flush`](Self::flush).
     ///
     /// # Errors
@@ -217,8 +217,8 @@ impl Cache {
         }
     }
 
-    /// Puts objects that will be asked for together: the first one first, the others when it was read. With
-    /// several devices, those of each device together.
+    /// Puts objects that will be requested together: the first one first, the others after it was read. With
+    /// several devices, the objects of each device form a group.
     ///
     /// # Errors
     /// `TooLong`.
@@ -269,8 +269,8 @@ impl Cache {
         self.shard(hash).map_or(Ok(()), |shard| shard.remove(key, hash))
     }
 
-    /// Removes whatever was put into a scope before. Durable when this returns; costs the same whatever it
-    /// covers.
+    /// Removes the objects that were put into a scope earlier. Durable when this returns; the cost does not
+    /// depend on the number of objects.
     ///
     /// # Errors
     /// A device failed. `TooLong` for a prefix longer than a key.
@@ -313,7 +313,7 @@ impl Cache {
         Ok(())
     }
 
-    /// Calls `visit` for each object, in order of place.
+    /// Calls `visit` for each object, in order of device offset.
     ///
     /// # Errors
     /// A device failed.
@@ -336,17 +336,17 @@ impl Cache {
         Ok(all)
     }
 
-    /// Makes everything before durable. Durable when this returns.
+    /// Makes all earlier changes durable. Durable when this returns.
     ///
     /// # Errors
-    /// A device failed; it is given up, the others go on.
+    /// A device failed; it is given up, the others continue.
     pub fn flush(&self) -> Result<(), StoreError> {
         let done: Vec<_> = self.shards().map(|shard| shard.flush()).collect();
         done.into_iter().collect()
     }
 
-    /// Flushes devices whose interval has gone by. Call it about once a second, so that what was put is
-    /// durable also when nothing follows.
+    /// Flushes devices whose flush interval has passed. Call it about once a second, so that objects become
+    /// durable although no further put follows.
     ///
     /// # Errors
     /// As [`flush`](Self::flush).
@@ -354,7 +354,7 @@ impl Cache {
         self.shards().try_for_each(|shard| shard.tick())
     }
 
-    /// Keeps this share of the sets of `SetMemLru` in memory from now on; at a half it becomes `SetMem`.
+    /// Keeps this share of the sets of `SetMemLru` in memory; at a half the policy becomes `SetMem`.
     pub fn set_resident_share(&self, share: f64) {
         self.shards().for_each(|shard| shard.set_resident_share(share));
     }
@@ -366,7 +366,7 @@ impl Cache {
         all
     }
 
-    /// Writes everything and the index, so that the next start is quick. Nothing is put afterwards.
+    /// Writes all waiting data and the index, so that the next start is quick. Later puts are refused.
     ///
     /// # Errors
     /// A device failed.

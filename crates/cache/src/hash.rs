@@ -19,15 +19,14 @@ impl fmt::Debug for Secret {
 pub struct KeyHash(pub u128);
 
 impl KeyHash {
-    /// The hash of `key` under `secret`.
+    /// Hashes `key` under `secret`.
     pub fn of(secret: &Secret, key: &[u8]) -> Self {
         let mut hasher = SipHasher24::new_with_key(&secret.0);
         hasher.write(key);
         Self(hasher.finish128().as_u128())
     }
 
-    /// Which of `sets` sets the key belongs to. Uses bits that [`tag`](Self::tag) and
-    /// [`device`](Self::device) do not.
+    /// The key's set, of `sets` sets. Uses other bits than [`tag`](Self::tag) and [`device`](Self::device).
     pub const fn set(self, sets: u64) -> u64 {
         let high = self.0 >> 64;
         ((high * sets as u128) >> 64) as u64

@@ -5,14 +5,14 @@
 //!
 //! # Parts
 //! - [`policy`]: the eight index policies, and how many bits each takes.
-//! - [`index`]: what is kept in memory about the objects on disk. Pure: no I/O.
+//! - [`index`]: the index in memory of the objects on disk. Pure: no I/O.
 //! - [`store`]: objects on one device. [`Cache`]: one or several of them, the interface to use.
-//! - [`device`]: what a store lies on: files, block devices, memory, test doubles.
+//! - [`device`]: the devices that a store lies on: files, block devices, memory, test doubles.
 //! - `nonblocking` (feature `tokio`): the same interface for programs on tokio.
 //! - [`model`]: expected bits, seeks and requests a second (Tables 2.3, 2.4 and 2.7).
 //!
-//! # What it does not know
-//! HTTP, pools, LibFS. Keys are bytes; a device is what [`device::Device`] says.
+//! # Out of scope
+//! HTTP, pools, LibFS. Keys are bytes; a device is anything that implements [`device::Device`].
 #![forbid(unsafe_code)]
 
 mod cache;

@@ -1,9 +1,9 @@
-//! How fast a device reads at random (thesis Table 2.6), and what follows for block and set size.
+//! Random read speed of a device (thesis Table 2.6), and the block and set size that follow from it.
 
 use crate::device::{DEVICE_BLOCK_BYTES, Device, DeviceError};
 use std::time::{Duration, Instant};
 
-/// Sizes of Table 2.6 that a device with blocks of 4 KiB can tell apart.
+/// The read sizes of Table 2.6 that are multiples of 4 KiB blocks.
 pub const READ_BYTES: [usize; 6] = [4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10];
 
 /// Random reads of one size.
@@ -11,13 +11,13 @@ pub const READ_BYTES: [usize; 6] = [4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 
 pub struct ReadSpeed {
     /// Bytes of a read.
     pub bytes: usize,
-    /// Reads a second, one at a time.
+    /// Reads a second, with one read outstanding.
     pub per_s: f64,
     /// The mean time of a read, milliseconds.
     pub latency_ms: f64,
 }
 
-/// Fills the first `bytes` with noise, so that reads of a sparse file meet data.
+/// Fills the first `bytes` with noise, so that reads of a sparse file find data.
 ///
 /// # Errors
 /// The device failed.
@@ -47,7 +47,8 @@ const fn next(state: u64) -> u64 {
     state ^ state << 17
 }
 
-/// Reads at random within the first `within` bytes, each of [`READ_BYTES`] for `each`.
+/// Reads at random offsets within the first `within` bytes, with each size of [`READ_BYTES`] for the time
+/// `each`.
 ///
 /// # Errors
 /// The device failed.
@@ -74,7 +75,7 @@ pub fn random_reads(device: &dyn Device, within: u64, each: Duration) -> Result<
     Ok(speeds)
 }
 
-/// Bytes of a set: the largest read, up to 128 KiB, that is still nearly as frequent as one of 4 KiB (85 %);
+/// Returns the bytes of a set: the largest read, up to 128 KiB, that reaches 85 % of the rate of 4 KiB reads;
 /// at least 32 KiB, so that eight blocks fit. On the thesis's disks: 64 KiB.
 pub fn choose_set_bytes(speeds: &[ReadSpeed]) -> usize {
     let best = speeds.first().map_or(0.0, |speed| speed.per_s);

@@ -1,5 +1,4 @@
-//! What a policy will cost and bring: Table 2.3 (bits, memory, seeks) and Table 2.4 (requests a second),
-//! computed.
+//! Computed costs and gains of a policy: Table 2.3 (bits, memory, seeks) and Table 2.4 (requests a second).
 //!
 //! Table 2.4 and Table 2.7 of the thesis do not agree for the policies with a log. With the disk that Table
 //! 2.7 implies (79.2 seeks/s), 60 % hits, and two related objects a read, Table 2.4's `t·rel / (2·chr + (1 −
@@ -9,7 +8,7 @@
 
 use crate::policy::{Policy, Shape};
 
-/// A disk, as far as the model looks at it.
+/// A disk, reduced to the figures that the model needs.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Disk {
     /// Bytes for objects.
@@ -21,7 +20,7 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// Objects that the index has room for.
+    /// Objects that the index can hold.
     pub const fn objects(&self) -> u64 {
         self.bytes / self.object_bytes
     }
@@ -38,11 +37,11 @@ pub fn object_bits(shape: Shape, resident: f64) -> f64 {
     if shape.policy() != Policy::SetMemLru || resident >= 0.5 {
         return whole;
     }
-    // The set's number, and its place in the order of its group.
+    // The set's number, and its rank in its group's order of use.
     resident * (whole + (32.0 + 4.0) / shape.ways() as f64)
 }
 
-/// What is asked of a cache.
+/// The workload of a cache.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Load {
     /// Requests answered from the cache, 0 to 1 (`chr`).
@@ -54,7 +53,7 @@ pub struct Load {
 }
 
 impl Load {
-    /// Polymix-4 as the thesis uses it: 60 % hits; two related objects, as Table 2.7 implies.
+    /// Polymix-4 as the thesis uses it: 60 % hits; two related objects a read, as Table 2.7 implies.
     pub const POLYMIX: Self = Self {
         hit_rate: 0.6,
         cacheable_rate: 0.75,
@@ -75,7 +74,7 @@ impl Load {
         if policy.prefetches() { self.related } else { 1.0 }
     }
 
-    /// Requests a second of a disk with `seeks_per_s`; see the module's head for which formula.
+    /// Requests a second of a disk with `seeks_per_s`; the module's documentation gives the formulas.
     pub fn requests_per_s(&self, policy: Policy, seeks_per_s: f64) -> f64 {
         match self.table(policy) {
             Some(seeks) => seeks_per_s / seeks,
@@ -104,10 +103,10 @@ pub struct Seeks {
     pub write: f64,
 }
 
-/// Objects of 8 KiB in a gathered write of a log, with the one seek that each costs: the "~ 0" of Table 2.3.
+/// Objects of 8 KiB in a gathered write of a log, which costs one seek: the "~ 0" of Table 2.3.
 const OBJECTS_A_WRITE: f64 = 128.0;
 
-/// Share of misses that a tag finds in a full set although the key is another: `1 − (1 − 1/255)^N`.
+/// Share of misses for which a full set holds the tag under another key: `1 − (1 − 1/255)^N`.
 pub fn false_match_rate(ways: usize) -> f64 {
     1.0 - (1.0 - 1.0 / 255.0f64).powi(ways as i32)
 }

@@ -1,6 +1,6 @@
-//! The cache for programs on tokio (feature `tokio`): every call runs on a thread for blocking work, and at
-//! most so many at once as were asked for. Who finds none free waits without a thread: that is the
-//! back-pressure. A reader that is slow holds no thread between its pieces. Owns no state of the cache.
+//! The cache for programs on tokio (feature `tokio`): every call runs on a blocking thread, and at most a
+//! configured number of calls run at once. Further calls wait without a thread, which gives back-pressure. A
+//! slow reader holds no thread between pieces. Owns no state of the cache.
 
 use crate::{Cache, Hit, PutOptions, PutOutcome, PutStream, StoreError};
 use std::num::NonZeroUsize;
@@ -19,7 +19,7 @@ pub struct AsyncCache {
     workers: usize,
 }
 
-/// [`PutOptions`] that go to another thread.
+/// [`PutOptions`] in owned form, for calls that run on another thread.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Attributes {
     /// Metadata, given back with the object.
@@ -28,7 +28,7 @@ pub struct Attributes {
     pub tags: Vec<Vec<u8>>,
     /// A host by which it can be purged.
     pub host: Option<Vec<u8>>,
-    /// From when on it is not served, seconds since 1970; 0: never.
+    /// Expiry, seconds since 1970; 0: never.
     pub expires_s: u64,
 }
 
@@ -45,7 +45,7 @@ impl Attributes {
 }
 
 impl AsyncCache {
-    /// At most `workers` calls at once; as many as the devices serve well together.
+    /// Runs at most `workers` calls at once; choose the number that the devices serve well together.
     pub fn new(cache: Arc<Cache>, workers: NonZeroUsize) -> Self {
         let workers = workers.get().min(Semaphore::MAX_PERMITS);
         Self {
@@ -60,13 +60,13 @@ impl AsyncCache {
         &self.cache
     }
 
-    /// Calls that run now.
+    /// Number of running calls.
     pub fn running(&self) -> usize {
         self.workers - self.free.available_permits()
     }
 
-    /// Runs any work on the cache, when a worker is free: a purge, a flush, a group of related objects. It is
-    /// done whole once it began, even if nobody awaits it any more.
+    /// Runs any work on the cache when a worker is free: a purge, a flush, a group of related objects. Work
+    /// that has begun completes even if its future is dropped.
     ///
     /// # Panics
     /// Outside of a tokio runtime; where `work` panics.
@@ -83,7 +83,7 @@ impl AsyncCache {
             Ok(done) => done,
             Err(error) => match error.try_into_panic() {
                 Ok(panic) => std::panic::resume_unwind(panic),
-                // The runtime ends, and with it whoever awaits this.
+                // The runtime shuts down, and the awaiting task with it.
                 Err(_) => std::future::pending().await,
             },
         }
@@ -152,7 +152,7 @@ pub struct Object {
 }
 
 impl Object {
-    /// What is known of it without waiting.
+    /// The object's head, which is in memory.
     pub const fn hit(&self) -> &Hit {
         &self.hit
     }
@@ -160,7 +160,7 @@ impl Object {
     /// Bytes of the body, as [`Hit::read`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`Hit::read`].
     pub async fn read(&self, range: Range<u64>) -> Result<Vec<u8>, StoreError> {
         let hit = self.hit.clone();
         self.pool.run(move |_| hit.read(range)).await
@@ -178,7 +178,8 @@ impl Object {
     }
 }
 
-/// A body on its way. Nothing is kept for it: `Gone`, if the log comes to it before its reader.
+/// A body that is being read. Nothing is pinned for it: a read returns `Gone` if the log overwrites the body
+/// before the reader reaches the end.
 #[derive(Debug)]
 pub struct Body {
     object: Object,
@@ -186,12 +187,12 @@ pub struct Body {
 }
 
 impl Body {
-    /// Bytes that are still to come.
+    /// Bytes not yet read.
     pub const fn left(&self) -> u64 {
         self.range.end.saturating_sub(self.range.start)
     }
 
-    /// The next piece, at most [`PIECE_BYTES`]; `None` at the end. A cancelled call has taken nothing.
+    /// Returns the next piece, at most [`PIECE_BYTES`]; `None` at the end. A cancelled call consumes nothing.
     ///
     /// # Errors
     /// As [`Hit::read`].
@@ -208,20 +209,20 @@ impl Body {
     }
 }
 
-/// An object that is being put piece by piece. Dropped before [`finish`](Self::finish), or a write of it
-/// cancelled, it never was.
+/// An object that is being put piece by piece. It is discarded if it is dropped before
+/// [`finish`](Self::finish) or one of its writes is cancelled.
 pub struct Upload {
-    /// `None`: a call was cancelled while it ran.
+    /// `None` after a call was cancelled while it ran.
     stream: Option<PutStream>,
     pool: AsyncCache,
 }
 
 impl Upload {
-    /// Takes the next bytes of the body. Awaiting it before the next piece is read from wherever they come
-    /// keeps a fast sender at the speed of the device.
+    /// Takes the next bytes of the body. A sender that awaits it before it reads the next piece from its
+    /// source is slowed down to the device's speed.
     ///
     /// # Errors
-    /// `Length`, when there are more than were declared; `Gone`, after a cancelled call.
+    /// `Length`, when the bytes exceed the declared length; `Gone`, after a cancelled call.
     pub async fn write(&mut self, bytes: impl Into<Vec<u8>>) -> Result<(), StoreError> {
         let bytes = bytes.into();
         let mut stream = self.stream.take().ok_or(StoreError::Gone)?;
@@ -236,10 +237,10 @@ impl Upload {
         done
     }
 
-    /// Puts the object, now that its bytes are there.
+    /// Puts the object after all its bytes were written.
     ///
     /// # Errors
-    /// `Length`, when there are fewer bytes than were declared; `Gone`, after a cancelled call.
+    /// `Length`, when there are fewer bytes than declared; `Gone`, after a cancelled call.
     pub async fn finish(mut self) -> Result<PutOutcome, StoreError> {
         let stream = self.stream.take().ok_or(StoreError::Gone)?;
         self.pool.run(move |_| stream.finish()).await

@@ -1,10 +1,11 @@
-//! The eight index policies (thesis §2.3) and what each keeps in memory. Knows bits, not bytes on media.
+//! The eight index policies (thesis §2.3) and the state that each keeps in memory. Knows bits, not bytes on
+//! media.
 
 use std::fmt;
 use std::str::FromStr;
 use thiserror::Error;
 
-/// How the objects on disk are found.
+/// An index policy: how objects on disk are found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Policy {
     /// One object a bin of the Disk Table; nothing in memory (§2.3.1).
@@ -13,11 +14,11 @@ pub enum Policy {
     Set,
     /// Eight bits of hash and a rank for each object: a miss costs no seek (§2.3.3).
     SetMem,
-    /// As `SetMem`, for the sets used last only (§2.3.3).
+    /// As `SetMem`, for the most recently used sets only (§2.3.3).
     SetMemLru,
     /// No Disk Table: every object is in the circular log, its place in memory (§2.3.4).
     Log,
-    /// As `Log`; only the objects of a set that were used last have their places in memory (§2.3.4).
+    /// As `Log`; only the most recently used objects of a set have their places in memory (§2.3.4).
     LogLru,
     /// `LogLru` that reads related objects together (§2.3.5).
     LogLruPrefetch,
@@ -26,7 +27,7 @@ pub enum Policy {
 }
 
 impl Policy {
-    /// All of them, in the order of Table 2.3.
+    /// All policies, in the order of Table 2.3.
     pub const ALL: [Self; 8] = [
         Self::Basic,
         Self::Set,
@@ -52,7 +53,7 @@ impl Policy {
         }
     }
 
-    /// Whether objects begin in a Disk Table (their tails are in the log).
+    /// Whether heads of objects lie in a Disk Table (their tails are in the log).
     pub const fn has_table(self) -> bool {
         matches!(self, Self::Basic | Self::Set | Self::SetMem | Self::SetMemLru)
     }
@@ -67,12 +68,12 @@ impl Policy {
         matches!(self, Self::LogPrefetch | Self::LogLruPrefetch)
     }
 
-    /// Whether anything about each object is in memory.
+    /// Whether memory holds any state of single objects.
     pub const fn has_index(self) -> bool {
         !matches!(self, Self::Basic | Self::Set)
     }
 
-    /// The number that stands for it on media.
+    /// The policy's number on media.
     pub const fn code(self) -> u8 {
         match self {
             Self::Basic => 1,
@@ -86,7 +87,7 @@ impl Policy {
         }
     }
 
-    /// The policy of a number on media.
+    /// Returns the policy of a number on media.
     pub fn from_code(code: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|policy| policy.code() == code)
     }
@@ -121,27 +122,27 @@ pub const PREFETCH_BITS: u32 = 8;
 /// The most objects of a set.
 pub const WAYS_MAX: usize = 16;
 
-/// A shape that cannot be.
+/// An invalid shape.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum ShapeError {
-    /// Sets of so many objects are not known.
+    /// The set size is not supported.
     #[error("a set of {0} objects cannot be: choose 4, 8 or 16 (1 for the policy `basic`)")]
     Ways(u8),
-    /// So many positions cannot be kept.
+    /// The number of positions in memory is not supported.
     #[error(
         "{positions} positions a set cannot be kept in memory: choose {least} to {most} for sets of {most}"
     )]
     Positions {
-        /// What was asked for.
+        /// The requested number of positions.
         positions: u8,
-        /// The fewest.
+        /// The smallest valid number.
         least: u8,
-        /// The most.
+        /// The largest valid number.
         most: u8,
     },
 }
 
-/// A policy with the size of its sets: all that decides the bits of a set.
+/// A policy with the size of its sets: together they determine the bits of a set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
     policy: Policy,
@@ -150,7 +151,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// The seed's defaults: sets of 8; `LogLru` keeps 4 positions a set.
+    /// The paper's defaults: sets of 8; `LogLru` keeps 4 positions a set.
     pub const fn new(policy: Policy) -> Self {
         let ways = if matches!(policy, Policy::Basic) { 1 } else { 8 };
         let positions = match policy {
@@ -243,7 +244,7 @@ impl Shape {
             + self.prefetches() as u32 * PREFETCH_BITS
     }
 
-    /// Bytes of one set in memory. Every part of a set is whole bytes.
+    /// Bytes of one set in memory. Each part of a set is rounded up to whole bytes.
     pub const fn set_bytes(self) -> usize {
         self.set_bits() as usize / 8
     }

@@ -14,7 +14,7 @@ pub struct Embedded {
 }
 
 impl Embedded {
-    /// Takes a pool into service: recovers first, as a daemon does. No threads are started.
+    /// Opens a pool for service: recovers first, as a daemon does. No threads are started.
     ///
     /// # Errors
     /// As [`KernelFs::open`].
@@ -29,7 +29,7 @@ impl Embedded {
     /// Starts the background threads (digest when idle, late leases, ended processes).
     ///
     /// # Errors
-    /// When no thread can be made.
+    /// If a thread cannot be started.
     pub fn start(&self) -> std::io::Result<()> {
         let mut daemon = self.daemon.lock();
         if daemon.is_none() {
@@ -44,18 +44,18 @@ impl Embedded {
         &self.kernel
     }
 
-    /// Does the background work that is due, now and here.
+    /// Does the due background work in the calling thread.
     pub fn tick(&self) {
         self.kernel.tick();
     }
 
-    /// Makes sessions with this pool, as this process' user.
+    /// Returns a connector that opens sessions with this pool, as this process' user.
     #[must_use]
     pub fn connector(&self) -> Arc<dyn Connector> {
         self.connector_as(Peer::this_process())
     }
 
-    /// Makes sessions as `peer`.
+    /// Returns a connector that opens sessions as `peer`.
     #[must_use]
     pub fn connector_as(&self, peer: Peer) -> Arc<dyn Connector> {
         Arc::new(LocalConnector {
@@ -79,7 +79,7 @@ impl Embedded {
         )
     }
 
-    /// Cuts every session's link as the death of the daemon would: clients see it as gone and connect again.
+    /// Cuts every session's link as the death of the daemon would: clients see it as gone and reconnect.
     pub fn cut_links(&self) {
         for link in self.links.lock().drain(..) {
             if let Some(link) = link.upgrade() {
@@ -88,7 +88,7 @@ impl Embedded {
         }
     }
 
-    /// Ends in order: the threads, then the sessions; everything is digested.
+    /// Shuts down in order: the threads, then the sessions; everything is digested.
     ///
     /// # Errors
     /// As [`KernelFs::shutdown`].

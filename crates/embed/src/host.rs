@@ -1,4 +1,4 @@
-//! A pool of files on this host, served by this process: no daemon to start, and yet others may come (a
+//! A pool of files on this host, served by this process: no daemon to start, and yet others can connect (a
 //! mount, `varve status`).
 
 use std::path::Path;
@@ -28,7 +28,7 @@ impl PoolHere {
         })
     }
 
-    /// Serves the pool in `dir`, which is made of `spec` first if there is none.
+    /// Serves the pool in `dir`, creating it from `spec` first if there is none.
     ///
     /// # Errors
     /// As [`open`](Self::open) and [`create_pool`].
@@ -45,7 +45,7 @@ impl PoolHere {
         &self.pool
     }
 
-    /// Makes sessions with it.
+    /// Returns a connector that opens sessions with the pool.
     #[must_use]
     pub fn connector(&self) -> Arc<dyn Connector> {
         Arc::new(SocketConnector {
@@ -53,7 +53,7 @@ impl PoolHere {
         })
     }
 
-    /// A session of this process, with default options.
+    /// Opens a session of this process, with default options.
     ///
     /// # Errors
     /// As [`Fs::mount`].
@@ -67,10 +67,11 @@ impl PoolHere {
         )
     }
 
-    /// Ends in order: all sessions, then the rest; everything is digested. Unmount your own sessions before.
+    /// Shuts down in order: all sessions, then the rest; everything is digested. Unmount your own sessions
+    /// before.
     ///
     /// # Errors
-    /// A device failed; what is not digested stays in the logs.
+    /// If a device failed; undigested entries stay in the logs.
     pub fn stop(self) -> Result<(), varve_store::StoreError> {
         self.daemon.stop()
     }

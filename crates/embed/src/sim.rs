@@ -11,7 +11,7 @@ use varve_store::{Devices, MkfsOptions, OpenOptions, OpenReport, Store, StoreErr
 /// Sizes of a simulated pool and its medium.
 #[derive(Debug, Clone, Copy)]
 pub struct SimPool {
-    /// What NVM, journal and logs are made of.
+    /// Medium of NVM, journal and logs.
     pub medium: SimMedium,
     /// Bytes of NVM.
     pub nvm_bytes: u64,
@@ -62,7 +62,7 @@ impl SimPool {
         Store::mkfs(&Self::devices(world)?, &options)
     }
 
-    /// The devices of the pool in `world`.
+    /// Returns the devices of the pool in `world`.
     ///
     /// # Errors
     /// `Devices` when there is no NVM or journal in it.
@@ -76,7 +76,7 @@ impl SimPool {
         })
     }
 
-    /// Opens the pool in `world`: the journal is replayed, the logs are found.
+    /// Opens the pool in `world`: replays the journal and finds the logs.
     ///
     /// # Errors
     /// As [`Store::open`].
@@ -93,7 +93,7 @@ impl SimPool {
         Ok((parts, report))
     }
 
-    /// Takes the pool in `world` into service, by the time of day; no threads are started.
+    /// Opens the pool in `world` for service, with the system's clock; no threads are started.
     ///
     /// # Errors
     /// As [`Embedded::open`].

@@ -31,8 +31,8 @@ pub const MODE_KIND_MASK: u32 = 0o170_000;
 pub const MODE_PERM_MASK: u32 = 0o7777;
 
 /// Whether an inode of this `mode` and device number is a whiteout: a character device 0:0, by which an
-/// overlay's upper layer hides a name of the lower ones. No driver answers for that number, so anybody may
-/// make one where he may make a file.
+/// overlay's upper layer hides a name of the lower ones. No driver answers for that number, so a whiteout
+/// needs no more rights than a regular file.
 #[must_use]
 pub const fn is_whiteout(mode: u32, rdev: u32) -> bool {
     mode & MODE_KIND_MASK == 0o020_000 && rdev == 0
@@ -101,8 +101,8 @@ pub struct InodeAttr {
 }
 
 impl InodeAttr {
-    /// A new, empty inode of root's, made at `now_ns`; its first name is counted. A directory's parent is the
-    /// caller's to set.
+    /// A new, empty inode owned by root, made at `now_ns`; its first name is counted. The caller sets the
+    /// parent of a directory.
     #[must_use]
     pub const fn new(key: InodeKey, mode: u32, now_ns: TimeNs) -> Self {
         let nlink = if matches!(FileKind::from_mode(mode), Some(FileKind::Directory)) {

@@ -1,4 +1,4 @@
-//! The header that every metadata block begins with. What follows it is the business of the block's kind.
+//! The header at the start of every metadata block. The block's kind defines the bytes after it.
 
 use crate::{BLOCK_SIZE, BlockNo, Ino};
 use std::mem::offset_of;
@@ -10,13 +10,13 @@ pub type Block = [u8; BLOCK_SIZE];
 
 /// Bytes of the header of a metadata block.
 pub const BLOCK_HEADER_SIZE: usize = 32;
-/// What a metadata block can hold after its header.
+/// Bytes of a metadata block after its header.
 pub const BLOCK_BODY_SIZE: usize = BLOCK_SIZE - BLOCK_HEADER_SIZE;
 /// First two bytes after the checksum: "VB".
 pub const BLOCK_MAGIC: u16 = u16::from_le_bytes(*b"VB");
 
-/// What a metadata block holds. The numbers are on media for ever; those of features that are not built are
-/// in docs/reference/format.md.
+/// Kind of a metadata block. The numbers are on media for ever; docs/reference/format.md lists those of
+/// features that are not built.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u16)]
 pub enum BlockKind {
@@ -32,7 +32,7 @@ pub enum BlockKind {
     ChecksumTable = 0x05,
     /// Rows of segments or units.
     UnitTable = 0x06,
-    /// Intents to finish something too big for one record.
+    /// Intents to finish an operation that is too big for one record.
     OrphanTable = 0x07,
     /// Counters of the pool and the root of the inode file.
     PoolState = 0x08,
@@ -84,7 +84,7 @@ impl BlockKind {
         Self::SharedNode,
     ];
 
-    /// The kind with this number.
+    /// Returns the kind with this number.
     #[must_use]
     pub fn from_u16(raw: u16) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| *kind as u16 == raw)
@@ -103,7 +103,7 @@ pub struct BlockHeader {
     pub kind: U16,
     /// Inode that the block belongs to; 0 for the pool's own.
     pub owner: U64,
-    /// The block's own number, with its tier: a misdirected write shows.
+    /// The block's own number, with its tier: reveals a misdirected write.
     pub block: U64,
     /// Number of the newest snapshot when the block was written; 0 without that feature, which is not built.
     pub birth: U32,
@@ -125,7 +125,7 @@ pub enum HeaderFault {
     /// The checksum is wrong.
     #[error("checksum is {found:#010x}, content has {computed:#010x}")]
     Checksum {
-        /// In the header.
+        /// From the header.
         found: u32,
         /// Of the bytes.
         computed: u32,
@@ -136,17 +136,17 @@ pub enum HeaderFault {
     /// A block of another kind.
     #[error("kind is {found:#06x}, expected {expected:?}")]
     Kind {
-        /// In the header.
+        /// From the header.
         found: u16,
-        /// What should be here.
+        /// The kind that belongs here.
         expected: BlockKind,
     },
     /// A block of another inode.
     #[error("owner is inode {found}, expected {expected}")]
     Owner {
-        /// In the header.
+        /// From the header.
         found: u64,
-        /// What should be here.
+        /// The owner that belongs here.
         expected: Ino,
     },
     /// A block that was written for another place.
@@ -158,7 +158,7 @@ pub enum HeaderFault {
 }
 
 impl BlockHeader {
-    /// A header without its checksum, which [`seal_block`] computes.
+    /// Builds a header without its checksum, which [`seal_block`] computes.
     #[must_use]
     pub fn new(kind: BlockKind, owner: Ino, block: BlockNo) -> Self {
         Self {
@@ -172,7 +172,7 @@ impl BlockHeader {
         }
     }
 
-    /// The header of `block`; checks nothing.
+    /// Returns the header of `block`; checks nothing.
     #[must_use]
     pub fn of(block: &Block) -> Self {
         let mut header = Self::new_zeroed_header();
@@ -214,13 +214,13 @@ impl BlockHeader {
     }
 }
 
-/// Writes `header` with the checksum of `block` as it now is.
+/// Writes a header for this kind, owner and number, with the block's checksum.
 pub fn init_block(block: &mut Block, kind: BlockKind, owner: Ino, number: BlockNo) {
     block[..BLOCK_HEADER_SIZE].copy_from_slice(BlockHeader::new(kind, owner, number).as_bytes());
     seal_block(block);
 }
 
-/// Gives a block that moves its new number, and its checksum.
+/// Sets the new number of a block that moves, and its checksum.
 pub fn move_block(block: &mut Block, number: BlockNo) {
     let at = offset_of!(BlockHeader, block);
     block[at..at + 8].copy_from_slice(&number.0.to_le_bytes());
@@ -233,15 +233,15 @@ pub fn seal_block(block: &mut Block) {
     block[..4].copy_from_slice(&crc.to_le_bytes());
 }
 
-/// What a tier's checksum table has of a metadata block whose bytes have the checksum `crc`: another number
-/// than data of the same bytes would have, so that the two are told apart where nothing leads to a block any
-/// more.
+/// Returns the entry of a tier's checksum table for a metadata block whose bytes have the checksum `crc`. It
+/// differs from the entry for data with equal bytes, so that metadata and data are told apart even if nothing
+/// refers to the block.
 #[must_use]
 pub const fn sum_of_metadata(crc: u32) -> u32 {
     !crc
 }
 
-/// Checks the checksum of a block.
+/// Verifies the checksum of a block.
 ///
 /// # Errors
 /// [`HeaderFault::Checksum`].

@@ -1,12 +1,12 @@
-//! Charges: how many blocks an operation may cost at most. Used by LibFS before it logs and by the
-//! daemon after it digested.
+//! Charges: the most blocks that an operation may allocate. LibFS uses them before it logs, the daemon after
+//! it digested.
 
 use crate::{BLOCK_BYTES, LogOp};
 
-/// Blocks that a small change of one tree may need (new leaf, new parents).
+/// Blocks that a small change of one tree may allocate (new leaf, new parents).
 const TREE_BLOCKS: u32 = 3;
 
-/// Blocks that a range of bytes touches; what can be added to [`TREE_BLOCKS`].
+/// Returns the number of blocks that a range of bytes touches, limited so that [`TREE_BLOCKS`] can be added.
 fn span(offset: u64, len: u64) -> u32 {
     if len == 0 {
         return 0;
@@ -18,14 +18,14 @@ fn span(offset: u64, len: u64) -> u32 {
         .min(u64::from(u32::MAX) - u64::from(TREE_BLOCKS)) as u32
 }
 
-/// [`charge`] of a write of so many bytes.
+/// Returns the [`charge`] of a write of `len` bytes.
 #[must_use]
 pub fn charge_write(offset: u64, len: u64) -> u32 {
     span(offset, len) + TREE_BLOCKS
 }
 
-/// Most blocks that the digest of `op` allocates. Operations that free space cost nothing: they run on the
-/// reserve.
+/// Returns the most blocks that the digest of `op` allocates. Operations that free space cost nothing: they
+/// use the reserve.
 #[must_use]
 pub fn charge(op: &LogOp<'_>) -> u32 {
     match op {

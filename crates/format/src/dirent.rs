@@ -6,21 +6,21 @@ use std::mem::offset_of;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Bits of a record's key that tell names of one hash apart.
+/// Bits of a record's key that distinguish names with equal hashes.
 pub const ORDINAL_BITS: u32 = 15;
 /// Names that can share one hash.
 pub const ORDINALS: u64 = 1 << ORDINAL_BITS;
-/// Keys and cookies below this are never an entry's: free for ".", ".." and "from the start".
+/// Lowest key and cookie of an entry; smaller cookies stand for ".", ".." and the start.
 pub const COOKIE_MIN: u64 = ORDINALS;
-/// Longest attribute value that lies beside its name; longer ones have blocks of their own.
+/// Longest attribute value stored beside its name; longer ones have blocks of their own.
 pub const XATTR_INLINE_MAX: usize = 1024;
-/// Bytes of the root of an inode's attributes, and of each tree that hangs on the pool state beside the inode
-/// file.
+/// Bytes of the root of an inode's attributes, and of each tree that the pool state refers to besides the
+/// inode file.
 pub const MAP_ROOT_SIZE: usize = 24;
 /// Blocks of the longest attribute value.
 pub const XATTR_BLOCKS_MAX: usize = XATTR_VALUE_MAX.div_ceil(crate::BLOCK_BODY_SIZE);
 
-/// Secret of a pool: makes hashes of names unpredictable to those who choose the names.
+/// Secret of a pool: makes hashes of names unpredictable to the users that choose the names.
 #[derive(Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct HashKey(pub [u8; 16]);
 
@@ -31,13 +31,14 @@ impl std::fmt::Debug for HashKey {
 }
 
 impl HashKey {
-    /// The 48-bit hash that orders names; never 0. The high bits of SipHash-2-4, stable on media for ever.
+    /// Returns the 48-bit hash that orders names; never 0. The high bits of SipHash-2-4, stable on media for
+    /// ever.
     #[must_use]
     pub fn name_hash(&self, name: &[u8]) -> u64 {
         (siphash24(&self.0, name) >> 16).max(1)
     }
 
-    /// Key and cookie of the first name with its hash.
+    /// Returns the key and cookie of the first name with this name's hash.
     #[must_use]
     pub fn first_cookie(&self, name: &[u8]) -> u64 {
         self.name_hash(name) << ORDINAL_BITS
@@ -123,13 +124,13 @@ pub enum NameFault {
     },
 }
 
-/// Number of a [`FileKind`] in a directory entry (as `d_type`).
+/// Returns the number of a [`FileKind`] in a directory entry (as `d_type`).
 #[must_use]
 pub const fn file_kind_to_u8(kind: FileKind) -> u8 {
     (kind.mode_bits() >> 12) as u8
 }
 
-/// The kind with this number.
+/// Returns the kind with this number.
 #[must_use]
 pub const fn file_kind_from_u8(raw: u8) -> Option<FileKind> {
     FileKind::from_mode((raw as u32) << 12)
@@ -226,7 +227,7 @@ const _: () = assert!(size_of::<XattrHead>() == 8);
 /// The value lies in blocks of its own.
 const XATTR_IN_BLOCKS: u8 = 1;
 
-/// Where the value of an attribute lies.
+/// Location of an attribute's value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum XattrValue<'a> {
     /// Beside the name.
@@ -246,7 +247,7 @@ pub enum XattrValue<'a> {
 pub struct XattrRecord<'a> {
     /// The name: 1 to 255 bytes.
     pub name: &'a [u8],
-    /// Where the value lies.
+    /// Location of the value.
     pub value: XattrValue<'a>,
 }
 
@@ -434,7 +435,7 @@ impl Default for DirRoot {
 }
 
 impl DirRoot {
-    /// A root with these nodes.
+    /// Builds a root of these nodes.
     #[must_use]
     pub fn new(top: &Top, entries: u64) -> Self {
         Self {
@@ -479,7 +480,7 @@ impl Default for XattrRoot {
 }
 
 impl XattrRoot {
-    /// A root with these nodes.
+    /// Builds a root of these nodes.
     #[must_use]
     pub fn new(top: &Top, entries: u32, value_blocks: u32) -> Self {
         Self {
@@ -498,7 +499,7 @@ impl XattrRoot {
         self.entries.get()
     }
 
-    /// Blocks that long values have for themselves.
+    /// Blocks that hold long values.
     #[must_use]
     pub fn value_blocks(&self) -> u32 {
         self.value_blocks.get()

@@ -5,13 +5,13 @@ use std::mem::offset_of;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Blocks that a file can have: 2^48.
+/// Most blocks of a file: 2^48.
 pub const FILE_BLOCKS_MAX: u64 = 1 << 48;
-/// Blocks that a tier can have: 2^48.
+/// Most blocks of a tier: 2^48.
 pub const TIER_BLOCKS_MAX: u64 = 1 << 48;
 /// Bytes of a tree's or a directory's root in the inode image.
 pub const ROOT_SIZE: usize = 104;
-/// Extents that lie in the inode itself while the tree has no node.
+/// Most extents that lie in the inode itself, while the tree has no node.
 pub const INLINE_EXTENTS: usize = 4;
 /// Bytes of an extent in a node after its key (the file block).
 pub const EXTENT_VALUE_SIZE: usize = 16;
@@ -19,10 +19,10 @@ pub const EXTENT_VALUE_SIZE: usize = 16;
 pub const TREE_HEIGHT_MAX: u8 = 12;
 
 bitflags::bitflags! {
-    /// What is special about an extent.
+    /// Properties of an extent.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
     pub struct ExtentFlags: u8 {
-        /// The blocks are allocated but hold nothing: reads give zeros.
+        /// The blocks are allocated but never written: reads give zeros.
         const UNWRITTEN = 1;
         /// `block` is a number of the shared space, which the tree of the shared runs resolves; `tier` is
         /// [`Tier::Nvm`]. Goes with no other flag.
@@ -35,7 +35,7 @@ impl ExtentFlags {
     pub const NOT_BUILT: [u8; 4] = [2, 4, 16, 32];
 }
 
-/// A run of blocks of a file and where they lie.
+/// A run of blocks of a file and its location.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Extent {
     /// First block in the file.
@@ -46,7 +46,7 @@ pub struct Extent {
     pub tier: Tier,
     /// First block on that tier.
     pub block: BlockNo,
-    /// What is special about them.
+    /// Properties of the extent.
     pub flags: ExtentFlags,
 }
 
@@ -57,7 +57,7 @@ impl Extent {
         FileBlock(self.file_block.0.saturating_add(self.len as u64))
     }
 
-    /// Where the file block `at` lies; `at` must be in the extent.
+    /// Returns the location of file block `at`, which must be in the extent.
     #[must_use]
     pub const fn block_at(&self, at: FileBlock) -> BlockNo {
         BlockNo(
@@ -67,7 +67,7 @@ impl Extent {
         )
     }
 
-    /// The part between `from` and `to`, if any.
+    /// Returns the part between `from` and `to`, if any.
     #[must_use]
     pub fn clip(&self, from: FileBlock, to: FileBlock) -> Option<Self> {
         let start = self.file_block.max(from);
@@ -83,8 +83,7 @@ impl Extent {
         })
     }
 
-    /// Whether `next` goes on where this one ends, in the file and on the tier, so that one extent can stand
-    /// for both.
+    /// Whether `next` continues this extent in the file and on the tier, so that one extent can replace both.
     #[must_use]
     pub const fn joins(&self, next: &Self) -> bool {
         self.end().0 == next.file_block.0
@@ -94,7 +93,7 @@ impl Extent {
             && self.len.checked_add(next.len).is_some()
     }
 
-    /// Whether the numbers are within the format's bounds.
+    /// Checks that the numbers are within the format's bounds.
     ///
     /// # Errors
     /// An [`ExtentFault`] that names the bound.
@@ -180,10 +179,10 @@ impl ExtentValue {
         }
     }
 
-    /// The extent at `file_block`.
+    /// Returns the extent at `file_block`.
     ///
     /// # Errors
-    /// An [`ExtentFault`] that says what no writer of this version would have written.
+    /// An [`ExtentFault`] that names a value that this version never writes.
     pub fn decode(&self, file_block: u64) -> Result<Extent, ExtentFault> {
         let flags = ExtentFlags::from_bits(self.flags).ok_or(ExtentFault::Flags(self.flags))?;
         if self.reserved.get() != 0 {
@@ -342,7 +341,7 @@ pub struct TreeCounts {
 }
 
 impl TreeCounts {
-    /// Counts `extent` in.
+    /// Adds `extent` to the counts.
     pub fn add(&mut self, extent: &Extent) {
         self.extents = self.extents.wrapping_add(1);
         let mapped = self.of(extent);
@@ -358,7 +357,7 @@ impl TreeCounts {
         }
     }
 
-    /// Counts `extent` out.
+    /// Subtracts `extent` from the counts.
     pub fn sub(&mut self, extent: &Extent) {
         self.extents = self.extents.saturating_sub(1);
         let mapped = self.of(extent);
@@ -374,7 +373,7 @@ impl TreeCounts {
     }
 }
 
-/// What a [`TreeRoot`] says.
+/// Decoded contents of a [`TreeRoot`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TreeForm {
     /// All extents lie in the inode: at most [`INLINE_EXTENTS`], ascending.
@@ -424,9 +423,9 @@ pub enum RootFault {
     /// One of the inline extents.
     #[error("inline extent {index}: {fault}")]
     Extent {
-        /// Which.
+        /// Its index.
         index: u8,
-        /// What is wrong.
+        /// Its fault.
         fault: ExtentFault,
     },
     /// Inline extents overlap or are out of order.
@@ -435,7 +434,7 @@ pub enum RootFault {
     /// Reserved bytes are in use.
     #[error("reserved bytes of the root are not zero")]
     Reserved,
-    /// Counters that cannot be.
+    /// Counters with impossible values.
     #[error("root's counters contradict its height")]
     Counters,
 }
@@ -470,7 +469,7 @@ impl TreeRoot {
         self.height == 0 && self.inline_count == 0
     }
 
-    /// A root whose extents are all in the inode. `None` if there are more than [`INLINE_EXTENTS`].
+    /// Builds a root whose extents are all in the inode. `None` if there are more than [`INLINE_EXTENTS`].
     #[must_use]
     pub fn inline(extents: &[Extent]) -> Option<Self> {
         let mut root = Self {
@@ -490,7 +489,7 @@ impl TreeRoot {
         Some(root)
     }
 
-    /// A root with nodes.
+    /// Builds a root with nodes.
     #[must_use]
     pub fn nodes(top: &Top, counts: &TreeCounts) -> Self {
         let mut body = NodesBody::new_zeroed();

@@ -1,5 +1,5 @@
-//! The feature words of a pool: which of the places that the format has are in use. Owns their bits and
-//! names; does not know where they lie (superblock and pool state).
+//! The feature words of a pool: which optional fields of the format are in use. Owns their bits and names;
+//! does not know their location (superblock and pool state).
 
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -33,7 +33,7 @@ bitflags::bitflags! {
         const PROJECTS = 1;
     }
 
-    /// Features of what waits in logs and the journal; cleared when nothing waits.
+    /// Features of undigested logs and of the journal; cleared when these are empty.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
     pub struct LogIncompat: u64 {
         /// Entries may name blocks that hold their payload.
@@ -45,7 +45,7 @@ bitflags::bitflags! {
     }
 }
 
-/// The four words. Shown as the features' names, those without a name as their word and bits.
+/// The four words. Displayed as the features' names; bits without a name as their word and bits.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
@@ -70,14 +70,14 @@ impl Features {
         log_incompat: U64::ZERO,
     };
 
-    /// What this program can serve.
+    /// The features that this program supports.
     pub const BUILT: Self = Self {
         incompat: U64::new(Incompat::SHARED_EXTENTS.bits()),
         log_incompat: U64::new(LogIncompat::IN_PLACE.bits()),
         ..Self::NONE
     };
 
-    /// Those that are not in `other`.
+    /// Returns the features that are not in `other`.
     #[must_use]
     pub fn without(&self, other: &Self) -> Self {
         let without = |word: U64, other: U64| U64::new(word.get() & !other.get());
@@ -89,7 +89,7 @@ impl Features {
         }
     }
 
-    /// Those that this program must know to open the pool, and cannot serve.
+    /// Returns the features that this program must know to open the pool, and does not support.
     #[must_use]
     pub fn unserved(&self) -> Self {
         Self {
@@ -98,13 +98,13 @@ impl Features {
         }
     }
 
-    /// Whether there is none.
+    /// Whether no feature is set.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::NONE
     }
 
-    /// The names, in the order of words and bits.
+    /// Returns the names, in the order of words and bits.
     #[must_use]
     pub fn names(&self) -> Vec<String> {
         let incompat = Incompat::from_bits_retain(self.incompat.get());

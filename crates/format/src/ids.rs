@@ -1,5 +1,5 @@
-//! Numbers with a meaning: inode, generation, block, sequence, session, transaction. No arithmetic beyond
-//! what each needs.
+//! Numbers with a meaning: inode, generation, block, sequence, session, transaction. No arithmetic beyond the
+//! needs of each.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -8,21 +8,21 @@ use std::fmt;
 pub const BLOCK_SIZE: usize = 4096;
 /// [`BLOCK_SIZE`] as an offset type.
 pub const BLOCK_BYTES: u64 = BLOCK_SIZE as u64;
-/// What a directory's size is said to be, whatever it holds: who changes it under a lease could not know
-/// another.
+/// Reported size of every directory. It is constant because a client that changes a directory under a lease
+/// could not know another value.
 pub const DIR_SIZE: u64 = BLOCK_BYTES;
 /// The root directory's inode number.
 pub const ROOT_INO: Ino = Ino(1);
 /// Longest name of a directory entry, in bytes.
 pub const NAME_MAX: usize = 255;
-/// Longest target of a symbolic link, in bytes: what one block holds behind its header.
+/// Longest target of a symbolic link, in bytes: it fits in one block behind the header.
 pub const SYMLINK_MAX: usize = BLOCK_SIZE - 32;
 /// Most links to one inode.
 pub const LINK_MAX: u32 = 65_000;
 /// Longest value of an extended attribute, in bytes.
 pub const XATTR_VALUE_MAX: usize = 65_536;
-/// The attribute that holds file capabilities (capabilities(7)). It goes with each change of the data or the
-/// owner.
+/// The attribute that holds file capabilities (capabilities(7)). Each change of the data or the owner removes
+/// it.
 pub const XATTR_CAPABILITY: &[u8] = b"security.capability";
 /// Largest file, in bytes (2^60).
 pub const FILE_SIZE_MAX: u64 = 1 << 60;
@@ -45,11 +45,11 @@ number!(
     Ino(u64)
 );
 number!(
-    /// How many times an inode number has been given out; tells a file from its predecessor.
+    /// How many times an inode number has been used; distinguishes a file from its predecessor.
     Generation(u32)
 );
 /// Block of [`BLOCK_SIZE`] bytes on one tier. Where the tier does not follow from elsewhere, as in a pointer
-/// to metadata, bits 56 and above name it; NVM is 0 there.
+/// to metadata, bits 56 and above encode it; NVM is 0 there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 pub struct BlockNo(pub u64);
 
@@ -78,13 +78,13 @@ number!(
 );
 
 impl BlockNo {
-    /// Block `number` of `tier`, with the tier in it.
+    /// Builds the number of block `number` of `tier`, with the tier encoded in it.
     #[must_use]
     pub const fn on(tier: Tier, number: u64) -> Self {
         Self(number | (tier as u64) << BLOCK_NUMBER_BITS)
     }
 
-    /// The tier in it, and the number on that tier; `None`: there is no such tier.
+    /// Returns the encoded tier, and the number on that tier; `None`: no such tier exists.
     #[must_use]
     pub const fn home(self) -> Option<(Tier, u64)> {
         // Eight bits are left.
@@ -94,7 +94,7 @@ impl BlockNo {
         }
     }
 
-    /// Whether it names another tier than NVM.
+    /// Whether another tier than NVM is encoded.
     #[must_use]
     pub const fn is_cold(self) -> bool {
         self.0 >> BLOCK_NUMBER_BITS != Tier::Nvm as u64
@@ -108,7 +108,7 @@ impl BlockNo {
 }
 
 impl fmt::Display for BlockNo {
-    /// `77`, or `ssd:77` where it names another tier than NVM.
+    /// `77`, or `ssd:77` where another tier than NVM is encoded.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.home() {
             Some((Tier::Nvm, number)) => number.fmt(f),
@@ -119,7 +119,7 @@ impl fmt::Display for BlockNo {
 }
 
 impl Ino {
-    /// The inode number in what programs see, [`InodeKey::number`].
+    /// Returns the inode number in an [`InodeKey::number`], the form that programs see.
     #[must_use]
     pub const fn of_number(number: u64) -> Self {
         Self(number & ((1 << INO_BITS) - 1))
@@ -134,17 +134,17 @@ impl LogSeq {
     }
 }
 
-/// Bits of an inode number: of more than 10^12 inodes none is made.
+/// Bits of an inode number: enough for 10^12 inodes.
 pub const INO_BITS: u32 = 40;
-/// Bits of a generation in what programs see of it: with those of the number it stays positive in 64 bits.
+/// Bits of a generation in [`InodeKey::number`]: with those of the inode number it stays positive in 64 bits.
 const GENERATION_BITS: u32 = 23;
 
-/// Inode number and generation: the name of one file's life.
+/// Inode number and generation: identifies one file among all that used the number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 pub struct InodeKey {
     /// Inode number.
     pub ino: Ino,
-    /// Which life of that number.
+    /// Use of that number.
     pub generation: Generation,
 }
 
@@ -164,11 +164,11 @@ impl InodeKey {
         }
     }
 
-    /// The file's number as programs and kernels see it (`st_ino`, `d_ino`, a node of FUSE): the inode
-    /// number, and above its [`INO_BITS`] how often it was used before (modulo 2^23). So a number that is
-    /// used again is another one to them. A kernel must never hear of two files under one number: an answer
-    /// about the older one may be on its way into it when it hears of the newer one, and would have it fail
-    /// that one's calls with `EIO`.
+    /// Returns the file's number for programs and kernels (`st_ino`, `d_ino`, a node of FUSE): the inode
+    /// number, and above its [`INO_BITS`] the number of earlier uses (modulo 2^23). A reused inode number
+    /// thus gives a different result. A kernel must never see two files under one number: an answer about the
+    /// older file may still be in flight when the kernel learns of the newer one, and would make calls on the
+    /// newer one fail with `EIO`.
     #[must_use]
     pub const fn number(self) -> u64 {
         let lives = self.generation.0.saturating_sub(1) as u64 & ((1 << GENERATION_BITS) - 1);
@@ -177,8 +177,8 @@ impl InodeKey {
 }
 
 impl InodeKey {
-    /// The key that [`number`](Self::number) is of, if that number had no more lives than it tells apart;
-    /// else an earlier life's, which is over.
+    /// Returns the key of a [`number`](Self::number), if the inode number was used at most 2^23 times; else
+    /// the key of an earlier, deleted file.
     #[must_use]
     pub const fn of_number(number: u64) -> Self {
         let lives = (number >> INO_BITS) as u32 & ((1 << GENERATION_BITS) - 1);
@@ -250,10 +250,10 @@ impl SeqRange {
     }
 }
 
-/// Most missing runs that a seal can name: one a lane.
+/// Most missing runs that a seal can name: one for each lane.
 pub const SEAL_MISSING_MAX: usize = 64;
 
-/// Where a session's log ends for good.
+/// The final end of a session's log.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Seal {
     /// Highest sequence number that counts.

@@ -1,5 +1,5 @@
-//! The 256-byte image of an inode, sixteen to a block of the inode file. Each image checks itself; the blocks
-//! have no header.
+//! The 256-byte image of an inode, sixteen to a block of the inode file. Each image has its own checksum; the
+//! blocks have no header.
 
 use crate::{
     BLOCK_BYTES, BlockNo, DirRoot, FileKind, Generation, Ino, InodeAttr, InodeKey, ROOT_SIZE, TreeForm,
@@ -61,10 +61,10 @@ const STATE_USED: u8 = 2;
 const FLAG_SYMLINK_BLOCK: u8 = 1;
 const FLAG_ORPHAN: u8 = 2;
 
-/// What an inode has beside its attributes.
+/// The part of an inode besides its attributes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Content {
-    /// A regular file's extents (also of special files: empty).
+    /// A regular file's extents; also of special files, which have none.
     File(TreeRoot),
     /// A directory's names.
     Dir(DirRoot),
@@ -83,7 +83,7 @@ pub struct Inode {
     pub content: Content,
     /// Extended attributes.
     pub xattrs: XattrRoot,
-    /// Neighbours in the orphan list, if it is in it (0: none).
+    /// Neighbours in the orphan list, if the inode is in it (0: none).
     pub orphan: Option<OrphanLinks>,
 }
 
@@ -96,10 +96,10 @@ pub struct OrphanLinks {
     pub prev: Ino,
 }
 
-/// What one image says.
+/// Decoded contents of one image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum InodeSlot {
-    /// Not in use; the generation is that of its last life (0: none).
+    /// Not in use; with the generation of its last use (0: none).
     Free(Generation),
     /// Given to a session for a file that is not made yet.
     Reserved(Generation),
@@ -113,16 +113,16 @@ pub enum InodeFault {
     /// Bits changed.
     #[error("inode image: checksum does not match")]
     Checksum,
-    /// Another inode's image.
+    /// The image of another inode.
     #[error("inode image belongs to inode {0}")]
     Stranger(u64),
-    /// State, kind or flags that no writer would have written.
+    /// State, kind or flags that are never written.
     #[error("inode image: {0} makes no sense")]
     Nonsense(&'static str),
 }
 
 impl Inode {
-    /// A new inode of the kind that `attr.mode` names, with nothing in it.
+    /// Builds a new, empty inode of the kind that `attr.mode` names.
     #[must_use]
     pub fn new(attr: InodeAttr) -> Self {
         let content = match attr.kind() {
@@ -138,7 +138,7 @@ impl Inode {
         }
     }
 
-    /// Blocks in use on all tiers, nodes included; 0 if a root makes no sense.
+    /// Returns the blocks in use on all tiers, nodes included; 0 if a root is invalid.
     #[must_use]
     pub fn blocks(&self) -> u64 {
         let data = match &self.content {
@@ -157,7 +157,7 @@ impl Inode {
 }
 
 impl InodeSlot {
-    /// The image's bytes for inode `ino`.
+    /// Returns the image's bytes for inode `ino`.
     ///
     /// # Errors
     /// [`InodeFault::Nonsense`] if mode and content contradict each other, or an inline target is too long.
@@ -203,7 +203,7 @@ impl InodeSlot {
         }
     }
 
-    /// Generation of the present or last life.
+    /// Returns the generation of the current or last use.
     #[must_use]
     pub fn generation(&self) -> Generation {
         match self {

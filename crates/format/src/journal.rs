@@ -1,5 +1,5 @@
 //! The metadata journal: two header copies, then a ring of redo records. Encodes and checks; knows nothing of
-//! what is redone.
+//! the meaning of the records.
 //!
 //! A record starts at a multiple of [`RECORD_ALIGN`] and never wraps: one that does not fit before the end of
 //! the ring starts at [`RING_START`]. Its payload is a list of [`RangeHeader`]s, each followed by its bytes.
@@ -21,7 +21,7 @@ pub const JOURNAL_MIN_BYTES: u64 = 256 << 10;
 /// Most bytes in one record, whatever the size of the journal.
 pub const RECORD_MAX_BYTES: u64 = 4 << 20;
 
-/// Where replay begins. Written in turn to two places; the valid one with the higher `sequence` counts.
+/// Start of replay. Written to two places in turn; the valid copy with the higher `sequence` counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct JournalHeader {
@@ -31,9 +31,9 @@ pub struct JournalHeader {
     pub pool_uuid: [u8; 16],
     /// Counts the writes of this header.
     pub sequence: U64,
-    /// Byte offset in the region at which record `tail_tx + 1` is looked for.
+    /// Byte offset in the region where record `tail_tx + 1` is expected.
     pub tail_offset: U64,
-    /// Everything up to this transaction is in place and durable.
+    /// The last transaction up to which all changes are in place and durable.
     pub tail_tx: U64,
     /// Bytes of the journal region.
     pub len_bytes: U64,
@@ -49,7 +49,7 @@ impl JournalHeader {
     /// Marks a journal.
     pub const MAGIC: [u8; 8] = *b"VARVEJNL";
 
-    /// The same header with its checksum.
+    /// Returns this header with its checksum.
     #[must_use]
     pub fn sealed(mut self) -> Self {
         self.crc32c = U32::new(self.sum());
@@ -108,7 +108,7 @@ impl RecordHeader {
     /// Marks a record.
     pub const MAGIC: [u8; 8] = *b"VARVEREC";
 
-    /// A header for `payload`, with its checksums.
+    /// Builds a header for `payload`, with its checksums.
     #[must_use]
     pub fn new(pool_uuid: [u8; 16], tx: TxId, ranges: u32, payload: &[u8]) -> Self {
         let mut header = Self {
@@ -133,7 +133,7 @@ impl RecordHeader {
             && self.crc32c.get() == crc32c::crc32c(&self.as_bytes()[..60])
     }
 
-    /// Bytes that a record with `payload_len` bytes takes in the ring.
+    /// Returns the bytes that a record with `payload_len` bytes takes in the ring.
     #[must_use]
     pub const fn record_bytes(payload_len: u64) -> u64 {
         (RECORD_HEADER_SIZE as u64 + payload_len).next_multiple_of(RECORD_ALIGN)
@@ -159,10 +159,10 @@ const _: () = assert!(size_of::<RangeHeader>() == RANGE_HEADER_SIZE);
 /// A range of a record: block, first byte in it, bytes.
 pub type Range<'a> = (BlockNo, u16, &'a [u8]);
 
-/// The ranges of a record's payload whose checksum was right.
+/// Parses the ranges of a record's payload whose checksum was right.
 ///
 /// # Errors
-/// If the payload is no list of `ranges` ranges within blocks below `blocks`.
+/// If the payload is not a list of `ranges` ranges within blocks below `blocks`.
 pub fn parse_ranges(payload: &[u8], ranges: u32, blocks: u64) -> Result<Vec<Range<'_>>, BadRecord> {
     let mut rest = payload;
     let mut out = Vec::new();
@@ -179,7 +179,7 @@ pub fn parse_ranges(payload: &[u8], ranges: u32, blocks: u64) -> Result<Vec<Rang
     if rest.is_empty() { Ok(out) } else { Err(BadRecord) }
 }
 
-/// A record with a right checksum whose ranges make no sense.
+/// A record with a right checksum and invalid ranges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the journal record's ranges make no sense")]
 pub struct BadRecord;

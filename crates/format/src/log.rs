@@ -18,7 +18,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Bytes of an entry's header, and the alignment of entries.
 pub const HEADER_SIZE: usize = 64;
-/// Bytes of one log chunk: an entry never crosses one, a lane owns whole ones.
+/// Bytes of one log chunk: an entry never crosses chunks, a lane owns whole ones.
 pub const CHUNK_BYTES: u64 = 2 << 20;
 /// Most payload bytes (body and data) in one entry.
 pub const PAYLOAD_MAX: usize = 1 << 20;
@@ -33,7 +33,7 @@ pub const LIVE_HEADER_SIZE: usize = 64;
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct EntryHeader {
-    /// CRC-32C, see the module's text.
+    /// CRC-32C, see the module's documentation.
     pub crc32c: U32,
     /// Operation, [`OpCode`].
     pub op: u8,
@@ -53,11 +53,11 @@ pub struct EntryHeader {
     pub offset: U64,
     /// Time of the call, nanoseconds since 1970.
     pub time_ns: I64,
-    /// Journal transaction that the session's view rested on.
+    /// Journal transaction that the session's view is based on.
     pub base: U64,
     /// `seq - stable_below`: every number below `stable_below` was committed when this entry was.
     pub stable_delta: U32,
-    /// Entries of the same transaction that follow; 0 in the last.
+    /// Number of entries that follow in its transaction; 0 in the last.
     pub tx_left: U32,
 }
 
@@ -68,7 +68,7 @@ const _: () = {
     assert!(offset_of!(EntryHeader, tx_left) == 60);
 };
 
-/// First 64 bytes of a session's log: whose it is, and in which boot the live copy was made.
+/// First 64 bytes of a session's log: its session, and the boot in which the live copy was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct LiveHeader {
@@ -94,7 +94,7 @@ impl LiveHeader {
     /// Marks a log.
     pub const MAGIC: [u8; 8] = *b"VARVELOG";
 
-    /// A header for `session`, with its checksum.
+    /// Builds a header for `session`, with its checksum.
     #[must_use]
     pub fn new(boot_id: [u8; 16], pool_uuid: [u8; 16], session: SessionId) -> Self {
         let mut header = Self {
@@ -123,7 +123,7 @@ impl LiveHeader {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum OpCode {
-    /// A number that was abandoned.
+    /// An abandoned number.
     Noop = 1,
     /// Bytes at an offset.
     Write = 2,
@@ -150,7 +150,7 @@ pub enum OpCode {
 }
 
 impl OpCode {
-    /// The operation with this number.
+    /// Returns the operation with this number.
     #[must_use]
     pub const fn from_u8(raw: u8) -> Option<Self> {
         Some(match raw {
@@ -175,7 +175,7 @@ bitflags::bitflags! {
     /// Flags of an entry.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
     pub struct EntryFlags: u8 {
-        /// The change clears the set-user-id bit (a write or truncate by somebody without the right to keep
+        /// The change clears the set-user-id bit (a write or truncate by a user without the right to keep
         /// it).
         const CLEAR_SUID = 1;
         /// The change clears the set-group-id bit.
@@ -184,7 +184,7 @@ bitflags::bitflags! {
         const LAST_CLOSED = 4;
         /// The payload is out of line (staging blocks). Reserved: refused in version 1.
         const OUT_OF_LINE = 8;
-        /// Not the first entry of its transaction: without the entry before it, it does not count.
+        /// Not the first entry of its transaction: it counts only if the entry before it does.
         const CONTINUES = 16;
     }
 }
@@ -211,7 +211,7 @@ bitflags::bitflags! {
 pub struct EntryMeta {
     /// Sequence number.
     pub seq: LogSeq,
-    /// All numbers below were committed.
+    /// All lower numbers were committed.
     pub stable_below: LogSeq,
     /// Journal transaction of the session's view.
     pub base: TxId,
@@ -223,26 +223,27 @@ pub struct EntryMeta {
     pub flags: EntryFlags,
 }
 
-/// Bytes that an entry with this much payload takes in the log.
+/// Returns the bytes that an entry with this payload takes in the log.
 #[must_use]
 pub const fn entry_size(payload_len: usize) -> usize {
     HEADER_SIZE + payload_len.next_multiple_of(HEADER_SIZE)
 }
 
-/// Seed of every checksum in the log of `session`.
+/// Returns the seed of every checksum in the log of `session`.
 #[must_use]
 pub fn crc_seed(session: SessionId) -> u32 {
     crc32c::crc32c(&session.0.to_le_bytes())
 }
 
-/// Checksum of an entry, given the checksum of its payload seeded with [`crc_seed`]: the header's bytes 4..64
-/// go last, so that a payload can be checksummed while it is copied, before its sequence number is known.
+/// Returns the checksum of an entry, given the checksum of its payload seeded with [`crc_seed`]: the header's
+/// bytes 4..64 go last, so that a payload can be checksummed while it is copied, before its sequence number
+/// is known.
 #[must_use]
 pub fn entry_crc(payload_crc: u32, header: &EntryHeader) -> u32 {
     crc32c::crc32c_append(payload_crc, &header.as_bytes()[4..])
 }
 
-/// Checksum of a payload in the log of a session: the first argument of [`entry_crc`].
+/// Returns the checksum of a payload in the log of a session: the first argument of [`entry_crc`].
 #[must_use]
 pub fn payload_crc(seed: u32, payload: &[u8]) -> u32 {
     if crate::seeded::armed(crate::seeded::Bug::EntryPayloadUnchecked) {

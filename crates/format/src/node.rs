@@ -20,7 +20,7 @@ pub const NODE_CAPACITY: usize = BLOCK_SIZE - SLOTS;
 /// Bytes that a record takes besides its value.
 pub const RECORD_OVERHEAD: usize = SLOT_SIZE + KEY_SIZE;
 
-/// What is wrong with the layout of a node.
+/// Fault in the layout of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NodeFault {
     /// Slots and heap overlap, or pass the block.
@@ -64,7 +64,7 @@ fn put_u16(block: &mut Block, at: usize, value: usize) {
     block[at..at + 2].copy_from_slice(&(value as u16).to_le_bytes());
 }
 
-/// A node to read.
+/// A read-only view of a node.
 #[derive(Clone, Copy)]
 pub struct NodeRef<'a> {
     block: &'a Block,
@@ -85,25 +85,25 @@ impl<'a> NodeRef<'a> {
         Ok(Self { block, count, heap })
     }
 
-    /// Levels below this one; 0 is a leaf.
+    /// Number of levels below this one; 0 is a leaf.
     #[must_use]
     pub const fn level(&self) -> u8 {
         self.block[LEVEL]
     }
 
-    /// Records.
+    /// Number of records.
     #[must_use]
     pub const fn count(&self) -> usize {
         self.count
     }
 
-    /// Bytes that slots and records take, of [`NODE_CAPACITY`].
+    /// Returns the bytes that slots and records take, of [`NODE_CAPACITY`].
     #[must_use]
     pub fn used_bytes(&self) -> usize {
         self.count * SLOT_SIZE + (BLOCK_SIZE - self.heap).saturating_sub(u16_at(self.block, GARBAGE))
     }
 
-    /// Key and value of record `index`.
+    /// Returns key and value of record `index`.
     ///
     /// # Errors
     /// [`NodeFault::NoRecord`], or [`NodeFault::Record`] if its slot points out of the heap.
@@ -122,7 +122,7 @@ impl<'a> NodeRef<'a> {
         Ok((u64::from_le_bytes(word), value))
     }
 
-    /// Key of record `index`.
+    /// Returns the key of record `index`.
     ///
     /// # Errors
     /// As [`record`](Self::record).
@@ -130,8 +130,8 @@ impl<'a> NodeRef<'a> {
         self.record(index).map(|(key, _)| key)
     }
 
-    /// How many of the first records have keys below `key`; all others are above or equal if the node is in
-    /// order.
+    /// Returns how many of the first records have keys below `key`; the keys of all others are equal or above
+    /// if the node is in order.
     ///
     /// # Errors
     /// As [`record`](Self::record).
@@ -148,7 +148,7 @@ impl<'a> NodeRef<'a> {
         Ok(low)
     }
 
-    /// Index of the record with `key`, if there is one.
+    /// Returns the index of the record with `key`, if there is one.
     ///
     /// # Errors
     /// As [`record`](Self::record).
@@ -157,7 +157,7 @@ impl<'a> NodeRef<'a> {
         Ok((index < self.count && self.key(index)? == key).then_some(index))
     }
 
-    /// Checks all of the node: records within the heap, none over another, keys ascending.
+    /// Checks the whole node: records within the heap, none overlapping another, keys ascending.
     ///
     /// # Errors
     /// The first [`NodeFault`].
@@ -195,7 +195,7 @@ pub struct NodeMut<'a> {
 }
 
 impl<'a> NodeMut<'a> {
-    /// Makes an empty node of `block`; leaves its header alone.
+    /// Makes an empty node of `block`; leaves its header unchanged.
     pub fn init(block: &'a mut Block, level: u8) -> Self {
         block[LEVEL] = level;
         block[LEVEL + 1] = 0;
@@ -214,7 +214,7 @@ impl<'a> NodeMut<'a> {
         Ok(Self { block })
     }
 
-    /// The node to read.
+    /// Returns a read-only view of the node.
     ///
     /// # Errors
     /// [`NodeFault::Bounds`].
@@ -259,7 +259,7 @@ impl<'a> NodeMut<'a> {
     /// Removes record `index`.
     ///
     /// # Errors
-    /// The record is not there, or the node is corrupt.
+    /// If the record does not exist, or the node is corrupt.
     pub fn remove(&mut self, index: usize) -> Result<(), NodeFault> {
         let view = self.view()?;
         let (count, heap) = (view.count(), view.heap);
@@ -281,13 +281,13 @@ impl<'a> NodeMut<'a> {
             put_u16(self.block, HEAP, BLOCK_SIZE);
             put_u16(self.block, GARBAGE, 0);
         }
-        // A heap whose garbage outgrew it shows here rather than at the next reader.
+        // A heap whose garbage outgrew it is reported here rather than by the next reader.
         self.view().map(|_| ())
     }
 
     /// Removes the records from `index` on.
     ///
-    /// # Errors
+    /// If the node is corrupt.
     /// The node is corrupt.
     pub fn truncate(&mut self, index: usize) -> Result<(), NodeFault> {
         while self.view()?.count() > index {
@@ -296,10 +296,10 @@ impl<'a> NodeMut<'a> {
         Ok(())
     }
 
-    /// Overwrites the value of record `index` by one of the same length.
+    /// Overwrites the value of record `index` by one of equal length.
     ///
     /// # Errors
-    /// [`NodeFault::Full`] if the length is another; the record is not there, or the node is corrupt.
+    /// [`NodeFault::Full`] if the length differs; others if the record does not exist or the node is corrupt.
     pub fn set_value(&mut self, index: usize, value: &[u8]) -> Result<(), NodeFault> {
         if self.view()?.record(index)?.1.len() != value.len() {
             return Err(NodeFault::Full(KEY_SIZE + value.len()));
@@ -309,10 +309,10 @@ impl<'a> NodeMut<'a> {
         Ok(())
     }
 
-    /// Overwrites the key of record `index`. The order of keys is the caller's care.
+    /// Overwrites the key of record `index`. The caller keeps the keys in order.
     ///
     /// # Errors
-    /// The record is not there, or the node is corrupt.
+    /// If the record does not exist, or the node is corrupt.
     pub fn set_key(&mut self, index: usize, key: u64) -> Result<(), NodeFault> {
         self.view()?.record(index)?;
         let offset = u16_at(self.block, SLOTS + index * SLOT_SIZE);

@@ -1,22 +1,22 @@
 //! Bugs on demand, to prove that the tests find them. Compiled in with the feature `test-support` and debug
-//! assertions only; else no bug can be armed and every question is answered `false` at compile time. Owns the
-//! list and the switch; each bug is where its name says.
+//! assertions only; otherwise no bug can be armed and [`armed`] is the constant `false`. Owns the list and
+//! the switch; each bug is at the place that its name suggests.
 
-/// A bug that can be armed. The table in `docs/internals/seeded-bugs.md` says more.
+/// A bug that can be armed. The table in `docs/internals/seeded-bugs.md` describes each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Bug {
     /// A call returns without the fence that makes its entries durable.
     NoFenceAtCommit,
     /// `fsync` returns without having synced the log.
     NoSyncAtFsync,
-    /// A call does not look whether its session was sealed.
+    /// A call does not check whether its session was sealed.
     AckWithoutPageCheck,
-    /// A lease counts as given back only when its release is put together, not when nobody was seen to use
-    /// it.
+    /// A lease counts as given back only when its release message is built, not when the last use was seen to
+    /// end.
     GivenBackLate,
-    /// What was cached under a lease is believed under the next one.
+    /// State cached under a lease is trusted under the next one.
     CacheKeptAfterRevocation,
-    /// The scan of a log believes an entry without its checksum.
+    /// The scan of a log trusts an entry without its checksum.
     EntryChecksumIgnored,
     /// A lease passes on before its holder's log is digested.
     LeaseBeforeDigest,
@@ -34,23 +34,23 @@ pub enum Bug {
     InPlaceBeforeRecord,
     /// Freed blocks can be allocated before the commit.
     FreeBeforeCommit,
-    /// Freed blocks can be allocated before the journal's tail and the readers have passed.
+    /// Freed blocks can be allocated before the journal's tail and the readers have moved past them.
     ReuseBeforeRelease,
-    /// Journal space is reused without syncing what was changed in place.
+    /// Journal space is reused without syncing the changes in place.
     NoSyncBeforeTail,
-    /// The numbers of transactions since the journal's tail are given again after a restart.
+    /// The numbers of transactions since the journal's tail are reused after a restart.
     TxReusedAfterRestart,
-    /// Replay believes a record without its checksum.
+    /// Replay trusts a record without its checksum.
     RecordChecksumIgnored,
     /// The journal has one header, overwritten in place.
     OneJournalHeader,
     /// SSD and HDD are not flushed before the commit.
     NoDeviceFlush,
-    /// The journal is emptied before what was replayed is durable.
+    /// The journal is emptied before the replayed changes are durable.
     NoSyncAfterReplay,
     /// A unit is trimmed before the record that empties it.
     TrimBeforeCommit,
-    /// Truncation leaves the bytes behind the new end.
+    /// Truncation keeps the old bytes behind the new end.
     StaleTail,
     /// A unit is sealed without its footer.
     FooterNotWritten,
@@ -58,73 +58,75 @@ pub enum Bug {
     OneFooter,
     /// An inode that loses its last name is not listed as an orphan.
     OrphanNotListed,
-    /// The checksum of a log's entry covers its header only, and one fence its header and payload.
+    /// The checksum of a log's entry covers its header only, and one fence covers header and payload.
     EntryPayloadUnchecked,
-    /// A record counts by its header, which is written last and not fenced from its payload.
+    /// A record is valid by its header, which is written last and not fenced from its payload.
     RecordMark,
-    /// A record and its changes in place have one fence.
+    /// A record and its changes in place share a fence.
     RecordInSameFence,
-    /// Recovery's replayed ranges and the empty journal have one fence.
+    /// Recovery's replayed ranges and the empty journal share a fence.
     ReplayInSameFence,
-    /// A write of a mount that the daemon carries out leaves what the kernel copied into its pages.
+    /// A mount's write that the daemon carries out leaves the bytes that the kernel copied into its pages.
     KernelPagesForwarded,
-    /// A lease of a mount goes without a look at what the kernel read while it dropped its pages.
+    /// A mount gives a lease back without checking for reads by the kernel while its pages were dropped.
     KernelReadMissed,
-    /// A grant that is wanted back before it came goes at once, though what was read under the one that it
-    /// took the place of is still there.
+    /// A grant that is recalled before it arrives is given back at once, though data read under the read
+    /// lease that it replaces is still cached.
     SuccessorAhead,
-    /// A number that is written off claims that all lower ones are committed.
+    /// The no-op entry of an abandoned number claims that all lower numbers are committed.
     NoopClaimsStable,
-    /// The page that a waiting write of the kernel ends in stays, also when it is up to date.
+    /// The page in which a waiting write of the kernel ends is kept, even if it is up to date.
     KernelTailKept,
-    /// A read of the kernel that overtook a write leaves what was there before.
+    /// A read of the kernel that overtook a write leaves the old bytes in its page.
     KernelReadKept,
-    /// Such a read counts as mended before its page is dropped: a write beside it does not wait for that.
+    /// Such a read counts as handled before its page is dropped: a concurrent write does not wait for that.
     KernelReadForgotten,
-    /// A lease of a mount goes before the kernel's pages when a call of the kernel waits for more.
+    /// A mount gives a lease back before the kernel's pages are dropped if a call of the kernel waits for
+    /// more.
     KernelLetGo,
-    /// Who waits for an upcall looks whether there is one, and begins to wait in a second step.
+    /// A thread that waits for an upcall checks the queue, and begins to wait in a second step.
     UpcallUnseen,
-    /// What a queue of upcalls still holds is lost when it is closed.
+    /// Upcalls still in the queue are lost when it is closed.
     UpcallsLostAtClose,
-    /// A window of a user's segments is told although its blocks were replaced while it was copied.
+    /// A window of a user's segments is announced although its blocks were replaced while it was copied.
     SegmentStale,
-    /// A place in a user's segments is used again before all have forgotten what lay there.
+    /// A place in a user's segments is reused before all sessions have forgotten its old contents.
     SegmentReusedEarly,
     /// A read without a lock counts although the inode was changed meanwhile.
     TriedReadOvertaken,
     /// A read without a lock counts although the session was sealed meanwhile.
     TriedReadSealed,
-    /// A call that comes back late is judged by the seal of the session that ended last, not of its own.
+    /// A late call is judged by the seal of the session that ended last, not of its own session.
     LateCallOfAnother,
-    /// A block of NVM is believed although its first read did not compare it.
+    /// A block of NVM is trusted although its first read did not compare it.
     NvmBelieved,
-    /// What a partial write keeps of a block of NVM is not compared before it gets a new checksum.
+    /// The bytes that a partial write keeps of a block of NVM are not compared before the block gets a new
+    /// checksum.
     MergeBelieved,
 
     // The second list.
     /// The checksum of a log's entry leaves out the last line of its payload where that is not full.
     EntryTailUnchecked,
-    /// The scan of a sealed log does not look at the number below which all was committed when an entry was.
+    /// The scan of a sealed log ignores the stable-below numbers of its entries.
     GapBelowStable,
     /// `fsync` syncs the lane of its own thread only.
     SyncOwnLane,
     /// `fsync` goes on from the page after the one in which the last `fsync` ended.
     SyncFromNextPage,
-    /// What was not synced of a chunk is forgotten when its lane leaves it.
+    /// The unsynced part of a chunk is forgotten when its lane leaves the chunk.
     LeftChunkUnsynced,
-    /// A number is in flight only after it was taken, not from before.
+    /// A number is marked in flight only after it was taken, not before.
     NumberBeforeFlight,
-    /// Each entry of a transaction counts for itself.
+    /// Each entry of a transaction counts on its own.
     TransactionInParts,
-    /// A full chunk is used again without a look at what is digested.
+    /// A full chunk is reused without checking whether it is digested.
     ChunkBackEarly,
     /// A lease passes on when its holder's log is digested up to the entry before the last one about the
     /// inode.
     HandOverShort,
-    /// The row of a lease that is given back goes in a transaction of its own, before the digest.
+    /// The row of a returned lease is removed in a transaction of its own, before the digest.
     RowGoneBeforeDigest,
-    /// A client takes the number after the last one that a seal covers for covered.
+    /// A client takes the number after the last one that a seal covers as covered.
     SealCoversNext,
     /// The digested number is committed after the operations.
     NumberAfterOps,
@@ -132,11 +134,11 @@ pub enum Bug {
     CutForgotten,
     /// New metadata blocks are written after new data was made durable: they share the fence of the record.
     NodesUnfenced,
-    /// The record is stored before what it refers to is durable, and made durable after it.
+    /// The record is stored before the data that it refers to is durable, and made durable after it.
     RecordBeforePayload,
-    /// What goes in place is not fenced by the thread that put it there.
+    /// Changes in place are not fenced by the thread that made them.
     InPlaceUnfenced,
-    /// Of what a transaction wrote to NVM, the range written last is synced.
+    /// Of a transaction's writes to NVM, only the last range is synced.
     RangeNotMerged,
     /// The checksum of a record leaves out the last line of its payload where that is not full.
     RecordTailUnchecked,
@@ -144,17 +146,19 @@ pub enum Bug {
     TwoHeadersOneFence,
     /// The checksum of the journal's header covers its name and sequence, not the tail.
     HeaderSumShort,
-    /// The header with the new tail is stored before what it gives up is durable in place.
+    /// The header with the new tail is stored before the changes of the released records are durable in
+    /// place.
     TailWrittenEarly,
-    /// A record that does not fit behind the last one begins anew without a look at the tail.
+    /// A record that does not fit behind the last one starts at the beginning of the ring without checking
+    /// the tail.
     RingOverTail,
     /// Replay does not go on at the start of the ring.
     ReplayNoWrap,
-    /// Recovery does not free the files that have no name.
+    /// Recovery does not free files without a name.
     OrphansLeftAtStart,
-    /// A unit with holes is opened without the checksums of what is left in it.
+    /// A unit with holes is opened without the checksums of the blocks left in it.
     HolesWithoutSums,
-    /// An emptied unit is trimmed without a look whether it was opened again.
+    /// An emptied unit is trimmed without checking whether it was opened again.
     TrimOpened,
     /// A device to which data moved is not flushed before the commit.
     MoveNotFlushed,
@@ -162,23 +166,24 @@ pub enum Bug {
     OrphanLeavesEarly,
     /// A file that a rename replaces keeps its link count where it has other names.
     VictimKeepsLink,
-    /// Repair frees what nobody uses in its first pass, before all is saved.
+    /// Repair frees unused blocks in its first pass, before everything is saved.
     RepairFreesFirst,
 
     // Overwrites in place.
     /// A block is overwritten in place although an operation of the same batch changed a part of it.
     PartialInPlace,
-    /// The entry that is redone is one that the daemon saw, not one that is known to be durable.
+    /// The redone entry is one that the daemon saw, not one that is known to be durable.
     UnsettledInPlace,
     /// Blocks are overwritten when they are queued, before the record is ready.
     InPlaceEarly,
-    /// Blocks that were overwritten and the record share a fence.
+    /// Overwritten blocks and the record share a fence.
     InPlaceNotFenced,
-    /// A reader of the daemon takes what it read beside an overwrite.
+    /// A reader in the daemon accepts a block that it read during an overwrite.
     ReadBesideInPlace,
-    /// A client takes what it read of a block, though it was overwritten in its log meanwhile.
+    /// A client accepts a block that it read from the shared area, though its log has held the whole block
+    /// since, with which the daemon may have overwritten it.
     ReadUnderOverwrite,
-    /// Files whose blocks were overwritten in place are not named as changed.
+    /// Files whose blocks were overwritten in place are not reported as changed.
     InPlaceNotTold,
     /// An extent that shares a run does not count.
     ShareNotCounted,
@@ -212,18 +217,18 @@ mod switch {
         static RECORD_OPS: Cell<usize> = const { Cell::new(usize::MAX) };
     }
 
-    /// How many operations a digest of this thread takes into one record, from here on.
+    /// Sets how many operations a digest of this thread puts into one record at most, from here on.
     pub fn set_record_ops(most: usize) {
         RECORD_OPS.set(most);
     }
 
-    /// So many at most.
+    /// Returns that limit.
     #[must_use]
     pub fn record_ops() -> usize {
         RECORD_OPS.get()
     }
 
-    /// The bug armed in this thread: a thread that is started on its behalf arms it too.
+    /// Returns the bug armed in this thread: a thread started on its behalf arms it too.
     #[must_use]
     pub fn current() -> Option<Bug> {
         ARMED.get()
@@ -240,29 +245,29 @@ mod switch {
 mod switch {
     use super::Bug;
 
-    /// No bug can be armed here.
+    /// Does nothing: no bug can be armed in this build.
     #[inline(always)]
     pub const fn arm(_bug: Option<Bug>) {}
 
-    /// Changes nothing here.
+    /// Does nothing in this build.
     #[inline(always)]
     pub const fn set_record_ops(_most: usize) {}
 
-    /// As many as fit.
+    /// Returns the largest number: as many operations as fit.
     #[inline(always)]
     #[must_use]
     pub const fn record_ops() -> usize {
         usize::MAX
     }
 
-    /// None.
+    /// Returns `None`.
     #[inline(always)]
     #[must_use]
     pub const fn current() -> Option<Bug> {
         None
     }
 
-    /// Never.
+    /// Returns `false`.
     #[inline(always)]
     #[must_use]
     pub const fn armed(_bug: Bug) -> bool {
@@ -272,9 +277,9 @@ mod switch {
 
 pub use switch::{arm, armed, current, record_ops, set_record_ops};
 
-/// Whether a test scheduler finds `bug`, which makes one of `works` fail: the works take turns under random
-/// schedules and such by priorities, until one fails. Prints how many it took. The bound is far beyond what
-/// any of the bugs needs; it is there so that a bug nobody finds ends too.
+/// Whether a test scheduler finds `bug`, which makes one of `works` fail: the works run in turn under random
+/// schedules and under schedules by priorities, until one fails. Prints the number of schedules. The bound is
+/// far beyond the need of any bug; it lets the search for an undetected bug end too.
 #[cfg(feature = "shuttle")]
 pub fn is_found<W: Fn() + Copy + Send + Sync + std::panic::UnwindSafe + 'static>(
     bug: Bug,

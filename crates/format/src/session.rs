@@ -16,28 +16,28 @@ pub const GRANT_ROW_SIZE: usize = 64;
 /// Grant rows in one block.
 pub const GRANT_ROWS_PER_BLOCK: u64 = (BLOCK_BODY_SIZE / GRANT_ROW_SIZE) as u64;
 
-/// Where a session is in its life.
+/// Phase of a session's life.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SessionState {
-    /// Logs.
+    /// Logs entries.
     Live,
-    /// Logs no more; its log counts up to here.
+    /// Logs no more entries; its log counts up to this seal.
     Sealed(Seal),
-    /// Sealed and digested; kept until its client resumed or is gone.
+    /// Sealed and digested; kept until its client resumes or is gone.
     Ended(Seal),
 }
 
-/// The last operation that the daemon did for a session, and what the answer to it says that is found nowhere
-/// else: its client may not have got it.
+/// The last operation that the daemon did for a session, and the parts of its answer that are stored nowhere
+/// else: the client may not have received it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LastForwarded {
     /// Its number; 0: there was none.
     pub number: u64,
-    /// The inode that it made.
+    /// The inode that it created.
     pub made: Option<InodeKey>,
-    /// What it made is open.
+    /// The session holds the created inode open.
     pub open: bool,
-    /// Where what it wrote begins, in bytes.
+    /// Where the bytes that it wrote begin, in bytes.
     pub offset: u64,
 }
 
@@ -50,13 +50,13 @@ pub struct SessionRow {
     pub uid: u32,
     /// Process.
     pub pid: u32,
-    /// Start time of the process (clock ticks since boot, as /proc tells).
+    /// Start time of the process (clock ticks since boot, as in /proc).
     pub pid_start: u64,
-    /// Shown by the client to continue after a seal.
+    /// Secret that the client shows to continue after a seal.
     pub token: u128,
-    /// Where it is in its life.
+    /// Phase of its life.
     pub state: SessionState,
-    /// Everything up to here is digested.
+    /// Last digested number.
     pub digested: LogSeq,
     /// Last forwarded operation that was carried out.
     pub last_forwarded: LastForwarded,
@@ -106,16 +106,16 @@ const _: () = {
     assert!(size_of::<GrantBytes>() == GRANT_ROW_SIZE);
 };
 
-/// A row that no writer would have written.
+/// A row that is never written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a session or grant row makes no sense")]
 pub struct BadRow;
 
 impl SessionRow {
-    /// The row's bytes.
+    /// Returns the row's bytes.
     ///
     /// # Errors
-    /// [`BadRow`] if the id is 0 or the seal names more than [`SEAL_MISSING_MAX`] runs, or one of 2^32
+    /// [`BadRow`] if the id is 0 or the seal names more than [`SEAL_MISSING_MAX`] runs, or a run of 2^32
     /// numbers or more.
     pub fn encode(&self) -> Result<[u8; SESSION_ROW_SIZE], BadRow> {
         let none = Seal::default();
@@ -163,10 +163,10 @@ impl SessionRow {
         Ok(zerocopy::transmute!(bytes))
     }
 
-    /// The row in `bytes`; `None` if the slot is free.
+    /// Parses the row in `bytes`; `None` if the slot is free.
     ///
     /// # Errors
-    /// [`BadRow`] if no writer would have written it.
+    /// [`BadRow`] if its values are never written.
     pub fn decode(bytes: &[u8]) -> Result<Option<Self>, BadRow> {
         let (row, _) = SessionBytes::read_from_prefix(bytes).map_err(|_| BadRow)?;
         if row.id.get() == 0 {
@@ -229,13 +229,13 @@ pub struct GrantRow {
     pub session: SessionId,
     /// Number of the lease.
     pub lease: LeaseNo,
-    /// Inode; of a batch the first number (the generation is then unused: each image has its own).
+    /// Inode; for a batch the first number (the generation is then unused: each image has its own).
     pub key: InodeKey,
-    /// Rights, bits of the daemon.
+    /// Rights, as bits that the daemon defines.
     pub rights: u32,
-    /// Operations count from this number on.
+    /// The first number from which operations count.
     pub first_seq: LogSeq,
-    /// Up to this number; `None` while the lease is held.
+    /// The last number that counts; `None` while the lease is held.
     pub last_seq: Option<LogSeq>,
     /// 0: one inode. Else bit `i` stands for inode `key.ino + i`.
     pub batch: u16,
@@ -256,7 +256,7 @@ struct GrantBytes {
 }
 
 impl GrantRow {
-    /// The row's bytes.
+    /// Returns the row's bytes.
     ///
     /// # Errors
     /// [`BadRow`] if the session's number is 0.
@@ -277,7 +277,7 @@ impl GrantRow {
         }))
     }
 
-    /// The row in `bytes`; `None` if the slot is free.
+    /// Parses the row in `bytes`; `None` if the slot is free.
     ///
     /// # Errors
     /// [`BadRow`] if `bytes` is too short.

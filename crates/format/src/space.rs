@@ -1,4 +1,4 @@
-//! Space on a tier: bitmap blocks, checksum tables, unit rows. Where bits and numbers lie, not who sets them.
+//! Space on a tier: bitmap blocks, checksum tables, unit rows. Owns their layout; the store sets the values.
 
 use crate::BLOCK_BODY_SIZE;
 use std::mem::size_of;
@@ -22,7 +22,7 @@ pub const UNIT_ROW_SIZE: usize = 16;
 pub struct UnitRow {
     /// [`UnitRow::EMPTY`], [`UnitRow::OPEN`] or [`UnitRow::SEALED`].
     pub state: u8,
-    /// Which of the unit's footers counts (sealed units): 0 or 1.
+    /// The unit's footer that counts (sealed units): 0 or 1.
     pub footer: u8,
     /// Zero.
     pub reserved: [u8; 2],
@@ -35,18 +35,19 @@ pub struct UnitRow {
 const _: () = assert!(size_of::<UnitRow>() == UNIT_ROW_SIZE);
 
 impl UnitRow {
-    /// Nothing lives in it; written from its start next time.
+    /// No block in use; written from its start next time.
     pub const EMPTY: u8 = 0;
     /// Being written: its checksums are in the tier's open-unit table.
     pub const OPEN: u8 = 1;
     /// Written: its checksums are in one of its footers.
     pub const SEALED: u8 = 2;
-    /// Places for a footer in a unit. A unit may be opened and sealed again in one transaction: it writes the
-    /// place that does not count, so that the committed one stays whole until the commit.
+    /// Number of places for a footer in a unit. A unit may be opened and sealed again in one transaction: the
+    /// new footer goes to the place that does not count, so that the committed one stays whole until the
+    /// commit.
     pub const FOOTERS: u64 = 2;
 }
 
-/// Blocks of one footer of a unit of `unit_blocks`.
+/// Returns the blocks of one footer of a unit of `unit_blocks`.
 #[must_use]
 pub const fn footer_blocks(unit_blocks: u64) -> u64 {
     unit_blocks.div_ceil(CHECKSUMS_PER_BLOCK)

@@ -24,13 +24,13 @@ pub struct PoolState {
     pub orphans: U64,
     /// Number plus one of the open unit of each tier; 0: none. NVM has none.
     pub open_unit: [U64; 3],
-    /// The superblock's features again, so that a stale copy of it shows; zero before version 3.
+    /// A copy of the superblock's features, which reveals a stale superblock; zero before version 3.
     pub features: Features,
     /// Zero.
     pub reserved: [u8; 24],
     /// Root of the inode file's extent tree.
     pub inode_root: [u8; ROOT_SIZE],
-    /// First number that no shared run had.
+    /// First number that no shared run has used.
     pub next_shared: U64,
     /// Root of the shared runs.
     pub shared: [u8; MAP_ROOT_SIZE],
@@ -45,7 +45,7 @@ pub struct PoolState {
 }
 
 impl PoolState {
-    /// Whether a field is set that belongs to a feature which the pool has not.
+    /// Whether a field is set of a feature that the pool does not have.
     #[must_use]
     pub fn has_stray_fields(&self) -> bool {
         let may_share = self.features.incompat.get() & Incompat::SHARED_EXTENTS.bits() != 0;

@@ -1,4 +1,4 @@
-//! The superblock: what a pool is made of and where its fixed areas lie. Everything that changes often is in
+//! The superblock: the tiers of a pool and the places of its fixed areas. Everything that changes often is in
 //! the pool state block.
 
 use crate::{BLOCK_SIZE, Features, Tier};
@@ -8,11 +8,11 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// NVM blocks that hold the two copies.
 pub const SUPERBLOCK_BLOCKS: [u64; 2] = [0, 1];
-/// Version of the format that this code writes and the newest it reads.
+/// Version of the format that this code writes, and the newest it reads.
 pub const FORMAT_VERSION: u32 = 3;
-/// Pools of this version and later have feature words; before, those bytes say nothing.
+/// First version whose pools have feature words; in older ones the bytes have no meaning.
 pub const FEATURES_VERSION: u32 = 3;
-/// Pools of this version and later may have metadata on SSD and HDD; before, all of it is in NVM.
+/// First version whose pools may have metadata on SSD and HDD; in older ones all of it is in NVM.
 pub const COLD_METADATA_VERSION: u32 = 2;
 /// Smallest NVM tier, in bytes.
 pub const NVM_MIN_BYTES: u64 = 4 << 20;
@@ -30,7 +30,7 @@ pub struct Area {
 }
 
 impl Area {
-    /// An area.
+    /// Builds an area.
     #[must_use]
     pub fn new(start: u64, blocks: u64) -> Self {
         Self {
@@ -98,15 +98,15 @@ pub struct Superblock {
     pub journal_bytes: U64,
     /// Features that a program must know to open the pool; see [`Features`].
     pub incompat: U64,
-    /// Features that it must know to change the pool.
+    /// Features that a program must know to change the pool.
     pub ro_compat: U64,
-    /// Features that it need not know.
+    /// Features that a program need not know.
     pub compat: U64,
     /// Kind of all checksums: [`Superblock::CRC32C`]. Versions before [`FEATURES_VERSION`] have 0.
     pub checksum_kind: u8,
     /// Kind of the tags; 0: none.
     pub tag_kind: u8,
-    /// How far tags are added or removed.
+    /// Progress of adding or removing tags.
     pub tags_state: u8,
     /// Zero.
     pub reserved1: [u8; 5],
@@ -116,7 +116,7 @@ pub struct Superblock {
     pub keys: Area,
     /// Device rows.
     pub devices: Area,
-    /// Features of what waits in logs and the journal.
+    /// Features of undigested logs and of the journal.
     pub log_incompat: U64,
     /// Zero.
     pub reserved: [u8; 52],
@@ -142,7 +142,7 @@ const _: () = {
     assert!(SUPERBLOCK_SIZE <= BLOCK_SIZE);
 };
 
-/// Why a superblock is not used.
+/// Reason why a superblock is not used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SuperblockError {
     /// No superblock at all.
@@ -154,20 +154,20 @@ pub enum SuperblockError {
     /// From a newer version.
     #[error("format version {0} is newer than {FORMAT_VERSION}, which this program knows")]
     Version(u32),
-    /// Uses what this program cannot serve.
+    /// Features that this program does not support.
     #[error("the pool uses features that this program cannot serve: {0}")]
     Features(Features),
     /// A copy whose last write was lost.
     #[error("the pool has features that the superblock does not name ({0}): this copy of it is an old one")]
     Stale(Features),
-    /// Has what none of its features allows.
+    /// A field that none of its features allows.
     #[error("the superblock has {0}, which no feature of the pool allows")]
     Stray(&'static str),
 }
 
 impl SuperblockError {
-    /// Whether there is a pool that may be whole: nobody may repair or overwrite it by what this program
-    /// knows.
+    /// Whether the pool may be intact although this program cannot use it. This program must not repair or
+    /// overwrite it then.
     #[must_use]
     pub const fn is_refusal(&self) -> bool {
         matches!(self, Self::Version(_) | Self::Features(_) | Self::Stale(_))
@@ -180,7 +180,7 @@ impl Superblock {
     /// [`checksum_kind`](Self::checksum_kind) of CRC-32C, the only one.
     pub const CRC32C: u8 = 1;
 
-    /// The same superblock with its checksum.
+    /// Returns this superblock with its checksum.
     #[must_use]
     pub fn sealed(mut self) -> Self {
         self.crc32c = U32::new(crc32c::crc32c(&self.as_bytes()[..508]));
@@ -205,17 +205,17 @@ impl Superblock {
     /// As [`read`](Self::read), and [`check`](Self::check).
     ///
     /// # Errors
-    /// Theirs.
+    /// Errors of `read` and `check`.
     pub fn parse(bytes: &[u8]) -> Result<Self, SuperblockError> {
         let block = Self::read(bytes)?;
         block.check()?;
         Ok(block)
     }
 
-    /// Whether this program can serve the pool.
+    /// Checks that this program can serve the pool.
     ///
     /// # Errors
-    /// The version, features that are not built, or fields of features that the pool has not.
+    /// The version, features that are not built, or fields of features that the pool does not have.
     pub fn check(&self) -> Result<(), SuperblockError> {
         if self.version.get() > FORMAT_VERSION || self.version.get() == 0 {
             return Err(SuperblockError::Version(self.version.get()));
@@ -243,7 +243,7 @@ impl Superblock {
         }
     }
 
-    /// The superblock of the same pool in this program's version.
+    /// Returns the superblock converted to this program's version.
     #[must_use]
     pub fn upgraded(mut self) -> Self {
         if self.version.get() < FEATURES_VERSION {
@@ -255,7 +255,7 @@ impl Superblock {
         self.sealed()
     }
 
-    /// Features of the pool.
+    /// Returns the features of the pool.
     #[must_use]
     pub fn features(&self) -> Features {
         if self.version.get() < FEATURES_VERSION {
@@ -275,7 +275,7 @@ impl Superblock {
         self.version.get() >= COLD_METADATA_VERSION
     }
 
-    /// Layout of a tier.
+    /// Returns the layout of a tier.
     #[must_use]
     pub fn tier(&self, tier: Tier) -> &TierLayout {
         &self.tiers[tier as usize]
@@ -328,7 +328,7 @@ mod tests {
             set(&mut block, bits);
             let error = Superblock::parse(block.sealed().as_bytes()).unwrap_err();
             assert!(error.is_refusal() && error.to_string().ends_with(name), "{error}");
-            // In older versions these bytes say nothing.
+            // In older versions these bytes have no meaning.
             block.version.set(2);
             assert!(Superblock::parse(block.sealed().as_bytes()).is_ok());
             assert!(block.features().is_empty());

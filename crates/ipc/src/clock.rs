@@ -1,4 +1,4 @@
-//! Clocks: the system's, and one that tests move. Owns no policy about time.
+//! Clocks: the system's, and one that tests set. Owns no policy about time.
 
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::OnceLock;
@@ -6,41 +6,41 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use varve_format::TimeNs;
 
-/// Time since this process first asked.
+/// Time since the first call in this process.
 pub(crate) fn since_start() -> Duration {
     static START: OnceLock<Instant> = OnceLock::new();
     START.get_or_init(Instant::now).elapsed()
 }
 
-/// The *clock* seam: what time it is, and how threads wait.
+/// The *clock* seam: the time, and how threads wait.
 pub trait Clock: Send + Sync {
     /// Wall-clock time, nanoseconds since 1970 (coarse is enough).
     fn now_ns(&self) -> TimeNs;
     /// Monotonic time in milliseconds.
     fn monotonic_ms(&self) -> u64;
 
-    /// Time from some moment on, to measure a wait by. Goes on also where a test's clock stands still, unless
-    /// threads take turns.
+    /// Time since an arbitrary origin, to measure a wait by. Advances even where a test's clock stands still,
+    /// unless threads take turns.
     fn moment(&self) -> Duration {
         since_start()
     }
 
-    /// Lets others go on for so long, or less. Who waits for something that another thread does looks for it,
-    /// pauses, and looks again.
+    /// Lets other threads run for `time` or less. A thread that waits for another thread's progress checks
+    /// for it, pauses, and checks again.
     fn pause(&self, time: Duration) {
         std::thread::sleep(time);
     }
 
-    /// Whether exactly one thread runs at a time, and another one only when that pauses: a deterministic
-    /// test's. Then nobody may wait for another thread in any other way than with [`pause`](Self::pause).
+    /// Whether exactly one thread runs at a time, and another one only when that pauses, as in a
+    /// deterministic test. Threads may then wait for each other only by [`pause`](Self::pause).
     fn takes_turns(&self) -> bool {
         false
     }
 
-    /// Starts a thread that nobody waits for.
+    /// Starts a detached thread.
     ///
     /// # Errors
-    /// The system has none to spare.
+    /// If the system cannot start another thread.
     fn spawn(&self, name: &str, work: Box<dyn FnOnce() + Send>) -> std::io::Result<()> {
         std::thread::Builder::new()
             .name(name.into())
@@ -67,7 +67,7 @@ impl Clock for SystemClock {
     }
 }
 
-/// A clock that stands still until a test moves it. Each reading of the wall clock is one nanosecond later
+/// A clock that stands still until a test advances it. Each reading of the wall clock is one nanosecond later
 /// than the one before.
 #[derive(Debug)]
 pub struct ManualClock {
@@ -85,7 +85,7 @@ impl ManualClock {
         }
     }
 
-    /// Moves both clocks on.
+    /// Advances both clocks.
     pub fn advance_ms(&self, ms: u64) {
         self.wall_ns
             .fetch_add((ms as i64).saturating_mul(1_000_000), Ordering::Relaxed);

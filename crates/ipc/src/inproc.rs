@@ -1,4 +1,5 @@
-//! The transport within one process: a call is a call. Owns the link; refuses to know what is behind it.
+//! The transport within one process: a call is a function call. Owns the link; refuses to know the service
+//! behind it.
 
 use crate::{IpcError, Link, Request, Response, Service, Upcall, UpcallQueue};
 use std::sync::Arc;
@@ -6,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use varve_format::SessionId;
 
-/// A session's link to a daemon in the same process; its drop is the client's death.
+/// A session's link to a daemon in this process; dropping it is the client's death.
 pub struct InprocLink {
     service: Arc<dyn Service>,
     session: SessionId,
@@ -32,8 +33,7 @@ impl InprocLink {
         self.session
     }
 
-    /// Cuts the link as if the other side had died: every later call fails with `Gone`. The daemon learns of
-    /// it.
+    /// Cuts the link as if the other side had died: every later call fails with `Gone`. The daemon is told.
     pub fn cut(&self) {
         if !self.cut.swap(true, Ordering::AcqRel) {
             self.upcalls.close();

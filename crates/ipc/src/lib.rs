@@ -25,9 +25,8 @@ pub use page::{Page, PageState, SessionPage, heavy_barrier, light_barrier};
 pub use service::{Descriptors, Opened, Peer, Service, UPCALLS_MAX, UpcallQueue};
 pub use wire::FRAME_MAX;
 
-/// How long the kernel above a mount is told that it may cache names and attributes, while the mount is
-/// alone in its pool.
+/// Dentry and attribute timeout of the kernel above a mount in exclusive mode.
 pub const DENTRY_TTL: std::time::Duration = std::time::Duration::from_millis(800);
-/// What was answered is cached no more so long after the answer is out. The kernel counts from when the
-/// thread that asked runs again, so there is a quarter of a second for that.
+/// Upper bound on the lifetime of a cached answer, from its sending on. The kernel starts to count when the
+/// asking thread runs again; a quarter of a second is allowed for that.
 pub const DENTRY_TTL_MAX: std::time::Duration = std::time::Duration::from_millis(1_050);

@@ -1,4 +1,4 @@
-//! What LibFS and KernelFS say to each other. Plain values; encoding and transport are elsewhere.
+//! Messages between LibFS and KernelFS. Plain values; encoding and transport are elsewhere.
 //!
 //! The daemon trusts nothing in a [`Request`]. The client trusts the daemon.
 
@@ -8,7 +8,7 @@ use varve_format::{
     SessionId, Tier, TxId,
 };
 
-/// Version of this protocol; both sides must have the same.
+/// Version of this protocol; it must be equal on both sides.
 pub const PROTOCOL_VERSION: u32 = 15;
 
 /// Most ranges of one [`Request::SyncLog`].
@@ -20,19 +20,20 @@ pub const RELEASED_MAX: usize = 256;
 
 /// Most numbers for new inodes in one request.
 pub const NUMBERS_MAX: u16 = 4096;
-/// Ordinary users' sessions are told a file's map in windows of so many blocks, from multiples of it on.
+/// Window, in blocks, in which the sessions of ordinary users get the map of a file; windows start at
+/// multiples of it.
 pub const WINDOW_BLOCKS: u64 = 64;
 /// Most neighbours of one request, of each kind.
 pub const NEAR_MAX: u16 = 128;
 /// Most bytes of file data in one message.
 pub const DATA_MAX: usize = 1 << 20;
-/// Most inodes of one [`Watched`] that are named; where there are more, all are watched.
+/// Most inodes named in one [`Watched`]; where there are more, all are watched.
 pub const WATCHED_MAX: usize = 4096;
 /// Most inodes that a resuming client can name as held open in one [`Hello`]; more follow in
 /// [`Request::Hold`].
 pub const HELD_MAX: usize = 4096;
 
-/// Who asks: the caller of a file-system call.
+/// Credentials of the caller of a file-system call.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cred {
     /// File-system user id.
@@ -61,7 +62,7 @@ impl Cred {
     }
 }
 
-/// What kind of client a session serves.
+/// Kind of client that a session serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ClientKind {
     /// The FUSE shim: the kernel caches on its behalf.
@@ -77,7 +78,7 @@ pub struct Hello {
     pub version: u32,
     /// Kind of client.
     pub kind: ClientKind,
-    /// Wants no log: this session only reads.
+    /// No log is wanted: this session only reads.
     pub read_only: bool,
     /// Token of the session that this one continues, if any.
     pub resume: Option<u128>,
@@ -85,86 +86,88 @@ pub struct Hello {
     pub held: Vec<InodeKey>,
 }
 
-/// What the daemon answers to [`Hello`]; descriptors travel beside it.
+/// Answer of the daemon to [`Hello`]; descriptors travel beside it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Welcome {
     /// The new session.
     pub session: SessionId,
-    /// Shown in [`Hello::resume`] to continue after a seal.
+    /// Secret to show in [`Hello::resume`] to continue after a seal.
     pub token: u128,
     /// The pool.
     pub pool_uuid: [u8; 16],
     /// The root directory.
     pub root: InodeAttr,
-    /// May act for other credentials (root or the pool's owner), and reads data directly.
+    /// The session may act for other credentials (root or the pool's owner), and reads data directly.
     pub privileged: bool,
-    /// Whom the session acts for if it is not privileged, as far as the daemon could see. What anybody else
-    /// might do, or a member of further groups, is not to be logged: it would be refused later.
+    /// Credentials that the session acts for if it is not privileged, as far as the daemon could see them. An
+    /// operation that needs other credentials, or further groups, must not be logged: it would be refused
+    /// later.
     pub acts_for: Option<Cred>,
-    /// No log, no changes: the client asked so, or the pool is latched read-only.
+    /// No log, no changes: the client asked for it, or the pool is latched read-only.
     pub read_only: bool,
-    /// Why the pool is latched, if it is.
+    /// The reason why the pool is latched, if it is.
     pub latched: Option<String>,
-    /// Another session is there: a shim starts with zero time-outs.
+    /// Other sessions exist: a shim starts with zero timeouts.
     pub shared: bool,
-    /// Bytes of the log at first.
+    /// Initial length of the log, in bytes.
     pub log_bytes: u64,
-    /// Most bytes the log may grow to.
+    /// Most bytes that the log may grow to.
     pub log_max_bytes: u64,
     /// Bytes of the region from which data is read directly: the NVM for a privileged session, its user's
-    /// segments for another.
+    /// segments for any other.
     pub nvm_bytes: u64,
-    /// Where the checksums of that region's blocks begin, in bytes, if reads are to be compared with them.
-    /// Laid out as NVM's checksum table in a pool's format.
+    /// Offset of the checksums of that region's blocks, in bytes, if reads are to be compared with them. Laid
+    /// out as NVM's checksum table in a pool's format.
     pub nvm_sums: Option<u64>,
-    /// A block is compared when it is first read since the daemon started, and not again.
+    /// A block is compared only when it is first read since the daemon started.
     pub nvm_sums_once: bool,
-    /// The pool's NVM is to be slowed down to a model: the client does so with what it maps.
+    /// The pool's NVM is to be slowed down to a model: the client does so for its mapping.
     pub nvm_emulated: bool,
-    /// Time to give a lease back, in milliseconds.
+    /// Time limit for giving back a recalled lease, in milliseconds.
     pub lease_ms: u64,
     /// Bound on every wait, in milliseconds.
     pub wait_ms: u64,
-    /// Digest is asked for at this share of the log, in percent.
+    /// Share of the log at which the client requests a digest, in percent.
     pub digest_percent: u8,
     /// Read-ahead on SSD and HDD, in bytes.
     pub read_ahead_bytes: u64,
-    /// Background sync of the log, in milliseconds; 0: none is needed.
+    /// Interval of the log's background sync, in milliseconds; 0: none is needed.
     pub sync_ms: u64,
-    /// The log must be written back for power cuts: by the client to the backing file, or with
-    /// [`Request::SyncLog`] where it was given none.
+    /// The log must be written back to survive power cuts: by the client to the backing file, or with
+    /// [`Request::SyncLog`] if it received none.
     pub needs_sync: bool,
     /// Seal of the session that this one continues.
     pub seal: Option<Seal>,
-    /// Last [`Request::Forward`] of the old session that was carried out. If what it made is open, it is held
-    /// open for the new session.
+    /// Last [`Request::Forward`] of the old session that was carried out. If the inode that it created is
+    /// open, it is held open for the new session.
     pub last_forwarded: LastForwarded,
     /// Most leases that one session should keep.
     pub leases_max: u32,
-    /// What orders the names of directories, so that the session can list one that it knows all names of. A
-    /// privileged session's alone, which could read it from the pool: who does not know it cannot make names
-    /// that collide.
+    /// Key that orders the names of directories, so that the session can list a directory whose names it all
+    /// knows. Only for privileged sessions, which could read it from the pool: without the key, a user cannot
+    /// construct names that collide.
     pub name_hash: Option<HashKey>,
-    /// Where the client may keep copies of what it reads beyond its calls. A privileged session's of a linked
-    /// program alone.
+    /// Directory in which the client may keep copies of read data after its calls return. Only for privileged
+    /// sessions of linked programs.
     pub copies_at: Option<CopiesAt>,
 }
 
-/// A file of memory in which a process keeps copies of files' pages, for its maps. The client makes it, owned
-/// as its directory is. The daemon empties it whenever a session of the process ends, before anybody else is
-/// given its leases, and removes it when the process is gone: so whoever is stopped keeps nothing that others
-/// may have changed.
+/// A memory file in which a process keeps copies of files' pages, for its maps. The client makes it, with the
+/// owner of its directory. The daemon empties it whenever a session of the process ends, before any other
+/// session is given its leases, and removes it when the process is gone: a stopped process thus keeps no
+/// copies that others may have changed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CopiesAt {
     /// Its directory's path.
     pub dir: Vec<u8>,
-    /// Device and inode of that directory: elsewhere the path may lead to another one, where no daemon looks.
+    /// Device and inode of that directory. If the client's path leads to a different directory (in another
+    /// mount namespace, say), no daemon empties files there.
     pub dir_is: (u64, u64),
-    /// Its name there.
+    /// Name of the file in it.
     pub name: String,
 }
 
-/// How far a lease reaches.
+/// Rights of a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum LeaseMode {
     /// Shared: cache and read.
@@ -173,7 +176,7 @@ pub enum LeaseMode {
     Write,
 }
 
-/// One wish of [`Request::Acquire`].
+/// One lease requested by [`Request::Acquire`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Want {
     /// Inode.
@@ -182,14 +185,14 @@ pub struct Want {
     pub mode: LeaseMode,
 }
 
-/// Inodes that a client is likely to want next: what it has listed, and those whose numbers come next.
+/// Inodes that a client is likely to need next: those that it has listed, and those with the next numbers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Near {
-    /// These; at most [`NEAR_MAX`].
+    /// Listed inodes; at most [`NEAR_MAX`].
     pub these: Vec<InodeKey>,
-    /// The numbers behind this one.
+    /// The number before the first of the next numbers.
     pub after: Ino,
-    /// So many of them; at most [`NEAR_MAX`].
+    /// How many of the next numbers; at most [`NEAR_MAX`].
     pub count: u16,
     /// Mode.
     pub mode: LeaseMode,
@@ -200,11 +203,11 @@ pub struct Near {
 pub struct Grant {
     /// Number of this grant.
     pub lease: LeaseNo,
-    /// Mode (may be more than was asked for, if the session had more).
+    /// Mode (may be more than was requested, if the session had more).
     pub mode: LeaseMode,
-    /// The session's read lease whose place it takes: nobody else had the inode in between.
+    /// The session's read lease that this one replaces: no other session had the inode in between.
     pub replaces: Option<LeaseNo>,
-    /// Attributes as digested. When the session already holds a write lease its own view is newer.
+    /// Attributes as digested. If the session already holds a write lease, its own view is newer.
     pub attr: InodeAttr,
 }
 
@@ -213,16 +216,16 @@ pub struct Grant {
 pub struct ReleaseItem {
     /// Inode.
     pub key: InodeKey,
-    /// Which grant; another number than the current one is ignored.
+    /// The grant; any other than the current one is ignored.
     pub lease: LeaseNo,
     /// Keeps a read lease.
     pub downgrade: bool,
-    /// Highest sequence number logged for it (0: none): digested before the lease passes on.
+    /// Highest sequence number logged for it (0: none), to be digested before the lease passes on.
     pub last_seq: LogSeq,
-    /// Whether the client still has it open (it stays held).
+    /// Whether the client still has the inode open (it stays held).
     pub open: bool,
-    /// How many changes were logged under it; [`u32::MAX`]: they were not counted. Tells leases that are
-    /// worth their way from those that only go to and fro.
+    /// Number of changes logged under it; [`u32::MAX`]: they were not counted. Distinguishes leases that are
+    /// worth their transfer from those that only alternate between sessions.
     pub changes: u32,
 }
 
@@ -237,7 +240,7 @@ pub struct DirEntry {
     pub kind: FileKind,
     /// Cookie of the position after this entry.
     pub next_cookie: u64,
-    /// Attributes as digested, unless another session has a write lease on the inode (then ask for a lease).
+    /// Attributes as digested, unless another session has a write lease on the inode (then request a lease).
     pub attr: Option<InodeAttr>,
 }
 
@@ -248,8 +251,8 @@ pub struct MappedExtent {
     pub file_block: FileBlock,
     /// Blocks.
     pub len: u32,
-    /// Medium. In a session that is not privileged NVM stands for its user's segments; what is not there has
-    /// another one, and is read by message.
+    /// Medium. In an unprivileged session NVM stands for its user's segments; blocks that are not there have
+    /// another medium, and are read by message.
     pub tier: Tier,
     /// First block on it.
     pub block: BlockNo,
@@ -260,9 +263,9 @@ pub struct MappedExtent {
 /// An operation done by the daemon for a client. `entry` is an encoded log entry (header and payload,
 /// unsigned, seq 0); the daemon checks names, permissions (with `cred`) and limits itself.
 ///
-/// A rename of inode number 0, with nothing to be replaced, is *by name*: the daemon finds what has the name.
-/// It is done in contended directories only, where no client knows the names; EAGAIN says that it is to be
-/// done under leases, or that there is something to be replaced.
+/// A rename of inode number 0, with no target to be replaced, is *by name*: the daemon finds the inode of the
+/// name. Used only in contended directories, whose names no client knows; EAGAIN: the rename must be done
+/// under leases, or there is a target to be replaced.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ForwardedOp {
     /// 64 header bytes and the payload.
@@ -270,33 +273,33 @@ pub struct ForwardedOp {
     pub entry: Vec<u8>,
     /// A write goes to the end of the file, wherever that is.
     pub append: bool,
-    /// A creation: the session has what is made open from the moment on that others can find it, as after
+    /// A creation: the session holds the new inode open from the moment on that others can find it, as after
     /// [`Request::Hold`].
     pub open: bool,
-    /// A rename that leaves a whiteout under the old name, in the same record.
+    /// A rename that leaves a whiteout at the old name, in one record.
     pub whiteout: bool,
-    /// Whose right it is.
+    /// Credentials that the operation is checked against.
     pub cred: Cred,
-    /// Grows by one with each forwarded operation of the session.
+    /// Sequence number of the forwarded operation in its session.
     pub number: u64,
 }
 
 /// Answer to [`Request::Forward`].
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct ForwardedResult {
-    /// Attributes afterwards of the inode acted on.
+    /// Attributes of the inode after the operation.
     pub attr: Option<InodeAttr>,
     /// Offset that an append was written at.
     pub offset: u64,
     /// Inode whose name was removed or replaced, if any.
     pub victim: Option<InodeKey>,
-    /// Of the inodes that the operation changed, those that are contended now: what comes next on them soon
-    /// is to be forwarded too.
+    /// Those of the changed inodes that are contended: operations that follow on them soon are to be
+    /// forwarded too.
     pub contended: Vec<InodeKey>,
 }
 
-/// Inodes that carry marks of `inotify` or `fanotify` in a mount's kernel. The kernel makes events of what is
-/// done through the mount only.
+/// Inodes that carry marks of `inotify` or `fanotify` in a mount's kernel. The kernel generates events only
+/// for changes made through the mount.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Watched {
     /// A whole mount or file system carries a mark, or more inodes than [`WATCHED_MAX`] do.
@@ -313,18 +316,18 @@ impl Watched {
     }
 }
 
-/// What a client asks.
+/// A client's request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {
     /// Opens a session; the first message on a connection, and only the first.
     Hello(Hello),
-    /// After [`Upcall::Sharing`]: what the shim answers from now on is not cached, and what it opens is
-    /// opened as in shared mode, but for what is under way. The newcomer may begin.
+    /// Confirms [`Upcall::Sharing`]: the kernel does not cache the shim's answers from here on, and files are
+    /// opened as in shared mode, except in calls under way. The newcomer may begin.
     SharingNoted,
-    /// After [`Request::SharingNoted`]: what the shim's kernel cached has
-    /// run out. The newcomer may change what others see.
+    /// Follows [`Request::SharingNoted`]: all that the shim's kernel cached has expired. The newcomer may
+    /// change inodes that others see.
     SharingAck,
-    /// Asks what `name` in `dir` is. Needs a lease on `dir` (any mode).
+    /// Asks for the inode of `name` in `dir`. Needs a lease on `dir` (any mode).
     Lookup {
         /// Directory.
         dir: InodeKey,
@@ -336,25 +339,25 @@ pub enum Request {
         /// Inode.
         key: InodeKey,
     },
-    /// Leases, all or nothing. Waits up to `wait_ms`.
+    /// Requests leases, all or nothing. Waits up to `wait_ms`.
     Acquire {
-        /// Wishes; at most [`ITEMS_MAX`].
+        /// Leases; at most [`ITEMS_MAX`].
         wants: Vec<Want>,
     },
-    /// As `Acquire`, and with it leases of neighbours: those that nobody has or waits for, so that nothing is
-    /// asked back for them.
+    /// As `Acquire`, with additional leases on neighbours: only on those that no session has or waits for, so
+    /// that no lease is recalled for them.
     AcquireNear {
-        /// Wishes; at most [`ITEMS_MAX`].
+        /// Leases; at most [`ITEMS_MAX`].
         wants: Vec<Want>,
-        /// Whose neighbours.
+        /// The neighbours.
         near: Near,
     },
-    /// Gives leases back (asked for or not).
+    /// Gives leases back, recalled or not.
     Release {
         /// Leases; at most [`RELEASED_MAX`].
         items: Vec<ReleaseItem>,
     },
-    /// Last close of inodes whose lease is gone already.
+    /// Reports the last close of inodes whose lease is already gone.
     Drop {
         /// Inodes; at most [`HELD_MAX`].
         keys: Vec<InodeKey>,
@@ -364,7 +367,7 @@ pub enum Request {
         /// Inodes; at most [`HELD_MAX`].
         keys: Vec<InodeKey>,
     },
-    /// Numbers for new inodes, with exclusive leases on them.
+    /// Requests numbers for new inodes, with exclusive leases on them.
     AllocInodes {
         /// Directory that they will be in.
         near: InodeKey,
@@ -393,7 +396,7 @@ pub enum Request {
         /// Inode.
         key: InodeKey,
     },
-    /// Where a file's blocks are, as digested. Needs a lease.
+    /// Places of a file's blocks, as digested. Needs a lease.
     MapExtents {
         /// File.
         key: InodeKey,
@@ -411,71 +414,72 @@ pub enum Request {
         /// At most [`DATA_MAX`] bytes.
         len: u32,
     },
-    /// More log space.
+    /// Requests more log space.
     GrowLog {
-        /// Wished length in bytes, a multiple of the chunk size.
+        /// Requested length in bytes, a multiple of the chunk size.
         len_bytes: u64,
     },
-    /// Makes ranges of the session's log durable against a power cut: for a session that was given no backing
-    /// file. Durable when it is answered.
+    /// Makes ranges of the session's log durable against a power cut: for a session without a backing file.
+    /// They are durable when it is answered.
     SyncLog {
-        /// First byte and length of each, in bytes; at most [`SYNC_RANGES_MAX`].
+        /// First byte and length of each range, in bytes; at most [`SYNC_RANGES_MAX`].
         ranges: Vec<(u64, u64)>,
     },
-    /// Makes durable against a power cut what all other sessions have logged: their logs are digested. The
-    /// caller makes its own durable before. Durable when it is answered; an error says that not all is.
+    /// Makes the logged operations of all other sessions durable against a power cut, by digesting their
+    /// logs. The caller makes its own durable before. Durable when it is answered; an error says that not all
+    /// are.
     SyncAll,
-    /// Asks for space to be reserved, before anything that needs it is logged.
+    /// Asks for space to be reserved, before any operation that needs it is logged.
     Reserve {
-        /// Blocks wished for.
+        /// Blocks requested.
         blocks: u32,
-        /// Least number that helps; fewer is an error.
+        /// Least useful number of blocks; if fewer are available, the request fails.
         least: u32,
     },
-    /// Returns reserved blocks that are not used: they stand for nothing in a log, and will for nothing.
-    /// Asked for or not.
+    /// Returns unused reserved blocks: no logged operation needs them, and none will. May be sent unasked.
     ReturnReservation {
-        /// Blocks; of more than the session has, all are taken.
+        /// Number of blocks; if the session has fewer, all are taken.
         blocks: u64,
-        /// Of how many that the session was ever granted the answers had come when it was looked what is
-        /// left. Fewer than were granted: an answer is under way, and the session is asked again.
+        /// Blocks granted to the session so far, by the answers that had arrived when the client counted the
+        /// unused ones. Fewer than the daemon granted: an answer is under way, and the session is asked
+        /// again.
         of: u64,
     },
     /// Digests this session's log.
     Digest {
-        /// At least up to here (as far as contiguous).
+        /// Last number to digest at least (as far as the log is contiguous).
         upto: LogSeq,
         /// Waits until it is done and durable.
         wait: bool,
     },
     /// An operation by the daemon.
     Forward(ForwardedOp),
-    /// Says that a [`Upcall::Barrier`] was obeyed.
+    /// Confirms a [`Upcall::Barrier`].
     BarrierAck {
         /// Its transaction.
         tx: TxId,
     },
     /// Free and total space.
     StatFs,
-    /// A mount says which inodes are watched in its kernel, in place of what it said before. Forgotten when
-    /// the session ends. Privileged sessions of mounts alone.
+    /// Reports which inodes are watched in a mount's kernel, replacing the earlier report. Forgotten when the
+    /// session ends. Only for privileged sessions of mounts.
     SetWatched(Watched),
-    /// Asks what is watched in the kernels of all mounts.
+    /// Asks which inodes are watched in the kernels of all mounts.
     Watched,
-    /// Tells the daemon what it cannot see; for its status.
+    /// Reports a fault that the daemon cannot see; shown in its status.
     ClientFault(ClientFault),
-    /// Closes the session in order: everything is committed; the log is digested behind.
+    /// Closes the session in order: everything is committed; the log is digested in the background.
     Bye,
     /// For operators.
     Admin(Admin),
 }
 
-/// What went wrong in the client's own process.
+/// A fault in the client's own process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ClientFault {
     /// The session's log could not be written, lengthened or made durable.
     LogFailed {
-        /// What the host said; 0: not known.
+        /// The host's errno; 0: not known.
         errno: i32,
     },
     /// A block of NVM that the session reads directly does not have its checksum.
@@ -485,19 +489,19 @@ pub enum ClientFault {
     },
     /// Making the log durable took long.
     LogSlow {
-        /// How long, in milliseconds.
+        /// Duration, in milliseconds.
         ms: u32,
     },
 }
 
-/// What operators ask; answered in JSON.
+/// An operator's request; answered in JSON.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Admin {
     /// State and counters.
     Status,
     /// Digests all logs.
     DigestAll,
-    /// Makes durable what all sessions have logged: see [`Request::SyncAll`].
+    /// Makes the logged operations of all sessions durable: see [`Request::SyncAll`].
     Sync,
     /// Checks the structures of the running pool.
     Fsck,
@@ -505,7 +509,7 @@ pub enum Admin {
     Scrub,
     /// Ends the daemon after a last digest.
     Shutdown,
-    /// One session: its leases, and who waits for whom. `ENOENT` if there is none of that number.
+    /// One session: its leases, and which sessions wait for each other. `ENOENT` if it does not exist.
     Session(u64),
 }
 
@@ -516,8 +520,8 @@ pub struct StatFs {
     pub blocks: u64,
     /// Free blocks.
     pub blocks_free: u64,
-    /// Free blocks that may be written: with what is promised to other sessions, and without what is promised
-    /// to the one that asks, which knows what of that is left.
+    /// Free blocks that may be written: including the reservations of other sessions, without those of the
+    /// asking session, which knows its own unused part.
     pub blocks_available: u64,
     /// Inodes in use.
     pub inodes_used: u64,
@@ -525,14 +529,14 @@ pub struct StatFs {
     pub inodes_free: u64,
 }
 
-/// What the daemon answers.
+/// An answer of the daemon.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Response {
     /// To [`Request::Hello`].
     Welcome(Box<Welcome>),
     /// Done.
     Done,
-    /// To [`Request::Lookup`]: what the name names, if anything.
+    /// To [`Request::Lookup`]: the inode of the name, if any.
     Entry(Option<InodeAttr>),
     /// To [`Request::GetAttr`].
     Attr(InodeAttr),
@@ -546,7 +550,8 @@ pub enum Response {
     Bytes(#[serde(with = "crate::blob")] Vec<u8>),
     /// To [`Request::Xattrs`]: names and values.
     Xattrs(Vec<(Vec<u8>, Vec<u8>)>),
-    /// To [`Request::MapExtents`]: runs in order, holes left out; the flag says that there is nothing beyond.
+    /// To [`Request::MapExtents`]: runs in order, holes left out; the flag says that the file has none
+    /// beyond.
     Extents(Vec<MappedExtent>, bool),
     /// To [`Request::GrowLog`]: the new length in bytes.
     LogBytes(u64),
@@ -556,8 +561,8 @@ pub enum Response {
     Digested(LogSeq),
     /// To [`Request::Forward`].
     Forwarded(ForwardedResult),
-    /// To [`Request::Watched`]: what [`SessionPage::watched`](crate::SessionPage::watched) says meanwhile,
-    /// and the inodes.
+    /// To [`Request::Watched`]: the value of [`SessionPage::watched`](crate::SessionPage::watched) for this
+    /// state, and the inodes.
     Watched(u64, Watched),
     /// To [`Request::StatFs`].
     StatFs(StatFs),
@@ -565,38 +570,38 @@ pub enum Response {
     Json(String),
 }
 
-/// What the daemon asks of a client.
+/// A message from the daemon that a client must act on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Upcall {
     /// Give a lease back with [`Request::Release`] within `lease_ms`.
     Revoke {
         /// Inode.
         key: InodeKey,
-        /// Which grant.
+        /// The grant to give back.
         lease: LeaseNo,
-        /// What may be kept.
+        /// The mode that may be kept.
         keep: Option<LeaseMode>,
     },
-    /// Forget the cached extents of these files, then say [`Request::BarrierAck`] (within `lease_ms`).
+    /// Forget the cached extents of these files, then send [`Request::BarrierAck`] (within `lease_ms`).
     Barrier {
         /// Transaction whose freed blocks wait for this.
         tx: TxId,
         /// Files whose blocks moved or were replaced.
         keys: Vec<InodeKey>,
     },
-    /// Other sessions come (said once, until [`Upcall::Exclusive`]): use zero time-outs, say
-    /// [`Request::SharingNoted`], let the old ones run out, say [`Request::SharingAck`].
+    /// Other sessions come (sent once, until [`Upcall::Exclusive`]): use zero timeouts, send
+    /// [`Request::SharingNoted`], let the old ones expire, send [`Request::SharingAck`].
     Sharing,
     /// Space is short: return unused reserved blocks with [`Request::ReturnReservation`] within `lease_ms`,
-    /// also if there are none.
+    /// even if there are none.
     ReclaimReservations,
-    /// Alone again.
+    /// The session is alone again: return to exclusive mode.
     Exclusive,
     /// The session is sealed: resume.
     Sealed,
 }
 
-/// Why a call failed.
+/// Reason why a call failed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum IpcError {
     /// The daemon refused with an errno.
@@ -608,7 +613,7 @@ pub enum IpcError {
     /// The inode is contended: send the operation as [`Request::Forward`].
     #[error("contended: to be forwarded")]
     Forward,
-    /// The daemon is not there.
+    /// The daemon is not reachable.
     #[error("the daemon is away: {0}")]
     Gone(String),
     /// The other side does not speak this protocol.
@@ -618,19 +623,19 @@ pub enum IpcError {
 
 /// The client's end of a session: the *message* seam.
 pub trait Link: Send + Sync {
-    /// Asks and waits for the answer. Several threads may call at once.
+    /// Sends a request and waits for the answer. Several threads may call at once.
     ///
     /// # Errors
     /// An [`IpcError`]; `Gone` if the daemon died or closed the connection (then every later call fails too).
     fn call(&self, request: Request) -> Result<Response, IpcError>;
 
-    /// The next upcall, or `None` after `timeout`. One thread waits at a time.
+    /// Returns the next upcall, or `None` after `timeout`. One thread waits at a time.
     ///
     /// # Errors
     /// `Gone` when the connection is over.
     fn upcall(&self, timeout: std::time::Duration) -> Result<Option<Upcall>, IpcError>;
 
-    /// The session is over: gives back what the link takes, here and in the daemon, though somebody may refer
-    /// to it still.
+    /// Ends the session: releases the link's resources, here and in the daemon, even while references to it
+    /// exist.
     fn close(&self) {}
 }

@@ -1,8 +1,8 @@
-//! The session page: the few words that the daemon shows a session, read by the client without a call. Owns
-//! their layout, their mapping and the barrier that goes with them; refuses to know why a word changes.
+//! The session page: a few words that the daemon shows a session, read by the client without a call. Owns
+//! their layout, their mapping and the matching barrier; refuses to know why a word changes.
 //!
-//! The daemon maps the page read-write, the client read-only; both touch it through atomics only. The daemon
-//! never believes a word that it finds there: it only writes.
+//! The daemon maps the page read-write, the client read-only; both access it through atomics only. The daemon
+//! only writes the words, and never relies on a word that it reads there.
 //!
 //! *Act, then check*: a client makes its entry durable (fence), then loads [`SessionPage::state`]. The daemon
 //! stores `Sealed`, calls [`membarrier`], then reads the log's tail. The barrier runs on every thread of
@@ -30,20 +30,20 @@ const SEALED: u32 = 2;
 pub enum PageState {
     /// Leases hold and entries count.
     Live,
-    /// The session is over: ask for its seal with `Hello { resume }`.
+    /// The session is over: request its seal with `Hello { resume }`.
     Sealed,
 }
 
-/// What a session reads without a call. Each method is one atomic load.
+/// The values that a session reads without a call. Each method is one atomic load.
 pub trait SessionPage: Send + Sync {
-    /// Whether the session still counts (acquire; see the module's text for the barrier).
+    /// Whether the session still counts (acquire; see the module's documentation for the barrier).
     fn state(&self) -> PageState;
-    /// Every entry up to here is in the shared area.
+    /// Every entry up to this number is in the shared area.
     fn digested(&self) -> LogSeq;
-    /// Newest journal transaction: the base of operations that begin now.
+    /// Newest journal transaction: the base of operations that begin after this load.
     fn committed_tx(&self) -> TxId;
-    /// 0 while no inode of the pool is watched in a mount's kernel (see [`Watched`](crate::Watched)); else
-    /// another number after each change of what is.
+    /// 0 while no inode of the pool is watched in a mount's kernel (see [`Watched`](crate::Watched)); else a
+    /// number that differs after each change of the watched set.
     fn watched(&self) -> u64;
 }
 
@@ -76,7 +76,7 @@ unsafe impl Send for Page {}
 unsafe impl Sync for Page {}
 
 impl Page {
-    /// A page in the heap, live: both sides are in this process.
+    /// Makes a page in the heap, live: both sides are in this process.
     #[must_use]
     pub fn heap(session: SessionId) -> Self {
         Self {
@@ -95,7 +95,7 @@ impl Page {
     /// Makes the page file `path` (it must not exist), live, mapped for the daemon.
     ///
     /// # Errors
-    /// Of open, allocation (space is taken at once, so that no later store can fault) and mapping.
+    /// Errors of open, allocation (space is allocated at once, so that no later store can fault) and mapping.
     pub fn create(path: &Path, session: SessionId) -> io::Result<Self> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let file = rustix::fs::open(path, flags, Mode::from_raw_mode(0o600))?;
@@ -111,16 +111,16 @@ impl Page {
     /// Opens an existing page file for the daemon (after its restart).
     ///
     /// # Errors
-    /// Of open and mapping; `InvalidData` if it is too short to be a page.
+    /// Errors of open and mapping; `InvalidData` if the file is too short to be a page.
     pub fn open(path: &Path) -> io::Result<Self> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         Self::map(&rustix::fs::open(path, flags, Mode::empty())?, true)
     }
 
-    /// A read-only descriptor of the page file, to pass to the client.
+    /// Opens a read-only descriptor of the page file, to pass to the client.
     ///
     /// # Errors
-    /// Of open.
+    /// Errors of open.
     pub fn open_for_client(path: &Path) -> io::Result<OwnedFd> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         Ok(rustix::fs::open(path, flags, Mode::empty())?)
@@ -130,7 +130,7 @@ impl Page {
     /// barriers.
     ///
     /// # Errors
-    /// Of mapping; `InvalidData` if it is not a page.
+    /// Errors of mapping; `InvalidData` if it is not a page.
     pub fn from_descriptor(fd: impl AsFd) -> io::Result<Self> {
         register_for_membarrier();
         let page = Self::map(fd, false)?;
@@ -153,9 +153,9 @@ impl Page {
         if writable {
             prot |= ProtFlags::WRITE;
         }
-        // SAFETY: the kernel chooses the address, so nothing that is mapped already is touched; the result is
-        // owned by the value built below. The file is in the daemon's own directory and clients hold it
-        // read-only, so it does not shrink.
+        // SAFETY: the kernel chooses the address, so no existing mapping is touched; the result is owned by
+        // the value built below. The file is in the daemon's own directory and clients hold it read-only, so
+        // it does not shrink.
         let base =
             unsafe { rustix::mm::mmap(std::ptr::null_mut(), PAGE_BYTES, prot, MapFlags::SHARED, fd, 0) }?;
         let base = NonNull::new(base.cast::<Words>()).ok_or(io::ErrorKind::OutOfMemory)?;
@@ -187,7 +187,7 @@ impl Page {
         SessionId(self.words().session.load(Ordering::Relaxed))
     }
 
-    /// Daemon: ends the session. Call [`membarrier`] before the log's tail is read. Nothing happens on a
+    /// Daemon: ends the session. Call [`membarrier`] before reading the log's tail. Does nothing on a
     /// client's mapping.
     pub fn seal(&self) {
         if let Some(words) = self.writable() {
@@ -195,21 +195,21 @@ impl Page {
         }
     }
 
-    /// Daemon: everything up to `seq` is in the shared area.
+    /// Daemon: publishes that everything up to `seq` is in the shared area.
     pub fn set_digested(&self, seq: LogSeq) {
         if let Some(words) = self.writable() {
             words.digested.store(seq.0, Ordering::Release);
         }
     }
 
-    /// Daemon: what is watched has changed.
+    /// Daemon: publishes a change of the watched inodes.
     pub fn set_watched(&self, generation: u64) {
         if let Some(words) = self.writable() {
             words.watched.store(generation, Ordering::Release);
         }
     }
 
-    /// Daemon: the newest transaction.
+    /// Daemon: publishes the newest transaction.
     pub fn set_committed_tx(&self, tx: TxId) {
         if let Some(words) = self.writable() {
             words.committed_tx.fetch_max(tx.0, Ordering::Release);
@@ -255,7 +255,7 @@ const CMD_PRIVATE_EXPEDITED: libc::c_int = 8;
 const CMD_REGISTER_PRIVATE_EXPEDITED: libc::c_int = 16;
 
 fn membarrier_command(command: libc::c_int) -> bool {
-    // SAFETY: takes three integers and touches no memory of ours.
+    // SAFETY: takes three integers and touches no memory of this process.
     unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
 }
 
@@ -268,23 +268,23 @@ pub fn membarrier() {
     std::sync::atomic::fence(Ordering::SeqCst);
 }
 
-/// Registers this process for [`membarrier`] of others and for its own barriers; cheap when repeated, and the
-/// first time if the process has one thread. With several, the kernel waits until all processors have passed,
-/// some 10 ms.
+/// Registers this process for the [`membarrier`] calls of others and for its own barriers. Cheap when
+/// repeated, and at first if the process has one thread. With several, the kernel waits until all processors
+/// have passed, some 10 ms.
 pub fn register_for_membarrier() {
     membarrier_command(CMD_REGISTER_GLOBAL_EXPEDITED);
     barriers_are_asymmetric();
 }
 
 /// Whether [`heavy_barrier`] makes the other threads of this process pass a barrier, so that
-/// [`light_barrier`] need not be one. Found once, before the first of either.
+/// [`light_barrier`] need not be one. Determined once, before the first of either.
 fn barriers_are_asymmetric() -> bool {
     static FOUND: OnceLock<bool> = OnceLock::new();
     *FOUND.get_or_init(|| membarrier_command(CMD_REGISTER_PRIVATE_EXPEDITED))
 }
 
-/// The cheap half of a pair of barriers between threads of this process: a thread stores, passes this, loads;
-/// another stores, passes [`heavy_barrier`], loads. At least one of them sees what the other stored. Costs
+/// The cheap half of a pair of barriers between threads of this process: one thread stores, passes this,
+/// loads; another stores, passes [`heavy_barrier`], loads. At least one of them sees the other's store. Costs
 /// nothing where the kernel helps.
 #[inline]
 pub fn light_barrier() {
@@ -295,10 +295,10 @@ pub fn light_barrier() {
     }
 }
 
-/// The dear half of the pair: about a microsecond.
+/// The expensive half of the pair: about a microsecond.
 pub fn heavy_barrier() {
     if barriers_are_asymmetric() && !membarrier_command(CMD_PRIVATE_EXPEDITED) {
-        // It fails only unregistered; a fork keeps the registration, but that is not promised.
+        // It fails only unregistered; a fork keeps the registration, but the kernel does not promise that.
         membarrier_command(CMD_REGISTER_PRIVATE_EXPEDITED);
         membarrier_command(CMD_PRIVATE_EXPEDITED);
     }

@@ -1,5 +1,5 @@
-//! What a transport needs of a daemon, and the queue that upcalls wait in. Refuses to know what the daemon
-//! does.
+//! The interface between transports and a daemon, and the queue of pending upcalls. Refuses to know the
+//! daemon's work.
 
 use crate::sync::{Condvar, Mutex, lock};
 use crate::{Admin, Hello, IpcError, Request, Response, Upcall, Welcome};
@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use varve_format::SessionId;
 use varve_format::seeded::{Bug, armed};
 
-/// Most upcalls that wait for one client; a client that lets more pile up is sealed.
+/// Most upcalls that wait for one client; a client that lets more accumulate is sealed.
 pub const UPCALLS_MAX: usize = 16_384;
 
-/// Who is at the other end, as the kernel says.
+/// Identity of the process at the other end, as reported by the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Peer {
     /// Process.
@@ -48,19 +48,19 @@ pub struct Descriptors {
     pub log_backing: Option<OwnedFd>,
     /// The NVM region, read-only; for a session that is not privileged its user's segments.
     pub nvm: Option<OwnedFd>,
-    /// Which blocks of NVM were compared with their checksums, read-write (`varve_media::Verified`);
-    /// privileged sessions only, and only where each is compared once.
+    /// The bits of blocks of NVM that were compared with their checksums, read-write
+    /// (`varve_media::Verified`); privileged sessions only, and only where each block is compared once.
     pub verified: Option<OwnedFd>,
 }
 
-/// A session that was opened.
+/// An opened session.
 #[derive(Debug)]
 pub struct Opened {
     /// The answer.
     pub welcome: Welcome,
     /// Descriptors for the client.
     pub descriptors: Descriptors,
-    /// Where the daemon puts what it asks of this client.
+    /// Queue of the daemon's upcalls to this client.
     pub upcalls: Arc<UpcallQueue>,
 }
 
@@ -69,22 +69,22 @@ pub trait Service: Send + Sync {
     /// Opens a session for `peer`.
     ///
     /// # Errors
-    /// As the daemon decides.
+    /// Errors of the daemon.
     fn hello(&self, peer: Peer, hello: Hello) -> Result<Opened, IpcError>;
 
     /// Carries out a request of a session. Waits only within the daemon's bounds.
     ///
     /// # Errors
-    /// As the daemon decides; `Sealed` when the session is over.
+    /// Errors of the daemon; `Sealed` when the session is over.
     fn call(&self, session: SessionId, request: Request) -> Result<Response, IpcError>;
 
-    /// An operator's request on a connection without a session.
+    /// Answers an operator's request on a connection without a session.
     ///
     /// # Errors
-    /// As the daemon decides.
+    /// Errors of the daemon.
     fn admin(&self, peer: Peer, admin: Admin) -> Result<Response, IpcError>;
 
-    /// The connection of a session is gone: its client closed it, died, or broke the protocol.
+    /// Reports that a session's connection is gone: its client closed it, died, or broke the protocol.
     fn gone(&self, session: SessionId);
 }
 
@@ -108,7 +108,7 @@ impl UpcallQueue {
         Self::default()
     }
 
-    /// Adds an upcall; `false` if the queue is full or closed (then the client has stopped taking them).
+    /// Adds an upcall; `false` if the queue is full or closed (then the client has stopped taking upcalls).
     #[must_use]
     pub fn push(&self, upcall: Upcall) -> bool {
         let mut state = lock(&self.state);
@@ -121,7 +121,7 @@ impl UpcallQueue {
         true
     }
 
-    /// The next upcall, or `None` after `timeout`.
+    /// Returns the next upcall, or `None` after `timeout`.
     ///
     /// # Errors
     /// `Gone` when the queue is closed and empty.
@@ -153,25 +153,25 @@ impl UpcallQueue {
         }
     }
 
-    /// Upcalls that were not taken yet.
+    /// Number of upcalls not taken yet.
     #[must_use]
     pub fn len(&self) -> usize {
         lock(&self.state).waiting.len()
     }
 
-    /// Whether all were taken.
+    /// Whether all upcalls were taken.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Whether it was closed.
+    /// Whether the queue was closed.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         lock(&self.state).closed
     }
 
-    /// No more upcalls; those waiting can still be taken.
+    /// Refuses further upcalls; those in the queue can still be taken.
     pub fn close(&self) {
         lock(&self.state).closed = true;
         self.changed.notify_all();
@@ -180,8 +180,8 @@ impl UpcallQueue {
 
 #[cfg(all(test, feature = "shuttle"))]
 mod interleavings {
-    //! The queue under a scheduler that tries interleavings; a wait never times out there, so one that nobody
-    //! ends is a deadlock.
+    //! The queue under a scheduler that tries interleavings; a wait never times out there, so a wait that is
+    //! never ended is a deadlock.
     #![allow(clippy::unwrap_used)]
 
     use super::UpcallQueue;
@@ -204,7 +204,7 @@ mod interleavings {
         }
     }
 
-    /// Which thread's it is, and its count.
+    /// Returns the thread of an upcall, and its count.
     fn number(upcall: &Upcall) -> (u64, u64) {
         match upcall {
             Upcall::Revoke { key, lease, .. } => (key.ino.0, lease.0),
@@ -212,8 +212,8 @@ mod interleavings {
         }
     }
 
-    /// Two threads add upcalls, one closes the queue meanwhile, and one takes them: exactly those that were
-    /// accepted, in order, and then the end.
+    /// Two threads add upcalls, one closes the queue meanwhile, and one takes them: it gets exactly the
+    /// accepted ones, in order, and then the end.
     fn accepted_is_taken_once_and_in_order() {
         let queue = Arc::new(UpcallQueue::new());
         let taker = {

@@ -1,14 +1,14 @@
 //! Frames of the socket transport: a little-endian `u32` length and that many bytes of postcard. Owns bounds
-//! and encoding; refuses to know sockets' life.
+//! and encoding; refuses to know the life of sockets.
 
 use crate::{DATA_MAX, IpcError, Request, Response, Upcall, Welcome};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::io::{self, Read, Write};
 
-/// Most bytes of one frame after its length: the data and slack for what goes with it.
+/// Most bytes of one frame after its length: the data and slack for its other fields.
 pub const FRAME_MAX: usize = DATA_MAX + (256 << 10);
 
-/// From a client.
+/// A frame from a client.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct CallFrame {
     /// Chosen by the client; the answer carries it.
@@ -16,21 +16,21 @@ pub(crate) struct CallFrame {
     pub(crate) request: Request,
 }
 
-/// From the daemon.
+/// A frame from the daemon.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) enum ServerFrame {
-    /// To the first frame, if it was a `Hello`; `descriptors` is a mask of the kinds that come with it, in
-    /// ascending order.
+    /// Answer to the first frame, if it was a `Hello`; `descriptors` is a mask of the kinds that come with
+    /// it, in ascending order.
     Opened {
         result: Result<Box<Welcome>, IpcError>,
         descriptors: u8,
     },
-    /// To a call.
+    /// Answer to a call.
     Answer {
         id: u64,
         result: Result<Response, IpcError>,
     },
-    /// Asked by the daemon.
+    /// A message that the client must act on.
     Upcall(Upcall),
 }
 
@@ -38,7 +38,7 @@ fn protocol(error: impl std::fmt::Display) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, error.to_string())
 }
 
-/// A frame with its length in front.
+/// Encodes a frame with its length in front.
 ///
 /// # Errors
 /// `InvalidData` if it passes [`FRAME_MAX`].
@@ -58,7 +58,7 @@ pub(crate) fn encode<T: Serialize>(frame: &T) -> io::Result<Vec<u8>> {
 /// Writes one frame.
 ///
 /// # Errors
-/// Of the stream and of [`encode`].
+/// Errors of the stream and of [`encode`].
 pub(crate) fn write<T: Serialize>(mut stream: impl Write, frame: &T) -> io::Result<()> {
     stream.write_all(&encode(frame)?)
 }
@@ -66,7 +66,7 @@ pub(crate) fn write<T: Serialize>(mut stream: impl Write, frame: &T) -> io::Resu
 /// Reads the rest of a frame whose length came first.
 ///
 /// # Errors
-/// Of the stream; `InvalidData` if the length passes [`FRAME_MAX`] or the bytes are no frame.
+/// Errors of the stream; `InvalidData` if the length passes [`FRAME_MAX`] or the bytes are not a frame.
 pub(crate) fn read_body<T: DeserializeOwned>(mut stream: impl Read, len: [u8; 4]) -> io::Result<T> {
     let len = u32::from_le_bytes(len) as usize;
     if len == 0 || len > FRAME_MAX {
@@ -94,11 +94,11 @@ pub(crate) fn read<T: DeserializeOwned>(mut stream: impl Read) -> io::Result<T> 
     read_body(stream, len)
 }
 
-/// Length of a buffer for [`read_alone`] when it is not in use.
+/// Length of an idle buffer of [`read_alone`].
 const ALONE_BYTES: usize = 16 << 10;
 
-/// Reads one frame that nothing follows before it is answered, by one system call if it is short. `buffer` is
-/// used again and again.
+/// Reads one frame after which no other follows before its answer, with one system call if it is short.
+/// `buffer` is reused.
 ///
 /// # Errors
 /// As [`read`].
@@ -168,7 +168,7 @@ mod tests {
         assert_eq!(read::<CallFrame>(&encode(&frame).unwrap()[..]).unwrap(), frame);
     }
 
-    /// Gives bytes out a few at a time.
+    /// A reader that returns a few bytes at a time.
     struct Dripping<'b>(&'b [u8], usize);
 
     impl std::io::Read for Dripping<'_> {

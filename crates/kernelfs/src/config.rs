@@ -1,22 +1,22 @@
-//! What can be set about a pool's daemon. Owns names, meanings, defaults and bounds; refuses to know who
-//! reads them.
+//! Settings of a pool's daemon. Owns their names, meanings, defaults and bounds; knows nothing of their
+//! readers.
 
 use serde::{Deserialize, Serialize};
 
-/// Who may open sessions, besides root and the pool's owner.
+/// Users that may open sessions, besides root and the pool's owner.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(try_from = "UsersText", into = "UsersText")]
 pub enum Users {
-    /// Nobody else.
+    /// No others.
     #[default]
     Owner,
-    /// Everybody who reaches the socket.
+    /// All users that reach the socket.
     All,
     /// These user ids.
     Only(Vec<u32>),
 }
 
-/// `users` as it is written.
+/// [`Users`] as written in `varve.toml`.
 #[derive(Serialize, Deserialize)]
 #[serde(untagged)]
 enum UsersText {
@@ -51,7 +51,7 @@ impl From<Users> for UsersText {
 }
 
 impl Users {
-    /// Whether this user, who is neither root nor the pool's owner, may.
+    /// Whether this user, who is neither root nor the pool's owner, may open sessions.
     #[must_use]
     pub fn admit(&self, uid: u32) -> bool {
         match self {
@@ -61,7 +61,7 @@ impl Users {
         }
     }
 
-    /// Whether anybody may.
+    /// Whether only root and the pool's owner may open sessions.
     #[must_use]
     pub const fn is_owner_only(&self) -> bool {
         matches!(self, Self::Owner)
@@ -80,11 +80,11 @@ pub enum Emulated {
     Hdd,
 }
 
-/// When reads through a mount move the time of the last read.
+/// When reads through a mount update the access time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AtimeSetting {
-    /// When it is not newer than the last change, or a day old.
+    /// If the access time is not newer than the last change, or is a day old.
     #[default]
     Relatime,
     /// Never.
@@ -100,76 +100,80 @@ pub struct Config {
     /// Time that a client has to give a lease back before its session is sealed, in milliseconds. Default
     /// 2,000; 100 to 60,000.
     pub lease_ms: u64,
-    /// Least time that a lease is left to its holder, in milliseconds. Default 2; 0 to 100.
+    /// Least time that a holder keeps a lease, in milliseconds. Default 2; 0 to 100.
     pub min_hold_ms: u64,
-    /// Bound of every wait, in milliseconds; then ETIMEDOUT, EIO or ENOSPC, by what is waited for. Default
-    /// 30,000; `lease_ms` to 600,000.
+    /// Bound of every wait, in milliseconds; after it ETIMEDOUT, EIO or ENOSPC is returned, depending on the
+    /// wait. Default 30,000; `lease_ms` to 600,000.
     pub wait_ms: u64,
-    /// Time after a start in which inodes without a name are kept for clients that come back, in
+    /// Time after a start in which inodes without a name are kept for clients that may reconnect, in
     /// milliseconds. Default 5,000; 0 to 600,000.
     pub grace_ms: u64,
     /// Share of its log at which a client asks for a digest, in percent. Default 30; 5 to 90.
     pub digest_percent: u8,
-    /// Threads that digest logs, each another's. Default 0: one for each processor, at most 4. Else 1 to 64.
+    /// Threads that digest logs; each log is digested by one thread at a time. Default 0: one for each
+    /// processor, at most 4. Else 1 to 64.
     pub digest_threads: u8,
-    /// Bytes of a log at first. Default 4 MiB; 1 to 512 chunks of 2 MiB.
+    /// Initial bytes of a log. Default 4 MiB; 1 to 512 chunks of 2 MiB.
     pub log_initial_bytes: u64,
     /// Most bytes that one log may grow to. Default 0: an eighth of the NVM, at most 1 GiB. Else
     /// `log_initial_bytes` to 16 GiB.
     pub log_max_bytes: u64,
-    /// Most sessions at once, those that ended and may be resumed included. Default 512; 1 to 4,096.
+    /// Most sessions at once, including ended ones that may be resumed. Default 512; 1 to 4,096.
     pub sessions_max: u32,
-    /// Most leases of one session, four times as many of a mount of root's or the pool's owner (at most
-    /// 1,048,576); beyond that it gives those back that it used least. Default 16,384; 64 to 1,048,576.
+    /// Most leases of one session; a mount of root's or the pool's owner may have four times as many (at most
+    /// 1,048,576). Beyond the limit a session gives back its least used leases. Default 16,384; 64 to
+    /// 1,048,576.
     pub leases_max: u32,
     /// Most blocks of 4 KiB that one session has reserved. Default 262,144 (1 GiB); 256 to 16,777,216.
     pub credits_max_blocks: u64,
     /// Read-ahead on SSD and HDD, in bytes. Default 256 KiB; 0 to 1 MiB.
     pub read_ahead_bytes: u64,
-    /// How often a client makes its log durable in the background, in milliseconds; only where that needs a
-    /// write (`file`). Default 1,000; 0 (never) to 60,000.
+    /// Interval at which a client makes its log durable in the background, in milliseconds; only where that
+    /// needs a write (`file`). Default 1,000; 0 (never) to 60,000.
     pub sync_ms: u64,
     /// Whether mounts make each write durable against power loss before it returns, as `mount --sync-always`
     /// does. Default false.
     pub sync_always: bool,
-    /// When reads through mounts move the time of the last read, unless an option of the mount says so:
-    /// `"relatime"` (when it is not newer than the last change, or a day old; the default), `"noatime"` or
+    /// When reads through mounts update the access time, unless an option of the mount says otherwise:
+    /// `"relatime"` (if it is not newer than the last change, or is a day old; the default), `"noatime"` or
     /// `"strictatime"`.
     pub atime: AtimeSetting,
-    /// When reads of data on NVM are compared with its checksums, as those of SSD and HDD always are:
-    /// `false`, `true` (each), or `"first"` (the first of a block since the daemon started). Default:
+    /// When reads of data on NVM are compared with its checksums (reads of SSD and HDD always are): `false`,
+    /// `true` (each read), or `"first"` (the first read of a block since the daemon started). Default:
     /// `"first"` where NVM is a file, `false` where it is memory.
     pub verify_nvm_reads: VerifyNvm,
-    /// Whether whole blocks of data on NVM are overwritten where they are, if a write to it is durable as
-    /// soon as it is ordered (`dax`, `shm`) and its reads are not verified; else they go to new blocks.
+    /// Whether whole blocks of data on NVM are overwritten in place, if NVM makes a write durable as soon as
+    /// it is ordered (`dax`, `shm`) and reads of NVM are not verified; else the data goes to new blocks.
     /// Default true.
     pub overwrite_in_place: bool,
     /// Whether slower tiers are read and written by io_uring where the host has it. Default true.
     pub io_uring: bool,
     /// Whether slower tiers bypass the host's page cache where its file system can. Default true.
     pub o_direct: bool,
-    /// Tiers that are slowed down to a model of their medium, to see what a load would do there. Default
+    /// Tiers that are slowed down to a model of their medium, to estimate a load's performance there. Default
     /// none. `status` names them.
     pub emulate: Vec<Emulated>,
-    /// Time that a mount must be alone before its kernel keeps names again, in milliseconds; ten times as
-    /// long as others had to wait for it, if that is more. Default 100; 0 to 3,600,000.
+    /// Time that a mount must be the only session before its kernel caches names again, in milliseconds; ten
+    /// times the wait of other sessions for it, if that is longer. Default 100; 0 to 3,600,000.
     pub solo_ms: u64,
-    /// How often idle logs are digested in the background, in milliseconds. Default 500; 10 to 60,000.
+    /// Interval at which idle logs are digested in the background, in milliseconds. Default 500; 10 to
+    /// 60,000.
     pub idle_digest_ms: u64,
-    /// How full a tier is when its coldest data begins to move down, in percent of what data may have of it.
-    /// Default 95; 20 to 99.
+    /// Fill level at which a tier's coldest data begins to move down, in percent of the tier's space for
+    /// data. Default 95; 20 to 99.
     pub placement_high_percent: u8,
-    /// How full a tier is when it stops, in percent. Default 90; 10 to less than `placement_high_percent`.
+    /// Fill level at which that movement stops, in percent. Default 90; 10 to less than
+    /// `placement_high_percent`.
     pub placement_low_percent: u8,
-    /// Most blocks of 4 KiB that move in one step of the background work; in between, others have their turn.
+    /// Most blocks of 4 KiB that one step of the background work moves; other work runs between steps.
     /// Default 1,024; 64 to 65,536.
     pub placement_step_blocks: u64,
-    /// Who may open sessions besides root and the pool's owner: `"owner"` (nobody, the default), `"all"`, or
-    /// a list of user ids.
+    /// Users that may open sessions besides root and the pool's owner: `"owner"` (none, the default),
+    /// `"all"`, or a list of user ids.
     pub users: Users,
     /// Most bytes of memory in which the processes of one ordinary user map its files. Default 64 MiB; 0
-    /// (none: data is read by message), or 1 MiB to 16 GiB. Together they take at most a quarter of what
-    /// holds the live directory.
+    /// (none: data is read by message), or 1 MiB to 16 GiB. All users together take at most a quarter of the
+    /// file system that holds the live directory.
     pub user_bytes: u64,
 }
 
@@ -188,7 +192,7 @@ pub enum VerifyNvm {
     Always,
 }
 
-/// As it stands in `varve.toml`.
+/// [`VerifyNvm`] as written in `varve.toml`.
 #[derive(Serialize, Deserialize)]
 #[serde(untagged)]
 enum VerifyNvmText {
@@ -229,7 +233,7 @@ impl From<bool> for VerifyNvm {
 }
 
 impl VerifyNvm {
-    /// What it is where NVM lies `on_disk`: never [`ByMedium`](Self::ByMedium).
+    /// Resolves the setting for NVM that lies `on_disk` or not: never [`ByMedium`](Self::ByMedium).
     #[must_use]
     pub const fn on(self, on_disk: bool) -> Self {
         match self {
@@ -277,22 +281,22 @@ impl Default for Config {
 /// A setting that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
-    /// Not TOML, an unknown field, or a value of the wrong type.
+    /// The text is not TOML, or has an unknown field or a value of the wrong type.
     #[error("the configuration cannot be read: {0}")]
     Syntax(String),
-    /// Out of bounds.
+    /// A number out of its bounds.
     #[error("`{field} = {value}` is out of bounds: it must be {least} to {most}")]
     OutOfBounds {
         /// Field.
         field: &'static str,
         /// Its value.
         value: u64,
-        /// Least that works.
+        /// Smallest valid value.
         least: u64,
-        /// Most that works.
+        /// Largest valid value.
         most: u64,
     },
-    /// Logs are cut in chunks.
+    /// A log size that is no multiple of a chunk.
     #[error("`{0}` must be a multiple of 2 MiB")]
     NotChunks(&'static str),
 }
@@ -313,7 +317,7 @@ impl Config {
     /// Checks every field against its bounds.
     ///
     /// # Errors
-    /// The first field that is out of them.
+    /// The first field that is out of its bounds.
     pub fn validate(&self) -> Result<(), ConfigError> {
         let bounds = [
             ("lease_ms", self.lease_ms, 100, 60_000),
@@ -379,7 +383,7 @@ impl Config {
         Ok(())
     }
 
-    /// How many threads digest logs.
+    /// Returns the number of threads that digest logs.
     #[must_use]
     pub fn digest_threads(&self) -> usize {
         match self.digest_threads {
@@ -388,7 +392,7 @@ impl Config {
         }
     }
 
-    /// Most bytes of one log on a pool with this much NVM.
+    /// Returns the most bytes of one log on a pool with this much NVM.
     #[must_use]
     pub fn log_limit(&self, nvm_bytes: u64) -> u64 {
         if self.log_max_bytes != 0 {

@@ -1,4 +1,4 @@
-//! What the daemon counts while it runs. Counts only; `ops::status` shows it.
+//! Counters of the daemon while it runs. Counts only; `ops::status` shows them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -16,13 +16,12 @@ pub(crate) struct Counters {
     pub(crate) grants: AtomicU64,
     pub(crate) waits: AtomicU64,
     pub(crate) forwarded: AtomicU64,
-    /// When a digest last found no space, by the monotonic clock in milliseconds; 0: it did not, or has found
-    /// some since.
+    /// When a digest last found no space, by the monotonic clock in milliseconds; 0 if none did, or a later
+    /// one found space.
     pub(crate) no_space_ms: AtomicU64,
-    /// When that was last told.
+    /// When the last lack of space was logged.
     pub(crate) no_space_told_ms: AtomicU64,
-    /// When the log of a session that is over could last not be digested for another reason, by the same
-    /// clock.
+    /// When the log of an ended session last failed to digest for another reason, by the same clock.
     pub(crate) stuck_ms: AtomicU64,
 }
 

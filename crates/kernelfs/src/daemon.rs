@@ -1,4 +1,4 @@
-//! The daemon's own threads. Owns when background work runs; what it does is [`KernelFs::tick`]'s.
+//! The daemon's own threads. Owns when background work runs; the work itself is [`KernelFs::tick`].
 
 use crate::KernelFs;
 use crate::bell::Bell;
@@ -10,24 +10,24 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use varve_store::StoreError;
 
-/// How often late sessions and ended processes are looked for, in milliseconds.
+/// Interval of the check for late sessions and ended processes, in milliseconds.
 const TICK_MS: u64 = 50;
 
-/// How long a thread that digests sleeps at most, in milliseconds: it is woken when there is work.
+/// Longest sleep of a digest thread, in milliseconds; requests wake it earlier.
 const DIGEST_MS: u64 = 100;
 
-/// How long after a session has ended the memory that it leaves free is given back to the system, in
-/// milliseconds; sessions that end meanwhile wait for the same.
+/// Delay between the end of a session and the return of its free memory to the system, in milliseconds;
+/// sessions that end in between share one return.
 const GIVE_BACK_MS: u64 = 5_000;
 
-/// Pause between two steps of placement while there is something to move, in milliseconds.
+/// Pause between two steps of placement while there is data to move, in milliseconds.
 const PLACE_PAUSE_MS: u64 = 1;
 
-/// Blocks of NVM of which it is asked in one tick whether the host has dropped them from its memory: a
-/// gibibyte takes some six seconds, and 0.3 % of a processor.
+/// Blocks of NVM that one tick checks for pages that the host has dropped from memory: a gibibyte takes some
+/// six seconds, and 0.3 % of a processor.
 const ABSENT_BLOCKS: u64 = 2_048;
 
-/// Background threads of a [`KernelFs`]; [`stop`](Self::stop) or the drop ends them.
+/// Background threads of a [`KernelFs`]; [`stop`](Self::stop) or dropping it ends them.
 pub struct Daemon {
     kernel: Arc<KernelFs>,
     over: Arc<AtomicBool>,
@@ -35,10 +35,10 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts them.
+    /// Starts the background threads.
     ///
     /// # Errors
-    /// When no thread can be made.
+    /// If no thread can be made.
     pub fn start(kernel: Arc<KernelFs>) -> io::Result<Self> {
         let over = Arc::new(AtomicBool::new(false));
         let worker = std::thread::Builder::new().name("varve-work".into()).spawn({
@@ -46,7 +46,7 @@ impl Daemon {
             move || work(&kernel, &over)
         })?;
         kernel.lifecycle.background.store(true, Ordering::Release);
-        // From here on the drop ends what was started.
+        // From here on dropping `daemon` ends the started threads.
         let mut daemon = Self {
             kernel: Arc::clone(&kernel),
             over: Arc::clone(&over),
@@ -59,7 +59,7 @@ impl Daemon {
                 .spawn(move || digest(&kernel, &over))?;
             daemon.threads.push(digester);
         }
-        // Apart: what clients wait for is not to wait for slow media.
+        // A thread of its own: work that clients wait for must not wait for slow media.
         let mover = std::thread::Builder::new()
             .name("varve-place".into())
             .spawn(move || place(&kernel, &over))?;
@@ -67,7 +67,7 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// The daemon's object.
+    /// Returns the daemon's object.
     #[must_use]
     pub const fn kernel(&self) -> &Arc<KernelFs> {
         &self.kernel
@@ -79,7 +79,7 @@ impl Daemon {
         self.kernel.lifecycle.bell.ring();
         self.kernel.placer.bell.ring();
         for thread in self.threads.drain(..) {
-            // A ring wakes those that wait, and one of those that are about to.
+            // A ring wakes all waiting threads, and one that is about to wait.
             self.kernel.lifecycle.digest_bell.ring();
             let _ = thread.join();
         }
@@ -111,7 +111,7 @@ fn work(kernel: &KernelFs, over: &AtomicBool) {
         let now_ms = kernel.now_ms();
         if now_ms >= idle_since_ms + kernel.config().idle_digest_ms {
             idle_since_ms = now_ms;
-            // What clients have left lying.
+            // Idle logs hold entries that clients did not ask to digest.
             ask_for_all(&kernel.sessions, &kernel.lifecycle.digest_bell);
         }
         if now_ms >= absent_due_ms {
@@ -131,10 +131,10 @@ fn digest(kernel: &KernelFs, over: &AtomicBool) {
     }
 }
 
-/// When memory goes back: some time after sessions have ended, once for all of them.
+/// When free memory goes back to the system: some time after sessions have ended, once for all of them.
 #[derive(Debug, Default)]
 struct GiveBack {
-    /// Sessions that had ended when it was done last.
+    /// Number of ended sessions at the last return.
     ended: u64,
     due_ms: Option<u64>,
 }
@@ -161,7 +161,7 @@ fn place(kernel: &KernelFs, over: &AtomicBool) {
     }
 }
 
-/// Every log is to be digested; nobody waits for it.
+/// Requests a digest of every log, without waiting.
 fn ask_for_all(sessions: &Sessions, digest_bell: &Bell) {
     let mut sessions = sessions.table.lock();
     let sessions = &mut *sessions;
@@ -171,7 +171,7 @@ fn ask_for_all(sessions: &Sessions, digest_bell: &Bell) {
     digest_bell.ring();
 }
 
-/// Digests for those who asked and do not wait.
+/// Digests the queued sessions.
 fn digest_asked(kernel: &KernelFs) {
     loop {
         let (id, session) = {
@@ -182,7 +182,7 @@ fn digest_asked(kernel: &KernelFs) {
             (id, sessions.live(id))
         };
         if let Some(session) = session {
-            // Noted and logged where it failed; the client hears of it at its next call.
+            // The failure is noted and logged where it occurred; the client gets it from its next call.
             let _ = Digests::of(kernel).digest_session(&session, None);
         }
         kernel.locked().to_digest.done(id);

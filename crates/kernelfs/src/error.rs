@@ -1,4 +1,4 @@
-//! Errors of the daemon, and the one place where the store's become an errno.
+//! Errors of the daemon, and the one place that maps the store's errors to errno.
 
 use varve_ipc::IpcError;
 use varve_media::MediaError;
@@ -14,12 +14,12 @@ pub enum KernelError {
     /// A log.
     #[error(transparent)]
     Media(#[from] MediaError),
-    /// Files of the host.
+    /// A file operation on the host failed.
     #[error("{what}: {error}")]
     Io {
-        /// What was tried, with the path.
+        /// The attempted operation, with the path.
         what: String,
-        /// Why not.
+        /// The host's error.
         error: std::io::Error,
     },
     /// A setting.
@@ -31,7 +31,7 @@ pub enum KernelError {
 }
 
 impl KernelError {
-    /// An [`Io`](Self::Io) with what was tried.
+    /// Makes an [`Io`](Self::Io) from the attempted operation and its error.
     pub fn io(what: impl Into<String>, error: impl Into<std::io::Error>) -> Self {
         Self::Io {
             what: what.into(),
@@ -40,14 +40,14 @@ impl KernelError {
     }
 }
 
-/// What a client is told.
+/// Returns the errno that a client gets for an error of the store.
 #[must_use]
 pub fn errno(error: &StoreError) -> i32 {
     match error {
         StoreError::NoSpace { .. } => libc::ENOSPC,
         StoreError::TableFull(_) => libc::ENOSPC,
         StoreError::Media(error) if error.is_no_space() => libc::ENOSPC,
-        // A session that ended while its request was under way is the client's doing, too.
+        // A session that ended while its request was under way counts as the client's fault, too.
         StoreError::NoInode(_) | StoreError::NoSession(_) => libc::ESTALE,
         StoreError::WrongKind { wanted, .. } if *wanted == "directory" => libc::ENOTDIR,
         StoreError::WrongKind { .. } | StoreError::Invalid(_) => libc::EINVAL,
@@ -59,7 +59,7 @@ pub fn errno(error: &StoreError) -> i32 {
     }
 }
 
-/// As [`errno`], logged here if it is not the client's own doing.
+/// As [`errno`]; also logs errors that are not the client's fault.
 pub(crate) fn refuse(error: &StoreError) -> IpcError {
     let errno = errno(error);
     if errno == libc::EIO {
@@ -68,7 +68,7 @@ pub(crate) fn refuse(error: &StoreError) -> IpcError {
     IpcError::Errno(errno)
 }
 
-/// Short form for a refusal.
+/// Makes a refusal with this errno.
 pub(crate) const fn no(errno: i32) -> IpcError {
     IpcError::Errno(errno)
 }

@@ -1,5 +1,5 @@
-//! What went wrong with the media, for the status: what the store's devices count, what the daemon meets in
-//! logs, and what clients tell of their own. Remembers and shows; decides nothing.
+//! Faults of the media, for the status: counts of the store's devices, the daemon's own faults with logs, and
+//! clients' reports. Remembers and shows; decides nothing.
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -13,24 +13,24 @@ use varve_store::Store;
 /// One event.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HealthStatus {
-    /// What happened, for a person.
+    /// Description for a person.
     pub text: String,
-    /// Where on the medium; empty: not known, or all of it.
+    /// Place on the medium; empty: not known, or all of it.
     pub place: String,
-    /// When, in nanoseconds since 1970.
+    /// Time, in nanoseconds since 1970.
     pub time_ns: TimeNs,
 }
 
-/// What went wrong with one medium since the daemon started.
+/// Faults of one medium since the daemon started.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MediumStatus {
-    /// `nvm`, `ssd`, `hdd`, `journal`, or `logs` for those of all sessions.
+    /// `nvm`, `ssd`, `hdd`, `journal`, or `logs` for the logs of all sessions.
     pub medium: String,
     /// Reads that failed.
     pub read_errors: u64,
     /// Writes, flushes and syncs that failed.
     pub write_errors: u64,
-    /// How often something was met that is not what was written.
+    /// Reads that returned other data than was written.
     pub checksum_errors: u64,
     /// Writes that found no space on the host.
     pub no_space: u64,
@@ -38,7 +38,7 @@ pub struct MediumStatus {
     pub slow: u64,
     /// The longest transfer, in milliseconds.
     pub longest_ms: u64,
-    /// The last of them, slow transfers left out.
+    /// The last fault, slow transfers left out.
     pub last: Option<HealthStatus>,
     /// The last slow transfer.
     pub last_slow: Option<HealthStatus>,
@@ -66,7 +66,7 @@ impl MediumStatus {
         }
     }
 
-    /// Nothing went wrong, and nothing was slow.
+    /// Whether there was neither a fault nor a slow transfer.
     #[must_use]
     pub const fn is_quiet(&self) -> bool {
         self.last.is_none() && self.last_slow.is_none()
@@ -76,13 +76,13 @@ impl MediumStatus {
 /// Logs with faults, since the daemon started.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogsStatus {
-    /// Logs with a damaged part, of which what came behind it was left out.
+    /// Logs with a damaged part; the entries behind it were left out.
     pub damaged: u64,
     /// Sessions whose log could not be written or read.
     pub failed: u64,
 }
 
-/// What is known of the media and of the logs of all sessions.
+/// Faults of the media and of all sessions' logs.
 #[derive(Debug, Default)]
 pub(crate) struct Health {
     stats: MediaStats,
@@ -90,7 +90,7 @@ pub(crate) struct Health {
     failed: AtomicU64,
 }
 
-/// What is known of one session's log.
+/// Faults of one session's log.
 #[derive(Debug, Default)]
 pub(crate) struct LogFaults {
     failed: AtomicBool,
@@ -99,23 +99,23 @@ pub(crate) struct LogFaults {
 }
 
 impl LogFaults {
-    /// `ok`, or why the log failed last.
+    /// Returns `ok`, or the last failure of the log.
     pub(crate) fn text(&self) -> String {
         self.text.lock().clone().unwrap_or_else(|| "ok".into())
     }
 }
 
-/// The session whose client reports something.
+/// The session whose client reports a fault.
 pub(crate) struct Reporter<'s> {
     pub(crate) id: SessionId,
     pub(crate) pid: u32,
     pub(crate) log: &'s LogFaults,
-    /// It reads all of the NVM itself.
+    /// Maps all of the NVM.
     pub(crate) privileged: bool,
 }
 
 impl Health {
-    /// What went wrong with each medium that there is.
+    /// Returns the faults of each medium of the pool.
     pub(crate) fn media_status(&self, store: &Store) -> Vec<MediumStatus> {
         let (devices, media_stats) = (store.devices(), store.media_stats());
         let there = |tier: &Tier| *tier == Tier::Nvm || devices.block_device(*tier).is_some();
@@ -133,7 +133,7 @@ impl Health {
         }
     }
 
-    /// A log could not be made, found, read or written by the daemon.
+    /// Notes that the daemon could not make, find, read or write a log.
     pub(crate) fn log_failed(&self, id: SessionId, log: Option<&LogFaults>, error: &MediaError) {
         if error.is_caller_fault() {
             return;
@@ -155,14 +155,14 @@ impl Health {
         self.stats.note(kind, format!("session {id}"), text);
     }
 
-    /// A log has a damaged part; what comes behind it is left out.
+    /// Notes that a log has a damaged part; the entries behind it are left out.
     pub(crate) fn log_damaged(&self, id: SessionId, text: String) {
         self.damaged.fetch_add(1, Ordering::Relaxed);
         let place = format!("session {id}");
         self.stats.note(MediaFaultKind::Checksum, place, text);
     }
 
-    /// What a client says of its own session: nothing rests on it, and its words are the daemon's.
+    /// Notes a client's report of its own session. No decision rests on it, and the text is the daemon's.
     pub(crate) fn client_fault(&self, store: &Store, client: &Reporter<'_>, fault: ClientFault) {
         let Reporter {
             id,
@@ -184,7 +184,7 @@ impl Health {
                 }
                 self.note_log(id, Some(log), kind, text);
             }
-            // Others have no NVM to read.
+            // Unprivileged clients map no NVM.
             ClientFault::NvmDamaged { block } if privileged => {
                 let also = match store.verify_block(Tier::Nvm, block) {
                     Ok(()) => "; the daemon reads them right",
@@ -206,7 +206,7 @@ impl Health {
         }
     }
 
-    /// Carries out work on a log for its client, and looks how long it takes.
+    /// Runs work on a log for its client, and measures its duration.
     pub(crate) fn log_work<T>(
         &self,
         id: SessionId,

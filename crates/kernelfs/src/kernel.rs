@@ -1,4 +1,5 @@
-//! The daemon's object: the nouns that operations work on, and what they share. The operations are in `ops`.
+//! The daemon's object: the nouns that operations work on, and their shared parts. The operations are in
+//! `ops`.
 
 use crate::bell::Bell;
 use crate::config::Config;
@@ -19,21 +20,21 @@ use varve_format::TxId;
 use varve_ipc::{Clock, IpcError};
 use varve_store::{SpaceStats, Store, StoreError};
 
-/// What operators ask for and others implement. Answers JSON.
+/// A command for operators that a crate above implements. Answers JSON.
 pub type Hook = Box<dyn Fn(&KernelFs) -> Result<String, String> + Send + Sync>;
 
-/// Blocks that the host under a tier can still hold, beyond what a margin keeps; a tier on a device of its
-/// own has no bound.
+/// Blocks that the host under a tier can still hold, beyond a margin; a tier on a device of its own has no
+/// bound.
 pub type HostRoom = Box<dyn Fn(varve_format::Tier) -> u64 + Send + Sync>;
 
-/// Blocks that can be promised as far as the host under the pool's files goes; `None`: the pool itself is the
-/// bound.
+/// Blocks that can be reserved as far as the host under the pool's files allows; `None`: the pool itself is
+/// the bound.
 pub type HostLeft = Box<dyn Fn(&SpaceStats) -> Option<u64> + Send + Sync>;
 
-/// Where tokens of sessions come from in a deterministic test.
+/// Source of session tokens in a deterministic test.
 pub type Tokens = Box<dyn Fn() -> u128 + Send + Sync>;
 
-/// What a daemon is made of.
+/// Constituents of a daemon.
 pub struct Parts {
     /// The shared area.
     pub store: Store,
@@ -43,20 +44,20 @@ pub struct Parts {
     pub config: Config,
     /// Time.
     pub clock: Arc<dyn Clock>,
-    /// Where new data goes, and what moves later.
+    /// Placement of new data, and later moves.
     pub placement: Box<dyn Placement>,
     /// Owner of the pool: privileged besides root.
     pub owner_uid: u32,
-    /// For `fsck` of the running pool.
+    /// Implements `fsck` of the running pool.
     pub fsck: Option<Hook>,
-    /// For `scrub`.
+    /// Implements `scrub`.
     pub scrub: Option<Hook>,
     /// Tokens of new sessions; `None`: the system's random numbers.
     pub tokens: Option<Tokens>,
 }
 
 impl Parts {
-    /// Default policies, this process' user as the owner.
+    /// Fills in default policies, and this process' user as the owner.
     pub fn new(store: Store, logs: Arc<dyn LogStore>, config: Config, clock: Arc<dyn Clock>) -> Self {
         let marks = Marks {
             high: config.placement_high_percent.into(),
@@ -76,7 +77,7 @@ impl Parts {
     }
 }
 
-/// What a daemon was given, and when it began.
+/// The daemon's surroundings, and the time of its start.
 pub(crate) struct Env {
     pub(crate) config: Config,
     pub(crate) clock: Arc<dyn Clock>,
@@ -84,9 +85,9 @@ pub(crate) struct Env {
     pub(crate) fsck: Option<Hook>,
     pub(crate) scrub: Option<Hook>,
     pub(crate) tokens: Option<Tokens>,
-    /// When it was opened, by the monotonic clock.
+    /// Time of the start, by the monotonic clock.
     pub(crate) started_ms: u64,
-    /// No inode without a name is freed before.
+    /// End of the grace period: before it, no inode without a name is freed.
     pub(crate) grace_until_ms: AtomicU64,
 }
 
@@ -102,10 +103,10 @@ impl Env {
     }
 }
 
-/// How far the daemon is in its life, and who works for it.
+/// State of the daemon's life, and wake-ups of its threads.
 #[derive(Default)]
 pub(crate) struct Lifecycle {
-    /// Somebody else runs [`KernelFs::tick`], so that work may be left to it.
+    /// Another thread runs [`KernelFs::tick`], so work may be left to it.
     pub(crate) background: AtomicBool,
     pub(crate) stopping: AtomicBool,
     pub(crate) in_flight: InFlight,
@@ -116,7 +117,7 @@ pub(crate) struct Lifecycle {
 }
 
 impl Lifecycle {
-    /// A request begins: it is carried out while the answer lives.
+    /// Begins a request; it is under way as long as the returned guard lives.
     ///
     /// # Errors
     /// `Gone` when the daemon has stopped.
@@ -127,19 +128,19 @@ impl Lifecycle {
     }
 }
 
-/// What bounds the space that is promised.
+/// Bounds of the space that can be reserved.
 #[derive(Default)]
 pub(crate) struct SpaceLimits {
-    /// What the host can still hold of a tier.
+    /// Blocks of a tier that the host can still hold.
     pub(crate) host_room: OnceLock<HostRoom>,
-    /// What it can still hold at all.
+    /// Blocks that the host can still hold in all.
     pub(crate) host_left: OnceLock<HostLeft>,
-    /// Held alone while space is looked for, shared where some is promised: see `ops::reserve`.
+    /// Held exclusively during a search for space, shared during a grant: see `ops::reserve`.
     pub(crate) turn: RwLock<()>,
 }
 
 impl SpaceLimits {
-    /// Blocks that can be promised now.
+    /// Blocks that can be reserved.
     pub(crate) fn promisable(&self, store: &Store) -> u64 {
         let stats = store.space();
         match self.host_left.get().and_then(|left| left(&stats)) {
@@ -149,7 +150,7 @@ impl SpaceLimits {
     }
 }
 
-/// The daemon: the nouns that operations work on. Threads call it; it has none of its own (see
+/// The daemon: it owns the state that operations work on. Threads call it; it has none of its own (see
 /// [`crate::Daemon`]).
 pub struct KernelFs {
     pub(crate) env: Env,
@@ -157,7 +158,7 @@ pub struct KernelFs {
     pub(crate) logs: Arc<dyn LogStore>,
     pub(crate) placer: Placer,
     pub(crate) sessions: Sessions,
-    /// What ordinary users' sessions map.
+    /// Segments that ordinary users' sessions map.
     pub(crate) segments: Segments,
     pub(crate) health: Health,
     pub(crate) counters: Counters,
@@ -184,12 +185,12 @@ impl KernelFs {
         self.lifecycle.shutdown_asked.load(Ordering::Acquire)
     }
 
-    /// Bounds what is moved to tiers by what their host can hold. The first one stays.
+    /// Bounds moves to a tier by the space of its host. Only the first call counts.
     pub fn set_host_room(&self, room: HostRoom) {
         let _ = self.space.host_room.set(room);
     }
 
-    /// Bounds what is promised by what the host can hold. The first one stays.
+    /// Bounds reservations by the space of the host. Only the first call counts.
     pub fn set_host_left(&self, left: HostLeft) {
         let _ = self.space.host_left.set(left);
     }
@@ -208,8 +209,8 @@ impl KernelFs {
     }
 }
 
-/// What every operation that changes something works on: the shared area, the sessions, settings and time,
-/// and how far the daemon is in its life.
+/// The parts that every changing operation works on: the shared area, the sessions, settings and time, and
+/// the daemon's life cycle.
 #[derive(Clone, Copy)]
 pub(crate) struct Core<'k> {
     pub(crate) env: &'k Env,
@@ -219,7 +220,7 @@ pub(crate) struct Core<'k> {
 }
 
 impl<'k> Core<'k> {
-    /// Out of the daemon's nouns.
+    /// Borrows its parts from the daemon.
     pub(crate) const fn of(kernel: &'k KernelFs) -> Self {
         Self {
             env: &kernel.env,
@@ -237,7 +238,7 @@ impl<'k> Core<'k> {
         self.sessions.table.lock()
     }
 
-    /// What errors of the store do to the pool.
+    /// Returns the handler of the store's errors.
     pub(crate) fn faults(&self) -> Faults<'k> {
         Faults {
             store: self.store,
@@ -261,7 +262,7 @@ impl<'k> Core<'k> {
         self.faults().refused(error)
     }
 
-    /// Refused because the pool is read-only, if it is.
+    /// Refuses changes if the pool is read-only.
     pub(crate) fn check_writable(&self) -> Result<(), IpcError> {
         if self.lifecycle.stopping.load(Ordering::Acquire) {
             return Err(IpcError::Gone("the daemon is stopping".into()));
@@ -272,13 +273,13 @@ impl<'k> Core<'k> {
         }
     }
 
-    /// Blocks that are freed while the answer lives are not reused before the sessions that may read them
-    /// have been told.
+    /// Begins a change of the pool's blocks. As long as the returned guard lives, freed blocks are not reused
+    /// before the sessions that may read them have been told.
     pub(crate) fn begin_change(&self) -> Change<'k> {
         Change::begin(self.store, self.sessions)
     }
 
-    /// Waits for a condition to change, at most so long.
+    /// Waits for `changed`, at most `time`.
     pub(crate) fn nap<T>(
         &self,
         changed: &parking_lot::Condvar,
@@ -293,7 +294,7 @@ impl<'k> Core<'k> {
     }
 }
 
-/// What errors of the store do to the pool.
+/// Handles errors of the store that concern the whole pool.
 #[derive(Clone, Copy)]
 pub(crate) struct Faults<'k> {
     store: &'k Store,
@@ -302,8 +303,8 @@ pub(crate) struct Faults<'k> {
 }
 
 impl Faults<'_> {
-    /// Makes the pool read-only when a device could not write, or is gone, and ends every wait. Damage is
-    /// counted; other errors do nothing: what cannot be read, its device has counted.
+    /// Makes the pool read-only when a device could not write, or is gone, and ends every wait. Counts
+    /// damage. Other errors do nothing here: the device has counted failed reads.
     pub(crate) fn note_error(&self, error: &StoreError) {
         self.store.note_damage(error);
         if error.stops_writing() {
@@ -325,19 +326,19 @@ impl Faults<'_> {
         sessions.pump(now_ms);
     }
 
-    /// What a client is told whose request failed by `error`, which is noted: logged, and latched, as needed.
-    /// That something cannot be read, also of the metadata on slower tiers, is no reason to write nothing any
-    /// more; the device has counted it.
+    /// Returns a client's answer to a request that failed by `error`, and notes the error: logs it, and
+    /// latches the pool as needed. An unreadable block, also of metadata on slower tiers, does not latch the
+    /// pool; the device has counted it.
     pub(crate) fn refused(&self, error: &StoreError) -> IpcError {
         self.note_error(error);
         refuse(error)
     }
 
-    /// What a client is told whose read failed. One sector that cannot be read is one file's damage: the pool
+    /// Returns a client's answer to a read that failed. An unreadable sector is damage of one file: the pool
     /// goes on.
     pub(crate) fn unreadable(&self, error: &StoreError) -> IpcError {
         if error.is_failed_read() {
-            // The device has counted it.
+            // The device has counted the error.
             refuse(error)
         } else {
             self.refused(error)
@@ -345,7 +346,7 @@ impl Faults<'_> {
     }
 }
 
-/// See [`Core::begin_change`].
+/// A change under way: see [`Core::begin_change`].
 pub(crate) struct Change<'k> {
     store: &'k Store,
     sessions: &'k Sessions,
@@ -377,17 +378,17 @@ impl Drop for Change<'_> {
     }
 }
 
-/// The newest transaction that an entry of a log may rest on.
+/// The newest transaction that a log entry's base may name.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum BaseLimit {
-    /// Whatever is committed now: the session lives in this run.
+    /// The newest committed transaction: the session lives in this run.
     Now,
-    /// What was in the journal at the start.
+    /// The newest transaction of the journal at the start.
     AtStart(TxId),
 }
 
 impl BaseLimit {
-    /// The transaction, as of this moment.
+    /// Returns the transaction at this moment.
     pub(crate) fn newest(self, store: &Store) -> TxId {
         match self {
             Self::Now => store.newest_tx(),

@@ -5,12 +5,12 @@
 //!
 //! Modules from the ground up: nouns (`config`, `counters`, `logs`, `leases`, `placement`, `user_segments`,
 //! `watches`, `digest`, `health`, `session`), each with its own state; the object that holds them (`kernel`);
-//! one file for each thing that a client or the clock asks for (`ops`); `pool`, `service` and `daemon`.
+//! one file for each operation that a client or the clock requests (`ops`); `pool`, `service` and `daemon`.
 //!
 //! # Lock order
-//! A thread that holds a lock takes only those further down:
-//! 0. `SpaceLimits::turn`: alone while space is looked for (waits for clients, bounded by `lease_ms`, and for
-//!    digests), shared for grants;
+//! A thread that holds a lock takes only locks further down:
+//! 0. `SpaceLimits::turn`: exclusive for a search for space (waits for clients, bounded by `lease_ms`, and
+//!    for digests), shared for grants;
 //! 1. `Sessions::rename`: one move of a directory at a time;
 //! 2. leases of a forwarded operation (waits for clients, bounded by `wait_ms`);
 //! 3. `Session::row_changes` of one session;
@@ -20,16 +20,16 @@
 //!    a wait other than on its own condition variables;
 //! 7. leaves: `Session::turn`, upcall queues, `Bell`.
 //!
-//! A digest (4 to 6) waits for no client, so a release, which needs one, always ends: a client that obeys is
-//! never kept from giving back. Nothing waits for a session that is late: it is sealed by whoever notices
-//! (waiting threads do).
+//! A digest (4 to 6) waits for no client, so a release, which needs a digest, always ends: a client that
+//! obeys can always give back. Nothing waits for a session that is late: the first thread to notice seals it
+//! (waiting threads check).
 //!
-//! # What a device's error does
+//! # Effects of a device error
 //! It makes the pool read-only (`latched`): waiting requests end with EIO, changes are refused with EROFS,
-//! reads and read-only sessions go on, logs keep what was not digested for the next start.
+//! reads and read-only sessions go on, and logs keep undigested entries for the next start.
 #![forbid(unsafe_code)]
 
-// The world of `tests/common` serves the tests in here, too.
+// The world of `tests/common` serves the unit tests, too.
 #[cfg(test)]
 #[path = "../tests/common/mod.rs"]
 mod common;

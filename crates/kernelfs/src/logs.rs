@@ -1,4 +1,4 @@
-//! Where sessions' logs and pages lie. Owns the interface and its simulated form; the host's files are in
+//! Storage of sessions' logs and pages. Owns the interface and its simulated form; the host's files are in
 //! [`crate::pool`].
 
 use crate::process::ProcessId;
@@ -14,7 +14,7 @@ use varve_media::{MediaError, Region};
 /// Log and page of one session.
 #[derive(Clone)]
 pub struct SessionArea {
-    /// The page, as the daemon writes it.
+    /// The page, written by the daemon.
     pub page: Arc<Page>,
     /// The log; `None` for a session that only reads.
     pub log: Option<Arc<dyn Region>>,
@@ -22,26 +22,27 @@ pub struct SessionArea {
 
 /// Makes, finds and removes logs and pages.
 pub trait LogStore: Send + Sync {
-    /// A log of `log_bytes` zeros that can grow to `log_max_bytes`, and a live page. With `None` a page only.
+    /// Makes a log of `log_bytes` zeros that can grow to `log_max_bytes`, and a live page. With `None` it
+    /// makes only a page.
     ///
     /// # Errors
     /// `NoSpace` and others of the medium; nothing is left behind then.
     fn create(&self, session: SessionId, log_bytes: Option<(u64, u64)>) -> Result<SessionArea, MediaError>;
 
-    /// Pages of all sessions of earlier daemons that clients may still look at.
+    /// Returns the pages of all sessions of earlier daemons that clients may still read.
     ///
     /// # Errors
     /// Of the medium.
     fn pages(&self) -> Result<Vec<Arc<Page>>, MediaError>;
 
-    /// The log of a session of an earlier daemon; `None` if there is none (the session never logged, or it
-    /// ended).
+    /// Opens the log of a session of an earlier daemon; `None` if there is none (the session never logged, or
+    /// it ended).
     ///
     /// # Errors
     /// Of the medium.
     fn open(&self, session: SessionId) -> Result<Option<Arc<dyn Region>>, MediaError>;
 
-    /// Logs that there are, of whatever session.
+    /// Lists all existing logs by session.
     ///
     /// # Errors
     /// Of the medium.
@@ -50,9 +51,9 @@ pub trait LogStore: Send + Sync {
     /// Removes log and page. A client that maps them keeps its mapping.
     fn remove(&self, session: SessionId);
 
-    /// Descriptors for a client in another process; none where that is not possible. One that is not
-    /// `privileged` gets neither the NVM nor its log's backing file: it could fill the host's disk through
-    /// it. Its segments are added by others.
+    /// Returns the descriptors for a client in another process; none where that is not possible. A client
+    /// that is not `privileged` gets neither the NVM nor its log's backing file: it could fill the host's
+    /// disk through it. The caller adds the descriptors of its segments.
     ///
     /// # Errors
     /// Of the medium.
@@ -61,8 +62,8 @@ pub trait LogStore: Send + Sync {
         Ok(Descriptors::default())
     }
 
-    /// A new file of so many bytes for the segments of a user; `None` where there are none, or no more can be
-    /// afforded.
+    /// Makes a file of `len_bytes` for the segments of a user; `None` where segments do not exist, or memory
+    /// for them has run out.
     ///
     /// # Errors
     /// Of the medium.
@@ -71,14 +72,14 @@ pub trait LogStore: Send + Sync {
         Ok(None)
     }
 
-    /// Where a process may keep copies of what it reads; `None` where it may not.
+    /// Returns the place where a process may keep copies of data that it reads; `None` where it may not.
     fn copies_at(&self, process: ProcessId) -> Option<CopiesAt> {
         let _ = process;
         None
     }
 
-    /// Empties the copies of a process, one of whose sessions was sealed. It shows nothing of that session
-    /// when this returns.
+    /// Empties the copies of a process, one of whose sessions was sealed. When this returns, the process
+    /// shows no data of that session.
     fn drop_copies(&self, process: ProcessId) {
         let _ = process;
     }
@@ -86,7 +87,7 @@ pub trait LogStore: Send + Sync {
     /// Empties the copies of all processes that had sessions with earlier daemons, whose pages are sealed.
     fn drop_left_copies(&self) {}
 
-    /// Removes the copies of processes that are gone; `lives` knows some that are not.
+    /// Removes the copies of processes that are gone; `lives` identifies processes that are not.
     fn sweep_copies(&self, lives: &dyn Fn(ProcessId) -> bool) {
         let _ = lives;
     }
@@ -102,8 +103,7 @@ pub struct SimLogs {
     world: SimWorld,
     medium: SimMedium,
     pages: Mutex<HashMap<SessionId, Arc<Page>>>,
-    /// Logs that were removed: like a file that is still mapped, they take stores of clients that do not know
-    /// yet.
+    /// Removed logs: like a file that is still mapped, they take stores of clients that do not know yet.
     removed: Mutex<VecDeque<SessionId>>,
 }
 
@@ -132,7 +132,7 @@ impl LogStore for SimLogs {
         let page = Arc::new(Page::heap(session));
         let log = log_bytes.map(|(len_bytes, max_bytes)| {
             let name = Self::name(session);
-            // A session that was never committed may have left one of its name.
+            // A session that was never committed may have left a region of this name.
             self.world.remove(&name);
             self.world.add_region(&name, self.medium, len_bytes, max_bytes) as Arc<dyn Region>
         });

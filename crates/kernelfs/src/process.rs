@@ -1,6 +1,6 @@
-//! Whether a client's process still lives. Asks `/proc`; decides nothing.
+//! Whether a client's process still lives. Reads `/proc`; decides nothing.
 
-/// A process, told from a later one with the same number.
+/// A process, distinct from a later one with the same number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ProcessId {
     /// Number.
@@ -10,7 +10,7 @@ pub struct ProcessId {
 }
 
 impl ProcessId {
-    /// The process that has this number now.
+    /// Returns the process that has this number now.
     #[must_use]
     pub fn of(pid: u32) -> Self {
         Self {
@@ -19,14 +19,14 @@ impl ProcessId {
         }
     }
 
-    /// Whether it is still there. One that cannot be looked up counts as gone.
+    /// Whether the process still exists. A process that cannot be looked up counts as gone.
     #[must_use]
     pub fn is_alive(&self) -> bool {
         start_time(self.pid).is_some_and(|start| self.start == 0 || start == self.start)
     }
 }
 
-/// Field 22 of `/proc/PID/stat`; `None` if there is no such process or it is a zombie.
+/// Returns field 22 of `/proc/PID/stat`; `None` if there is no such process or it is a zombie.
 fn start_time(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name in brackets may hold anything, so count from its last bracket.
@@ -38,8 +38,8 @@ fn start_time(pid: u32) -> Option<u64> {
     fields.nth(18)?.parse().ok()
 }
 
-/// Group and supplementary groups of a process, if it is one of user `uid`: the number of a process that
-/// connected and ended may be another user's by now.
+/// Returns group and supplementary groups of a process, if it is one of user `uid`: the number of a process
+/// that connected and ended may be another user's by now.
 #[must_use]
 pub fn groups_of(pid: u32, uid: u32) -> Option<(u32, Vec<u32>)> {
     groups_in(&std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?, uid)
@@ -54,7 +54,7 @@ fn groups_in(status: &str, uid: u32) -> Option<(u32, Vec<u32>)> {
                 .collect::<Vec<u32>>(),
         )
     };
-    // Real, effective, saved, file system.
+    // Columns: real, effective, saved, file system.
     if numbers("Uid:")?.get(1) != Some(&uid) {
         return None;
     }

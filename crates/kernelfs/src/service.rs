@@ -1,4 +1,4 @@
-//! The daemon behind a transport: who may ask what, and which module answers.
+//! The daemon behind a transport: permissions of requests, and the module that answers each.
 
 use crate::error::{KernelError, no};
 use crate::health::Reporter;
@@ -28,7 +28,7 @@ use varve_ipc::{Admin, Hello, IpcError, Opened, Peer, Request, Response, Service
 use varve_store::StoreError;
 
 impl KernelFs {
-    /// Takes a pool into service: seals and digests every session of an earlier daemon, then is ready.
+    /// Takes a pool into service: seals and digests every session of an earlier daemon.
     ///
     /// # Errors
     /// Settings out of bounds; the store's and the logs', unless a device failed after the pool was open:
@@ -46,7 +46,7 @@ impl KernelFs {
         Handshake::of(self).open_session(peer, hello)
     }
 
-    /// Carries a request out.
+    /// Carries out a request.
     ///
     /// # Errors
     /// An errno; `Sealed` when the session is over; `Forward` when an inode is contended.
@@ -57,7 +57,7 @@ impl KernelFs {
             Teardown::of(self).forget_ended(predecessor);
         }
         let result = self.dispatch(&session, request);
-        // A request that failed because the session was sealed meanwhile says so.
+        // A request that failed because the session was sealed meanwhile returns `Sealed`.
         match result {
             Err(IpcError::Errno(_)) if self.locked().live(id).is_none() => Err(IpcError::Sealed),
             other => other,
@@ -165,10 +165,10 @@ impl KernelFs {
         }
     }
 
-    /// An operator's request. Root and the pool's owner only, but for the state.
+    /// Carries out an operator's request. Root and the pool's owner only, except for the status.
     ///
     /// # Errors
-    /// EPERM, EIO with the cause in the daemon's log, ENOSYS where nobody implements it.
+    /// EPERM, EIO with the cause in the daemon's log, ENOSYS where no hook implements it.
     pub fn admin_request(&self, peer: Peer, admin: Admin) -> Result<Response, IpcError> {
         let _entered = self.lifecycle.begin_request()?;
         if !self.env.is_privileged(peer.uid) {
@@ -216,36 +216,36 @@ impl KernelFs {
         Ok(Response::Json(json))
     }
 
-    /// State and counters at the moment.
+    /// Returns the present state and counters.
     #[must_use]
     pub fn status(&self) -> Status {
         View::of(self).status()
     }
 
-    /// One session at the moment; `None`: there is none of that number.
+    /// Returns the present state of one session; `None`: no session has this number.
     #[must_use]
     pub fn session_detail(&self, id: SessionId) -> Option<SessionDetail> {
         View::of(self).session_detail(id)
     }
 
-    /// One step of placement: what the policy wants moved now, bounded by `placement_step_blocks`. Answers
-    /// how many blocks were moved. Durable when this returns. Background threads call it; a deterministic
-    /// test calls it instead of them.
+    /// Does one step of placement: the policy's moves, bounded by `placement_step_blocks`. Returns the number
+    /// of moved blocks. Durable when this returns. Background threads call it; a deterministic test calls it
+    /// instead of them.
     pub fn place(&self) -> u64 {
         Mover::of(self).place()
     }
 
-    /// Work that time or others' misbehaviour makes necessary: late sessions, ended processes, logs left to
-    /// digest, inodes to free. Also what background threads do; a deterministic test calls it instead of
-    /// them.
+    /// Does the work that the passage of time or clients' misbehaviour makes necessary: late sessions, ended
+    /// processes, logs to digest, inodes to free. Background threads call it; a deterministic test calls it
+    /// instead of them.
     pub fn tick(&self) {
         Upkeep::of(self).tick();
     }
 
-    /// Ends all sessions and empties the journal. Requests fail with `Gone` from now on; those under way have
-    /// ended when this returns, so that the pool may be opened again at once, in this process too. Always
-    /// ends: what a failed device keeps from being digested stays in the logs, and a request that it keeps
-    /// from ending, for longer than any may wait, changes nothing any more.
+    /// Ends all sessions and empties the journal. New requests fail with `Gone`; those under way have ended
+    /// when this returns, so that the pool may be opened again at once, in this process too. Always ends:
+    /// entries that a failed device keeps from being digested stay in the logs, and a request that such a
+    /// device blocks beyond the longest wait changes nothing any more.
     ///
     /// # Errors
     /// The first error of a device; everything else was done.
@@ -253,7 +253,7 @@ impl KernelFs {
         Shutdown::of(self).shutdown()
     }
 
-    /// Digests what is committed in all logs.
+    /// Digests the committed entries of all logs.
     ///
     /// # Errors
     /// The store's; every log was tried.
@@ -261,13 +261,13 @@ impl KernelFs {
         Digests::of(self).digest_all()
     }
 
-    /// Sessions at the moment, those that are being sealed included.
+    /// Returns the number of sessions, including those that are being sealed.
     #[must_use]
     pub fn sessions(&self) -> usize {
         self.locked().entries.len()
     }
 
-    /// Whether a session still counts.
+    /// Whether a session is live.
     #[must_use]
     pub fn is_live(&self, id: SessionId) -> bool {
         self.locked()
@@ -288,7 +288,7 @@ impl Service for KernelFs {
                 if let Some(segments) = &opened.segments {
                     given.nvm = Some(segments.share()?);
                 }
-                // Whoever gets none compares for itself.
+                // A client without the bitmap compares blocks for itself.
                 given.verified = opened.verified.and_then(|verified| verified.descriptor().ok()?);
                 Ok(given)
             })

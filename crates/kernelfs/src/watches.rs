@@ -1,22 +1,22 @@
-//! Which inodes are watched in mounts' kernels, as their mounts say. Owns the union and the number of its
-//! last change; does not know who looks, or what a session does about it (ADR 26).
+//! Inodes that are watched in mounts' kernels, as reported by the mounts. Owns their union and the number of
+//! its last change; knows nothing of its readers, nor of a session's reaction (ADR 26).
 
 use std::collections::BTreeMap;
 use varve_format::SessionId;
 use varve_ipc::{WATCHED_MAX, Watched};
 
-/// What each mount has said.
+/// The reports of all mounts.
 #[derive(Debug, Default)]
 pub(crate) struct Watches {
     by_mount: BTreeMap<SessionId, Watched>,
-    /// All of them together.
+    /// Union of all reports.
     all: Watched,
-    /// Changes so far.
+    /// Number of changes of the union.
     changes: u64,
 }
 
 impl Watches {
-    /// What a mount says, in place of what it said before. Whether that changes the union.
+    /// Replaces a mount's report. Returns whether that changes the union.
     pub(crate) fn set(&mut self, mount: SessionId, watched: Watched) -> bool {
         if watched.is_empty() {
             self.by_mount.remove(&mount);
@@ -42,12 +42,12 @@ impl Watches {
         changed
     }
 
-    /// What the pages of sessions say: 0 while nothing is watched.
+    /// Returns the number for the sessions' pages: 0 while nothing is watched.
     pub(crate) fn generation(&self) -> u64 {
         if self.all.is_empty() { 0 } else { self.changes }
     }
 
-    /// All that is watched.
+    /// Returns all watched inodes.
     pub(crate) const fn watched(&self) -> &Watched {
         &self.all
     }

@@ -1,5 +1,5 @@
-//! Changes of attributes as programs ask for them, and the rules that POSIX and Linux have for them. Pure: no
-//! session, no log.
+//! Attribute changes as programs ask for them, and the rules of POSIX and Linux for them. Pure: no session,
+//! no log.
 
 use varve_format::{InodeAttr, MODE_PERM_MASK, TimeNs};
 use varve_ipc::Cred;
@@ -15,7 +15,7 @@ pub enum SetTime {
     At(TimeNs),
 }
 
-/// What `setattr` changes; `None` leaves a field as it is.
+/// Attributes that `setattr` changes; `None` leaves a field as it is.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AttrChange {
     /// Permission, set-id and sticky bits.
@@ -30,12 +30,12 @@ pub struct AttrChange {
     pub atime: Option<SetTime>,
     /// Last change of the data.
     pub mtime: Option<SetTime>,
-    /// Clears set-id bits as a write by somebody without the right to keep them would.
+    /// Clears set-id bits as a write by a caller without the right to keep them would.
     pub kill_set_id: bool,
 }
 
 impl AttrChange {
-    /// Whether it is one entry: the size or something else.
+    /// Whether the change fits one log entry: either the size or other attributes.
     pub(crate) const fn is_one_operation(&self) -> bool {
         self.size.is_none()
             || (self.mode.is_none()
@@ -59,7 +59,7 @@ pub struct RenameFlags {
     pub whiteout: bool,
 }
 
-/// How a file is opened.
+/// Flags of an open.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct OpenFlags {
     /// For reading.
@@ -72,7 +72,7 @@ pub struct OpenFlags {
     pub truncate: bool,
     /// Each write is durable, with all metadata, when it returns.
     pub sync: bool,
-    /// Each write is durable, with what is needed to read it back, when it returns.
+    /// Each write is durable, with the metadata needed to read it back, when it returns.
     pub dsync: bool,
     /// A hint; data never passes a page cache here.
     pub direct: bool,
@@ -108,7 +108,7 @@ pub(crate) const EXEC: u32 = 1;
 /// decides.
 pub(crate) fn may(attr: &InodeAttr, cred: &Cred, want: u32) -> Result<()> {
     if cred.uid == 0 {
-        // The superuser may do all but execute what nobody may execute.
+        // The superuser may do everything but execute a file without any execute bit.
         let allowed = want & EXEC == 0 || attr.is_dir() || attr.mode & 0o111 != 0;
         return if allowed { Ok(()) } else { Err(Errno(libc::EACCES)) };
     }
@@ -136,7 +136,7 @@ pub(crate) fn may_remove(dir: &InodeAttr, victim: &InodeAttr, cred: &Cred) -> Re
     Ok(())
 }
 
-/// Mode after a write or truncate by somebody who may not keep set-id bits: as Linux' `should_remove_sgid`,
+/// Mode after a write or truncate by a caller that may not keep set-id bits: as Linux' `should_remove_sgid`,
 /// set-group-id goes only where the group may execute (elsewhere it once meant mandatory locking).
 pub(crate) const fn mode_after_write(mode: u32, privileged: bool) -> u32 {
     if privileged {
@@ -150,8 +150,8 @@ pub(crate) const fn mode_after_write(mode: u32, privileged: bool) -> u32 {
     }
 }
 
-/// Owner, group and mode of a new inode: set-group-id directories hand on their group, and to directories the
-/// bit too.
+/// Owner, group and mode of a new inode: in a set-group-id directory it gets the directory's group, and a new
+/// directory gets the bit too.
 pub(crate) fn ownership(dir: &InodeAttr, mode: u32, cred: &Cred) -> (u32, u32, u32) {
     if dir.mode & libc::S_ISGID == 0 {
         return (cred.uid, cred.gid, mode);
@@ -170,7 +170,7 @@ pub(crate) fn ownership(dir: &InodeAttr, mode: u32, cred: &Cred) -> (u32, u32, u
     (cred.uid, dir.gid, mode)
 }
 
-/// What a `setattr` without its size part makes of an inode: the new mode, owner, group and times.
+/// Effect of a `setattr` on an inode without its size part: the new mode, owner, group and times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Planned {
     pub mode: Option<u32>,
@@ -191,7 +191,7 @@ impl Planned {
 }
 
 /// Applies the rules of chmod, chown and utimensat. With `check` the caller's rights are checked; without
-/// (the kernel did) only the bits that follow from a change are worked out.
+/// (the kernel has checked them) only the bits that follow from a change are computed.
 pub(crate) fn plan(
     attr: &InodeAttr,
     change: &AttrChange,
@@ -216,7 +216,8 @@ pub(crate) fn plan(
         }
         let exact = |time: Option<SetTime>| matches!(time, Some(SetTime::At(_)));
         let times = change.atime.is_some() || change.mtime.is_some();
-        // Both to now is open to whoever may write (utimensat(2)); a truncate's own times come with its size.
+        // Setting both times to now needs only write permission (utimensat(2)); a truncate's own times come
+        // with its size.
         let both_now = change.atime == Some(SetTime::Now) && change.mtime == Some(SetTime::Now);
         if times && !owner && change.size.is_none() {
             if exact(change.atime) || exact(change.mtime) || !both_now {

@@ -1,4 +1,4 @@
-//! What is known of one directory's names, while its lease is held. Pure.
+//! The known names of one directory, while its lease is held. Pure.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, BuildHasherDefault};
@@ -7,21 +7,21 @@ use varve_format::{FileKind, HashKey, InodeKey, LogSeq};
 use crate::hash::KeyHasher;
 use crate::sync::Mutex;
 
-/// Names kept for one directory; beyond that, those that the shared area has are forgotten.
+/// Most names kept for one directory; beyond that, names that the shared area has are forgotten.
 const NAMES_MAX: usize = 1 << 20;
-/// Names that are asked for between two pages of the directory that are read to know them all. A page costs
-/// about as much as these.
+/// Lookups of unknown names after which the next page of the directory is read, until all names are known. A
+/// page costs about as much as these lookups.
 const MISSES_A_PAGE: u32 = 16;
-/// Removed names kept before those whose removal is digested are looked for.
+/// Removed names kept before those whose removal is digested are searched for.
 const GONE_MIN: usize = 1024;
-/// Names of a directory that are kept because its pages have them. Of a larger one their hashes are.
+/// Names of a directory up to which pages are kept by name. Of a larger one, hashes are kept.
 const LEARNT_MAX: usize = 1 << 16;
-/// Names of a directory that is listed from what is known here: each page looks at all of them.
+/// Most names of a directory that is listed from the names known here: each page looks at all of them.
 const LISTED_MAX: usize = 1 << 12;
-/// Forgotten names of which it is kept that they may be there (64 MiB of memory).
+/// Most hashes of forgotten names that are kept (64 MiB of memory).
 const SHED_MAX: usize = 4 << 20;
 
-/// What a name names.
+/// Target of a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Target {
     pub key: InodeKey,
@@ -31,46 +31,46 @@ pub(crate) struct Target {
 #[derive(Debug, Clone, Copy)]
 struct Known {
     target: Option<Target>,
-    /// The entry of our log that says so; 0: the daemon said so.
+    /// The log entry of this session that set it; 0: the daemon's answer.
     seq: LogSeq,
 }
 
-/// Names of one directory: those that are there, and those that are known not to be.
+/// Names of one directory: those that exist, and those that are known not to exist.
 #[derive(Debug, Default)]
 pub(crate) struct DirNames {
     names: HashMap<Box<[u8]>, Known>,
-    /// Every name that is there is in `names`, or its hash is in `shed`.
+    /// Every existing name is in `names`, or its hash is in `shed`.
     complete: bool,
-    /// Hashes of names that were forgotten, so that others are still known not to be there: else each
-    /// creation in a large directory would ask the daemon first. A name whose hash is here is asked for.
+    /// Hashes of forgotten names, so that other names are still known not to exist: otherwise each creation
+    /// in a large directory would ask the daemon first. The daemon is asked for a name whose hash is here.
     shed: HashSet<u64, BuildHasherDefault<KeyHasher>>,
-    /// About so many of `names` were removed since the last look for those that need not be kept.
+    /// Approximate number of `names` that were removed since the last search for those that need not be kept.
     gone: usize,
-    /// So many of them had to stay at that look.
+    /// Number of removed names that had to stay at that search.
     stayed: usize,
-    /// How far the directory was read to know which names are there.
+    /// How far the directory was read to know all its names.
     fill: Fill,
-    /// The daemon is being asked about names: its answer may be older than what was removed meanwhile, so
-    /// that stays known.
+    /// Number of requests about names under way: their answers may be older than removals made meanwhile, so
+    /// removed names are kept until then.
     asking: usize,
 }
 
-/// A directory that was not made here is read page by page, the more of it the more of its names are asked
-/// for: in the end those that are not there are known, and a creation asks nothing.
+/// Progress of reading a directory that was not made here. It is read page by page, as names in it are asked
+/// for: in the end names that do not exist are known, and a creation asks nothing.
 #[derive(Debug, Default)]
 struct Fill {
     /// The next page starts here.
     cookie: u64,
     misses: u32,
-    /// It cannot be read, or is too large.
+    /// The directory cannot be read, or is too large.
     off: bool,
 }
 
-/// A question about a directory's names, from before it is sent until its answer was taken in.
+/// A request about a directory's names, from before it is sent until its answer was processed.
 pub(super) struct Asking<'n>(&'n Mutex<DirNames>);
 
 impl<'n> Asking<'n> {
-    /// What is known of `name`, or the question.
+    /// Returns the known target of `name`, or begins a request.
     pub(super) fn unless_known(
         names: &'n Mutex<DirNames>,
         name: &[u8],
@@ -83,7 +83,7 @@ impl<'n> Asking<'n> {
         Err(Self(names))
     }
 
-    /// A question about all names.
+    /// Begins a request about all names.
     pub(super) fn all(names: &'n Mutex<DirNames>) -> Self {
         names.lock().asking += 1;
         Self(names)
@@ -106,12 +106,12 @@ impl DirNames {
         (self.gone, self.stayed) = (0, 0);
     }
 
-    /// A directory that was just made.
+    /// Marks the directory as just made: all its names are known.
     pub(crate) fn set_complete(&mut self) {
         self.complete = true;
     }
 
-    /// Whether it is known that no name is there, if [`has_any`](Self::has_any) knows none.
+    /// Whether [`has_any`](Self::has_any) proves the directory empty if it finds no name.
     pub(crate) fn is_complete(&self) -> bool {
         self.complete && self.shed.is_empty()
     }
@@ -120,10 +120,10 @@ impl DirNames {
         self.names.hasher().hash_one(name)
     }
 
-    /// At most `max` names behind `cookie` with their cookies, in the pool's order; `None`: they are not all
-    /// known, or too many, or two share a hash, and only the pool knows which has which cookie. (The first of
-    /// two that did keeps its cookie, of which nothing is known here, when the other goes. Of 48 bits that is
-    /// as rare as it is harmless: a listing that goes on in the pool may tell it twice.)
+    /// Returns at most `max` names after `cookie` with their cookies, in the pool's order; `None`: they are
+    /// not all known, or too many, or two share a hash, and only the pool knows which has which cookie. (If
+    /// one of two such names is removed, the other keeps its cookie, which is not known here. With 48 bits
+    /// that is as rare as it is harmless: a listing that goes on in the pool may return it twice.)
     pub(super) fn page(&self, order: &HashKey, cookie: u64, max: usize) -> Option<Vec<(u64, &[u8], Target)>> {
         if !self.is_complete() || self.names.len() > LISTED_MAX {
             return None;
@@ -142,7 +142,7 @@ impl DirNames {
         Some(page)
     }
 
-    /// What `name` names; `None`: not known here.
+    /// Returns the target of `name`; `None`: not known here.
     pub(crate) fn get(&self, name: &[u8]) -> Option<Option<Target>> {
         match self.names.get(name) {
             Some(known) => Some(known.target),
@@ -153,12 +153,12 @@ impl DirNames {
         }
     }
 
-    /// Whether any name is known to be there.
+    /// Whether any name is known to exist.
     pub(crate) fn has_any(&self) -> bool {
         self.names.values().any(|known| known.target.is_some())
     }
 
-    /// Takes in what the daemon said, unless more is known; returns what is known then.
+    /// Adds the daemon's answer, unless more is known; returns the target known afterwards.
     pub(crate) fn learn(&mut self, name: &[u8], target: Option<Target>, digested: LogSeq) -> Option<Target> {
         if let Some(known) = self.get(name) {
             return known;
@@ -174,7 +174,7 @@ impl DirNames {
         target
     }
 
-    /// Takes in what our log says. It stays until it is digested.
+    /// Sets a name as this session's log says. It stays until it is digested.
     pub(crate) fn set(&mut self, name: &[u8], target: Option<Target>, seq: LogSeq, digested: LogSeq) {
         self.make_room(digested);
         match self.names.get_mut(name) {
@@ -189,8 +189,8 @@ impl DirNames {
         }
     }
 
-    /// Forgets removed names that the daemon knows of too: the table of a directory that files come and go in
-    /// stays small.
+    /// Forgets removed names whose removal the daemon has digested: the table of a directory with short-lived
+    /// files stays small.
     fn forget_gone(&mut self, digested: LogSeq) {
         let mut stayed = 0;
         self.names.retain(|_, known| {
@@ -201,7 +201,7 @@ impl DirNames {
         (self.gone, self.stayed) = (0, stayed);
     }
 
-    /// What the daemon once said may be wrong: forgets it, so that it is asked again.
+    /// Forgets an answer of the daemon that may be out of date, so that the daemon is asked again.
     pub(crate) fn doubt(&mut self, name: &[u8], target: Target, digested: LogSeq) {
         if self
             .names
@@ -214,17 +214,17 @@ impl DirNames {
         }
     }
 
-    /// The daemon had to be asked for a name. Answers where the page of the directory starts that should be
-    /// read now, if any.
+    /// Notes that the daemon was asked for a name. Returns the start of the page of the directory that should
+    /// be read, if any.
     pub(super) fn missed(&mut self) -> Option<u64> {
         self.fill.misses += 1;
         let due = self.fill.misses.is_multiple_of(MISSES_A_PAGE) && !self.complete && !self.fill.off;
         due.then_some(self.fill.cookie)
     }
 
-    /// Takes in the names of the page that starts at `cookie`, while the lease was held and the question
-    /// stood; the next one starts at `next`. No names: that was all. Of a large directory a name of a page is
-    /// asked for once more when it is needed.
+    /// Adds the names of the page that starts at `cookie`, while the lease and an [`Asking`] are held; the
+    /// next page starts at `next`. No names: that was the end. In a large directory, a page's names are asked
+    /// for once more when they are needed.
     pub(super) fn take_page<'p>(
         &mut self,
         cookie: u64,
@@ -254,7 +254,7 @@ impl DirNames {
         self.bound_shed();
     }
 
-    /// The directory cannot be read.
+    /// Notes that the directory cannot be read.
     pub(super) fn stop_reading(&mut self) {
         self.fill.off = true;
     }
@@ -272,7 +272,7 @@ impl DirNames {
             return;
         }
         let (hasher, shed, asking) = (self.names.hasher().clone(), &mut self.shed, self.asking > 0);
-        // Also those of pages that were read before they were made, or are being asked for.
+        // Also for pages that were read before these names were made, or are being requested.
         let counts = self.complete || !self.fill.off;
         self.names.retain(|name, known| {
             let stays = known.seq > digested || (asking && known.target.is_none());
@@ -350,7 +350,7 @@ mod tests {
         assert_eq!(names.get(many[LEARNT_MAX]), None, "it is asked for");
         assert_eq!(names.get(b"x"), Some(None));
         assert!(!names.is_complete());
-        // What is known better stays: it was removed while the page was on its way.
+        // The removal, made while the page was on its way, is newer and stays.
         let mut names = DirNames::default();
         names.set(b"a", None, LogSeq(3), LogSeq(0));
         names.take_page(0, page(&[b"a"]), Some(1));
@@ -389,7 +389,7 @@ mod tests {
         names.set(b"one more", Some(target(1)), LogSeq(1 << 40), LogSeq(10));
         assert_eq!(names.get(&9_u64.to_le_bytes()), None);
         assert_eq!(names.get(&10_u64.to_le_bytes()), Some(Some(target(10))));
-        // What was forgotten is asked for, what was never there is known not to be.
+        // Forgotten names are asked for; names that never existed are known not to exist.
         assert_eq!(names.get(b"never made"), Some(None));
         assert!(!names.is_complete());
         assert_eq!(
@@ -415,7 +415,7 @@ mod tests {
             );
             assert!(names.names.len() < 3 * 5000 + GONE_MIN, "{}", names.names.len());
         }
-        // Kept as long as the daemon may still say that they are there.
+        // Kept as long as the daemon may still report them as existing.
         assert_eq!(
             names.learn(&99_000_u64.to_le_bytes(), Some(target(9)), LogSeq(0)),
             None
@@ -456,7 +456,7 @@ mod tests {
             assert_eq!(names.get(forgotten), None, "it is asked for");
         }
         assert_eq!(names.missed(), None);
-        // What the daemon said was wrong: from the start.
+        // The daemon's answer was wrong: from the start.
         names.learn(b"a", Some(target(1)), LogSeq(1));
         names.doubt(b"a", target(1), LogSeq(2));
         assert_eq!(names.get(b"x"), None);

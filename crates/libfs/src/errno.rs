@@ -6,7 +6,7 @@ use varve_format::SeqRange;
 use varve_ipc::IpcError;
 use varve_media::MediaError;
 
-/// What a file-system call fails with: a positive `errno` of the C library.
+/// Error of a file-system call: a positive `errno` of the C library.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Errno(pub i32);
 
@@ -79,8 +79,7 @@ impl From<Errno> for std::io::Error {
     }
 }
 
-/// A medium's failure, as a program sees it. No `_` arm would be better, but the enum is open: what is new
-/// there is EIO here.
+/// A medium's failure, as a program sees it. The enum is open, so a `_` arm maps new variants to EIO.
 impl From<&MediaError> for Errno {
     fn from(error: &MediaError) -> Self {
         Self(match error {
@@ -91,15 +90,15 @@ impl From<&MediaError> for Errno {
     }
 }
 
-/// How an operation under a session ends when it does not succeed.
+/// Outcome of an operation under a session that did not succeed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OpError<T> {
-    /// It did not happen (a failed call has no effect).
+    /// The operation did not happen (a failed call has no effect).
     Failed(Errno),
     /// The session was sealed, or its daemon is gone: resume, then decide.
     SessionLost {
-        /// Committed before the loss was seen: if the seal covers all these numbers the result counts, else
-        /// it did not happen.
+        /// Entries committed before the loss was seen: if the seal covers all these numbers the result
+        /// counts, else the operation did not happen.
         committed: Option<(SeqRange, T)>,
         /// Result if `committed` is not covered (or is none): the parts of a long call that counted before.
         /// `None`: do it again.
@@ -109,7 +108,7 @@ pub enum OpError<T> {
     Forward,
 }
 
-/// Result of an operation under a session. `L` is the type of the result that a lost session may still have
+/// Result of an operation under a session. `L` is the type of the result that a lost session may have
 /// committed.
 pub type OpResult<T, L = T> = std::result::Result<T, OpError<L>>;
 
@@ -123,7 +122,7 @@ impl<T> OpError<T> {
         }
     }
 
-    /// The same failure with another result.
+    /// Maps the results inside the failure.
     #[must_use]
     pub fn map<U>(self, mut change: impl FnMut(T) -> U) -> OpError<U> {
         match self {
@@ -136,7 +135,7 @@ impl<T> OpError<T> {
         }
     }
 
-    /// The same failure of an operation with another result type, for errors that carry no result.
+    /// Converts a failed operation's error to another result type, for errors that carry no result.
     #[must_use]
     pub fn cast<U>(self) -> OpError<U> {
         match self {

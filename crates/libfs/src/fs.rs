@@ -16,12 +16,12 @@ use crate::options::{Atime, Connector, FsOptions, MountError};
 use crate::session::{Mount, Session};
 use crate::txn::Transaction;
 
-/// What a mount has done since it began.
+/// Counters of a mount since it began.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Operations logged by this process.
     pub logged: u64,
-    /// Operations that the daemon did for us.
+    /// Operations that the daemon carried out for this mount.
     pub forwarded: u64,
     /// Lease requests sent.
     pub acquires: u64,
@@ -64,23 +64,23 @@ impl Fs {
         self.mount.pool_dir()
     }
 
-    /// Whom the session acts for: `None` if it belongs to root or the pool's owner, and may act for any
-    /// credentials. Else calls must name these credentials, or fewer groups: what only others may do is
-    /// acknowledged here and refused later.
+    /// Credentials that the session acts for: `None` if it belongs to root or the pool's owner, and may act
+    /// for any credentials. Otherwise calls must name these credentials, or fewer groups; any other change is
+    /// acknowledged here, and the daemon refuses it later.
     #[must_use]
     pub fn acts_for(&self) -> Option<Cred> {
         self.mount.of_session(|session| session.welcome.acts_for.clone())
     }
-    /// Where the process may keep copies for [`Copies`](crate::Copies), if it may.
+    /// Directory in which the process may keep copies for [`Copies`](crate::Copies), if it may.
     #[must_use]
     pub fn copies_at(&self) -> Option<varve_ipc::CopiesAt> {
         self.mount.of_session(|session| session.welcome.copies_at.clone())
     }
-    /// Gives back the leases that the session has on these inodes, many at a time, and waits until they are:
-    /// for who knows that another session is about to use all of them. They come again when they are wanted
-    /// here.
+    /// Gives back the session's leases on these inodes, many in a message, and waits until the daemon has
+    /// them. For a caller that knows that another session is about to use all of the inodes. The session asks
+    /// for the leases again when it needs them.
     pub fn give_back(&self, keys: &[InodeKey]) {
-        // Of a session that is lost the daemon has them already.
+        // The daemon already has the leases of a lost session.
         let _: OpResult<(), ()> = self.mount.of_session(|session| session.leases.give_back(keys));
     }
     /// Whether other sessions use the pool.
@@ -88,13 +88,13 @@ impl Fs {
     pub fn shared(&self) -> bool {
         self.mount.timeouts.is_shared()
     }
-    /// For a shim: to be asked before an operation whose answer its kernel may cache for a while.
+    /// Notes the mode before an operation whose answer the kernel above a shim may cache.
     #[must_use]
     pub fn asked(&self) -> Asked {
         self.mount.timeouts.asked()
     }
-    /// For a shim: the time-out of an answer, after its operation. To be held until the answer is out:
-    /// sessions that come beside this one wait for it.
+    /// Returns the answer's timeout, after its operation. A shim holds it until the answer is sent: sessions
+    /// that come beside this one wait for it.
     #[must_use]
     pub fn answer(&self, asked: Asked) -> Answer<'_> {
         // Sharing is announced to mounts only.
@@ -118,8 +118,8 @@ impl Fs {
         }
     }
 
-    /// Commits everything, gives back all leases and ends the session. Files that are still open fail with
-    /// EIO from now on.
+    /// Commits everything, gives back all leases and ends the session. Operations on files that are still
+    /// open fail with EIO afterwards.
     ///
     /// # Errors
     /// As the system call of that name.
@@ -135,7 +135,7 @@ impl Fs {
         self.mount.look(|session| dir::attr_of(session, key))
     }
 
-    /// What `name` in `dir` names; `.` and `..` too.
+    /// Looks `name` up in `dir`; `.` and `..` too.
     ///
     /// # Errors
     /// As the system call of that name.
@@ -173,8 +173,8 @@ impl Fs {
         )
     }
 
-    /// Makes a regular file and opens it, in one step: nobody can remove it between. Who makes a file may
-    /// open it as it likes.
+    /// Makes a regular file and opens it, in one step: no other thread can remove it in between. Its mode
+    /// does not restrict this open.
     ///
     /// # Errors
     /// As `open` with `O_CREAT | O_EXCL`.
@@ -232,12 +232,12 @@ impl Fs {
         dir::link(&self.mount, key, dir, name, cred)
     }
 
-    /// Has a file that was made without a name ([`tmpfile`](Self::tmpfile)) stand as `name` in `dir` while
-    /// `act` looks for it there. It may be given its first name afterwards as before.
+    /// Gives a file that was made without a name ([`tmpfile`](Self::tmpfile)) the name `name` in `dir` while
+    /// `act` runs. The file may still be given its first name afterwards.
     ///
     /// # Errors
-    /// As [`link`](Self::link) and [`unlink`](Self::unlink); a name that somebody else took away meanwhile is
-    /// no error.
+    /// As [`link`](Self::link) and [`unlink`](Self::unlink); it is no error if the name was removed
+    /// meanwhile.
     pub fn while_named<T>(
         &self,
         key: InodeKey,
@@ -256,7 +256,7 @@ impl Fs {
         }
     }
 
-    /// The kernel above does not know `key` any more: it names it no more, unless it looks it up again.
+    /// Notes that the kernel above has forgotten `key`, and does not name it again before another lookup.
     pub fn forgotten(&self, key: InodeKey) {
         let session = self.mount.session();
         if session.is_live() {
@@ -280,7 +280,7 @@ impl Fs {
         dir::rmdir(&self.mount, dir, name, cred)
     }
 
-    /// Moves, replaces or exchanges names, at once for all who look.
+    /// Moves, replaces or exchanges names, atomically for all sessions.
     ///
     /// # Errors
     /// As the system call of that name.
@@ -296,10 +296,10 @@ impl Fs {
         dir::rename(&self.mount, dir, name, new_dir, new_name, flags, cred)
     }
 
-    /// Renames in directories that several sessions change by turns, by one message to the daemon and without
-    /// looking the names up before. `None`: nothing was done, because the directories are not such, or
-    /// because `new_name` is there and perhaps to be replaced; then look the names up and
-    /// [`rename`](Self::rename). Costs nothing where nothing is contended.
+    /// Renames between contended directories, by one message to the daemon and without looking the names up
+    /// first. `None`: nothing was done, because neither directory is contended, or because `new_name` exists
+    /// and may have to be replaced; then look the names up and call [`rename`](Self::rename). Costs nothing
+    /// where nothing is contended.
     ///
     /// # Errors
     /// As `rename` without flags.
@@ -409,7 +409,7 @@ impl Fs {
     pub fn statfs(&self) -> Result<StatFs> {
         self.mount.look(|session| match session.call(Request::StatFs)? {
             Response::StatFs(space) => {
-                // What this session was promised and does not use, the daemon does not know.
+                // The daemon does not count the blocks that this session has reserved and does not use.
                 let available = space.blocks_available + session.data.reserved_left();
                 Ok(StatFs {
                     blocks_available: available.min(space.blocks_free),
@@ -420,14 +420,15 @@ impl Fs {
         })
     }
 
-    /// 0 while no inode of the pool is watched (`inotify`, `fanotify`) in a mount's kernel; else another
-    /// number after each change of what is. One load.
+    /// 0 while no inode of the pool is watched (`inotify`, `fanotify`) in a mount's kernel; else a number
+    /// that changes with the set of watched inodes. One load.
     #[must_use]
     pub fn watch_generation(&self) -> u64 {
         self.mount.of_session(|session| session.page.watched())
     }
 
-    /// The inodes that are watched in mounts' kernels, as of that [generation](Self::watch_generation).
+    /// Returns the inodes that are watched in mounts' kernels, and the [generation](Self::watch_generation)
+    /// of the set.
     ///
     /// # Errors
     /// EIO when the daemon is away.
@@ -438,8 +439,8 @@ impl Fs {
         })
     }
 
-    /// For a mount: says what is watched in its kernel, in place of what it said before. Every session knows
-    /// when this returns. Said anew in each session of the mount.
+    /// Replaces the set of inodes that are watched in this mount's kernel. Every session knows the set when
+    /// this returns. A mount sets it again in each of its sessions.
     ///
     /// # Errors
     /// EPERM for an ordinary user's session; E2BIG for more than [`WATCHED_MAX`](varve_ipc::WATCHED_MAX)
@@ -456,7 +457,7 @@ impl Fs {
     /// # Errors
     /// As the system call of that name.
     pub fn fsync(&self, key: InodeKey, data_only: bool) -> Result<()> {
-        // The log is one: what is needed to read the data back is made durable with it.
+        // There is one log: the metadata that a reader of the data needs is made durable with it.
         let _ = (key, data_only);
         self.sync()
     }
@@ -467,16 +468,16 @@ impl Fs {
         self.mount.options.atime.get()
     }
 
-    /// Makes everything that returned before in any session of the pool durable against a power cut. Durable
-    /// when this returns.
+    /// Makes every operation that has returned in any session of the pool durable against a power cut.
+    /// Durable when this returns.
     ///
     /// # Errors
-    /// As `syncfs`; EIO, ENOSPC or ETIMEDOUT if something of it is not durable.
+    /// As `syncfs`; EIO, ENOSPC or ETIMEDOUT if some operation is not durable.
     pub fn sync_all(&self) -> Result<()> {
         self.mount.with_session(|session, _| session.sync_all())
     }
 
-    /// Makes everything that returned before in this session durable against a power cut.
+    /// Makes every operation that has returned in this session durable against a power cut.
     ///
     /// # Errors
     /// As the system call of that name.

@@ -1,4 +1,5 @@
-//! A cheap hash for inode keys, whose numbers the daemon gives out. Not for what users choose, such as names.
+//! A cheap hash for inode keys, whose numbers the daemon chooses. Not for keys that users choose, such as
+//! names.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasherDefault, Hasher};

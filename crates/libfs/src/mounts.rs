@@ -1,5 +1,5 @@
-//! Mounts of pools as the kernel's table of mounts (`/proc/self/mountinfo`) tells of them. Owns the table's
-//! form and when it is read again; refuses to ask a file system, which may be stopped.
+//! Mounts of pools, from the kernel's table of mounts (`/proc/self/mountinfo`). Owns the table's format and
+//! when it is read again; never asks a file system, which may be stopped.
 
 use crate::options::Atime;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -11,13 +11,13 @@ use std::path::PathBuf;
 
 /// The table of mounts of this process.
 const TABLE: &str = "/proc/self/mountinfo";
-/// What a mount of a pool names as its source, before the pool's directory.
+/// Prefix of the source of a pool's mount; the pool's directory follows.
 const SOURCE: &[u8] = b"varve:";
 
 /// A mount of a pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PoolMount {
-    /// Where it is.
+    /// Mount point.
     pub at: PathBuf,
     /// The pool's directory.
     pub pool: PathBuf,
@@ -25,14 +25,14 @@ pub struct PoolMount {
     pub device: u64,
     /// The mount shows the pool's root, not a directory of it (a bind mount can).
     pub is_whole: bool,
-    /// It takes no changes.
+    /// The mount is read-only.
     pub is_read_only: bool,
     /// When reads move the time of the last read.
     pub atime: Atime,
 }
 
-/// Mounts of pools among the lines of a table, in its order: of those at one path the last is the one that is
-/// seen.
+/// Mounts of pools among the lines of a table, in its order: of several mounts at one path, the last one is
+/// visible.
 #[must_use]
 pub fn pool_mounts(table: &[u8]) -> Vec<PoolMount> {
     table
@@ -99,12 +99,12 @@ pub fn unescaped(text: &[u8]) -> Vec<u8> {
     plain
 }
 
-/// The table of mounts, which is read again only when the kernel says that it changed.
+/// The table of mounts, which is read again only when the kernel reports a change.
 #[derive(Debug)]
 pub struct Table(File);
 
 impl Table {
-    /// Opens it; what it says is to be asked for by [`read`](Self::read).
+    /// Opens the table; [`read`](Self::read) returns its mounts.
     ///
     /// # Errors
     /// The kernel's.
@@ -112,7 +112,7 @@ impl Table {
         File::open(TABLE).map(Self)
     }
 
-    /// Whether something was mounted or unmounted since this was asked last, or since it was opened.
+    /// Whether anything was mounted or unmounted since the last call, or since the table was opened.
     #[must_use]
     pub fn has_changed(&self) -> bool {
         let mut fds = [PollFd::new(&self.0, PollFlags::PRI)];
@@ -120,7 +120,7 @@ impl Table {
             tv_sec: 0,
             tv_nsec: 0,
         };
-        // A failure is no reason to believe what was read before.
+        // After a failed poll, the mounts that were read before are not to be trusted.
         poll(&mut fds, Some(&now)).is_err() || !fds[0].revents().is_empty()
     }
 

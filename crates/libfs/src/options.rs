@@ -1,4 +1,4 @@
-//! What a mount is made from: the connector, the options, and the caches above. Owns the types; does nothing.
+//! Types that a mount is made from: the connector, the options, and the caches above. No behaviour.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -16,42 +16,42 @@ pub trait Connector: Send + Sync {
     /// `Gone` if the daemon is away (LibFS tries again, up to `wait_ms`); anything else is final.
     fn connect(&self, hello: Hello) -> Result<Connection, IpcError>;
 
-    /// The pool's directory, by which its mounts are found in the table of mounts. `None` for a pool that has
-    /// none, and so no mount.
+    /// The pool's directory, by which its mounts are found in the table of mounts. `None` for a pool without
+    /// a directory, which has no mounts.
     fn pool_dir(&self) -> Option<PathBuf> {
         None
     }
 }
 
-/// An open session: its link and what is mapped for it.
+/// An open session: its link and its mapped regions.
 pub struct Connection {
-    /// Where requests go.
+    /// Link that requests go over.
     pub link: Arc<dyn Link>,
     /// The daemon's answer to [`Hello`].
     pub welcome: Welcome,
-    /// The words that the daemon shows without a call.
+    /// Words that the daemon writes and the client reads without a call.
     pub page: Arc<dyn SessionPage>,
     /// The update log; none for a read-only session.
     pub log: Option<Arc<dyn Region>>,
     /// The NVM region for direct reads; privileged sessions only.
     pub nvm: Option<Arc<dyn Region>>,
-    /// Which of its blocks were compared with their checksums; `None`: the session keeps that for itself.
+    /// Marks of the NVM blocks that were compared with their checksums; `None`: the session keeps its own.
     pub verified: Option<Arc<Verified>>,
 }
 
-/// When a read moves the time of the last read.
+/// Policy for moving the time of the last read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Atime {
-    /// When it is not newer than the last change, or a day old.
+    /// A read moves it if it is not newer than the last change, or is a day old.
     #[default]
     Relative,
-    /// Never.
+    /// Reads never move it.
     Never,
-    /// Always.
+    /// Every read moves it.
     Strict,
 }
 
-/// The [`Atime`] of a mount, which may change while it is mounted. Clones are the same one.
+/// The [`Atime`] of a mount, which may change while it is mounted. Clones share one value.
 #[derive(Debug, Clone, Default)]
 pub struct AtimePolicy(Arc<AtomicU8>);
 
@@ -64,7 +64,7 @@ impl AtimePolicy {
         policy
     }
 
-    /// What holds for the next read.
+    /// Returns the policy for the next read.
     #[inline]
     #[must_use]
     pub fn get(&self) -> Atime {
@@ -75,7 +75,7 @@ impl AtimePolicy {
         }
     }
 
-    /// Lets `atime` hold from the next read on.
+    /// Sets the policy, from the next read on.
     pub fn set(&self, atime: Atime) {
         let number = match atime {
             Atime::Relative => 0,
@@ -86,10 +86,10 @@ impl AtimePolicy {
     }
 }
 
-/// How a mount behaves.
+/// Behaviour of a mount.
 #[derive(Clone)]
 pub struct FsOptions {
-    /// Whom the session serves.
+    /// Kind of client that the session serves.
     pub kind: ClientKind,
     /// No log and no changes.
     pub read_only: bool,
@@ -101,7 +101,7 @@ pub struct FsOptions {
     pub atime: AtimePolicy,
     /// The kernel caches above, if any.
     pub observer: Option<Arc<dyn CacheObserver>>,
-    /// Copies that are kept of what was read for them, if any.
+    /// Keeper of copies of file data in the process, if any.
     pub copies: Option<Arc<dyn Copies>>,
     /// Time.
     pub clock: Arc<dyn Clock>,
@@ -140,26 +140,26 @@ pub trait CacheObserver: Send + Sync {
     /// Drops cached data of a file; `len` 0 is to the end. May wait for requests that are under way in the
     /// kernel.
     fn invalidate_data(&self, key: InodeKey, offset: u64, len: u64);
-    /// As [`invalidate_data`](Self::invalidate_data) for one page, but leaves it if it stays locked for
-    /// longer than the kernel fills a page.
+    /// As [`invalidate_data`](Self::invalidate_data) for one page, but skips it if it stays locked for longer
+    /// than the kernel fills a page.
     fn invalidate_unless_locked(&self, key: InodeKey, offset: u64, len: u64);
 }
 
 /// Copies of files' bytes that are kept beyond the calls that read them
 /// ([`OpenFile::read_copy`](crate::OpenFile::read_copy)). Called by LibFS' own threads.
 pub trait Copies: Send + Sync {
-    /// Drops all copies of a file: nobody sees one when this returns, and the lease under which they were
-    /// read goes next. Waits for nothing that may wait for LibFS.
+    /// Drops all copies of a file: no reader sees one when this returns. The lease under which they were read
+    /// is given back next. Must not wait for anything that may wait for LibFS.
     fn drop_copies(&self, key: InodeKey);
 }
 
-/// Why a mount failed.
+/// Reason why a mount failed.
 #[derive(Debug, thiserror::Error)]
 pub enum MountError {
     /// The daemon refused, or did not answer within the time to wait.
     #[error("no session: {0}")]
     Session(#[from] IpcError),
-    /// The daemon answered something that this version does not understand.
+    /// This version does not understand the daemon's answer.
     #[error("the daemon's answer makes no sense: {0}")]
     Protocol(&'static str),
     /// A thread could not be started.

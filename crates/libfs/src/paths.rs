@@ -1,5 +1,6 @@
-//! From inodes back to paths, for those who can only name a file to the kernel. Owns how a path is searched;
-//! refuses to say that it is still right when the search is over: who opens by it looks at what he opened.
+//! From inodes back to paths, for callers that can only name a file to the kernel. Owns the search for a
+//! path; does not promise that the path is still right when the search is over: a caller that opens by it
+//! checks the inode that it opened.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use varve_format::InodeKey;
@@ -12,7 +13,7 @@ use crate::fs::Fs;
 const BATCH: usize = 256;
 /// Most directories above a directory when its path is searched.
 const DEPTH_MAX: usize = 1000;
-/// Names that this process has lent: several may be in use at once, for one file too.
+/// Number of names that this process has lent: several may be in use at once, also for one file.
 static LENT: AtomicU64 = AtomicU64::new(0);
 
 impl Fs {
@@ -58,8 +59,8 @@ impl Fs {
         }
     }
 
-    /// Gives a file that has no name, or none that is known, one in `dir` while `act` runs, which is told it:
-    /// no other file has it.
+    /// Gives a file that has no name, or no known name, a unique name in `dir` while `act` runs; `act`
+    /// receives the name.
     ///
     /// # Errors
     /// As [`while_named`](Self::while_named).

@@ -1,6 +1,6 @@
-//! The synchronisation primitives of the log, its lanes, inodes, the words that leases are pinned with, and
-//! the mount: the real ones, or with the feature `shuttle` those that a test can drive through interleavings.
-//! Owns the choice; refuses to know who uses it.
+//! The synchronisation primitives of the log, its lanes, inodes, the lease words and the mount: the real
+//! ones, or, with the feature `shuttle`, primitives that a test drives through interleavings. Owns the
+//! choice; knows no user of them.
 
 #[cfg(not(feature = "shuttle"))]
 pub(crate) use {
@@ -19,7 +19,7 @@ pub(crate) use shuttle::{hint::spin_loop, sync::atomic, thread::yield_now, threa
 use std::time::Duration;
 use varve_ipc::Clock;
 
-/// Starts a thread that nobody waits for.
+/// Starts a detached thread.
 #[cfg(not(feature = "shuttle"))]
 pub(crate) fn spawn(
     clock: &dyn Clock,
@@ -36,7 +36,7 @@ pub(crate) fn spawn(
     )
 }
 
-/// Starts a thread that nobody waits for.
+/// Starts a detached thread.
 #[cfg(feature = "shuttle")]
 pub(crate) fn spawn(
     _clock: &dyn Clock,
@@ -47,7 +47,7 @@ pub(crate) fn spawn(
     started.map(drop)
 }
 
-/// Waits for a condition to change, at most so long.
+/// Waits for a condition to change, for at most `timeout`.
 #[cfg(not(feature = "shuttle"))]
 pub(crate) fn wait_for<T>(
     clock: &dyn Clock,
@@ -62,7 +62,7 @@ pub(crate) fn wait_for<T>(
     }
 }
 
-/// Waits for a condition to change. Never times out: what is tested must not need it.
+/// Waits for a condition to change. Never times out: tested code must not rely on the timeout.
 #[cfg(feature = "shuttle")]
 pub(crate) fn wait_for<T>(
     _clock: &dyn Clock,
@@ -73,7 +73,8 @@ pub(crate) fn wait_for<T>(
     changed.wait_for(guard, timeout);
 }
 
-/// Locks what is held while the daemon is talked to. Where threads take turns the holder must have its own.
+/// Takes a lock that is held across calls to the daemon. Under a clock that takes turns, it polls, so that
+/// the holder gets its turn.
 pub(crate) fn lock_held_long<'m, T>(clock: &dyn Clock, mutex: &'m Mutex<T>) -> MutexGuard<'m, T> {
     while clock.takes_turns() {
         if let Some(guard) = mutex.try_lock() {
@@ -84,7 +85,7 @@ pub(crate) fn lock_held_long<'m, T>(clock: &dyn Clock, mutex: &'m Mutex<T>) -> M
     mutex.lock()
 }
 
-/// Locks what others hold while they talk to the daemon, if it is free within `most`.
+/// Takes a lock that other threads hold across calls to the daemon, if it is free within `most`.
 #[cfg(not(feature = "shuttle"))]
 pub(crate) fn lock_within<'m, T>(
     clock: &dyn Clock,
@@ -106,7 +107,8 @@ pub(crate) fn lock_within<'m, T>(
     }
 }
 
-/// Locks what others hold while they talk to the daemon. Never times out: what is tested must not need it.
+/// Takes a lock that other threads hold across calls to the daemon. Never times out: tested code must not
+/// rely on the timeout.
 #[cfg(feature = "shuttle")]
 pub(crate) fn lock_within<'m, T>(
     _clock: &dyn Clock,
@@ -123,18 +125,18 @@ mod interleavings {
     use std::sync::{PoisonError, TryLockError};
     use std::time::Duration;
 
-    /// As `parking_lot`'s.
+    /// As `parking_lot::Mutex`.
     #[derive(Default)]
     pub(crate) struct Mutex<T>(shuttle::sync::Mutex<T>);
 
-    /// As `parking_lot`'s. The inner guard is away only while a condition is waited for.
+    /// As `parking_lot::MutexGuard`. The inner guard is away only while a condition is waited for.
     pub(crate) struct MutexGuard<'m, T>(Option<shuttle::sync::MutexGuard<'m, T>>);
 
-    /// As `parking_lot`'s.
+    /// As `parking_lot::Condvar`.
     #[derive(Default)]
     pub(crate) struct Condvar(shuttle::sync::Condvar);
 
-    /// As `parking_lot`'s.
+    /// As `parking_lot::RwLock`.
     #[derive(Default)]
     pub(crate) struct RwLock<T>(shuttle::sync::RwLock<T>);
 
@@ -219,7 +221,7 @@ mod interleavings {
             }
         }
 
-        /// Never times out: what is tested must not need it.
+        /// Never times out: tested code must not rely on the timeout.
         pub(crate) fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, _timeout: Duration) {
             self.wait(guard);
         }

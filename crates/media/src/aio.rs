@@ -1,6 +1,6 @@
-//! Several writes of one file in flight at once by the kernel's own asynchronous I/O, which takes no
-//! descriptor and which containers allow where they forbid io_uring. Knows descriptors and buffers; what is
-//! left undone is written by `direct.rs` one after the other.
+//! Several writes of one file in flight at once through the kernel's own asynchronous I/O, which takes no
+//! descriptor and which containers allow where they forbid io_uring. Knows descriptors and buffers;
+//! `direct.rs` writes the remaining parts one after the other.
 
 use std::fs::File;
 use std::io;
@@ -16,7 +16,7 @@ const WRITE: u16 = 1;
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
 struct Request {
-    /// Comes back with the completion: here, which part.
+    /// Comes back with the completion: here, the index of the part.
     data: u64,
     key: u32,
     rw_flags: i32,
@@ -43,7 +43,8 @@ struct Completion {
 
 const _: () = assert!(size_of::<Request>() == 64 && size_of::<Completion>() == 32);
 
-/// A queue of the kernel's. Of this process only: in a forked child every submission is refused.
+/// A queue of the kernel's asynchronous I/O. Of this process only: in a forked child every submission is
+/// refused.
 pub(crate) struct Aio {
     context: libc::c_ulong,
 }
@@ -77,7 +78,7 @@ impl Aio {
         }
     }
 
-    /// `false`: the kernel took fewer than were asked for.
+    /// Submits as many parts as the queue holds and waits for them. `false`: the kernel took fewer.
     fn write_some(&mut self, file: &File, parts: &[(u64, &[u8])], left: &mut [bool]) -> bool {
         let mut requests = [Request::default(); DEPTH];
         for (index, ((off, blocks), request)) in parts.iter().zip(&mut requests).enumerate() {
@@ -116,7 +117,7 @@ impl Aio {
         taken == asked
     }
 
-    /// Waits for so many completions. Whatever happens, this returns only when nothing is in flight: buffers
+    /// Waits for `count` completions. In every case this returns only when nothing is in flight: the buffers
     /// are lent to the kernel.
     fn wait_for(&mut self, count: usize, mut done: impl FnMut(usize, i64)) {
         let mut events = [Completion::default(); DEPTH];
@@ -142,7 +143,7 @@ impl Aio {
                     }
                     seen += got;
                 }
-                // A signal; anything else cannot be, and giving up would give the buffers back too early.
+                // A signal. No other error can occur, and giving up would return the buffers too early.
                 Err(_) => std::thread::yield_now(),
             }
         }

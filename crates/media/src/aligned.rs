@@ -2,10 +2,10 @@
 
 use parking_lot::Mutex;
 
-/// What direct I/O is aligned to here: enough for every device in use.
+/// Alignment for direct I/O, in bytes: enough for every device in use.
 pub(crate) const ALIGN_BYTES: usize = 4096;
 
-/// A buffer of zeros at first, aligned to [`ALIGN_BYTES`].
+/// A buffer aligned to [`ALIGN_BYTES`], zeros at first.
 pub(crate) struct AlignedBuf {
     raw: Vec<u8>,
     start: usize,
@@ -57,8 +57,8 @@ impl BufPool {
         self.len
     }
 
-    /// Lends a buffer, with whatever it held. Waits for nobody: a process may have been forked while another
-    /// thread was here.
+    /// Lends a buffer with arbitrary content. Never blocks: a process may have been forked while another
+    /// thread held the lock.
     pub(crate) fn with<T>(&self, work: impl FnOnce(&mut AlignedBuf) -> T) -> T {
         let free = self.free.try_lock().and_then(|mut free| free.pop());
         let mut buf = free.unwrap_or_else(|| AlignedBuf::new(self.len));

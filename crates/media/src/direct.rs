@@ -1,5 +1,5 @@
 //! A file that is written durably in whole blocks: `O_DIRECT` and synced with the write, or buffered and
-//! `fdatasync` where the file system refuses that. And the region made of one, for the journal.
+//! `fdatasync` where the file system refuses that; and the journal's region on such a file.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -22,19 +22,19 @@ use crate::latch::Latch;
 use crate::pmem::persist::crc32c_append;
 use crate::traits::{DeviceInfo, DeviceState, MediumKind, Region};
 
-/// Bytes moved through one bounce buffer: an entry of the log with the most payload, in whole blocks, and
-/// some.
+/// Bytes moved through one bounce buffer: the log entry with the most payload, in whole blocks, and some
+/// slack.
 const BOUNCE_BYTES: usize = (1 << 20) + (128 << 10);
 
-/// Of all files: a daemon has a log open for each session, and few are written at a time.
+/// Shared by all files: a daemon has a log open for each session, and few are written at a time.
 static BOUNCE: BufPool = BufPool::new(BOUNCE_BYTES);
 
 /// An open file for durable block writes.
 pub(crate) struct DirectFile {
     file: File,
-    /// Opened `O_DIRECT`: what is written goes to the device at once.
+    /// Opened `O_DIRECT`: written bytes go to the device at once.
     direct: AtomicBool,
-    /// For several writes in flight, made when first needed.
+    /// Queue for several writes in flight, made when first needed.
     aio: Mutex<Option<Aio>>,
 }
 
@@ -65,7 +65,7 @@ impl DirectFile {
         }
     }
 
-    /// Takes a descriptor; its flags say how it was opened.
+    /// Wraps a descriptor; its flags say how it was opened.
     pub(crate) fn from_file(file: File) -> io::Result<Self> {
         let direct = fcntl_getfl(&file)?.contains(OFlags::DIRECT);
         Ok(Self {
@@ -94,7 +94,7 @@ impl DirectFile {
         if self.is_direct() {
             match self.write_synced(off, blocks) {
                 Ok(()) => return Ok(()),
-                // Not this file system, or not this kernel: in two steps.
+                // This file system or kernel does not support it: write and sync in two steps.
                 Err(error) if is_refusal(&error) => {}
                 Err(error) => return Err(error),
             }
@@ -103,7 +103,7 @@ impl DirectFile {
         self.file.sync_data()
     }
 
-    /// One write that waits for the device, too.
+    /// Writes with one call that also waits for the device.
     fn write_synced(&self, mut off: u64, mut blocks: &[u8]) -> io::Result<()> {
         while !blocks.is_empty() {
             match pwritev2(&self.file, &[IoSlice::new(blocks)], off, ReadWriteFlags::DSYNC) {
@@ -137,11 +137,11 @@ impl DirectFile {
         Ok(())
     }
 
-    /// Writes what can be written with all in flight; gives which parts are still to be written, one after
-    /// the other, by which their errors are met again.
+    /// Writes as many parts as possible with all of them in flight. Returns for each part whether it is still
+    /// to be written: those are written one after the other, which meets their errors again.
     fn write_at_once(&self, parts: &[(u64, &[u8])]) -> Vec<bool> {
         let mut left = vec![true; parts.len()];
-        // Waits for nobody: a process may have been forked while another thread was here.
+        // Never blocks: a process may have been forked while another thread held the lock.
         if parts.len() > 1
             && self.is_direct()
             && let Some(mut aio) = self.aio.try_lock()
@@ -156,12 +156,12 @@ impl DirectFile {
         left
     }
 
-    /// Makes all that was written durable.
+    /// Makes all earlier writes durable.
     pub(crate) fn sync(&self) -> io::Result<()> {
         self.file.sync_data()
     }
 
-    /// The file system took `O_DIRECT` at open and refuses it now.
+    /// Clears `O_DIRECT`, which the file system took at open and refuses at a write.
     fn go_buffered(&self) -> io::Result<()> {
         let flags = fcntl_getfl(&self.file)?;
         fcntl_setfl(&self.file, flags - OFlags::DIRECT)?;
@@ -193,7 +193,7 @@ impl DirectFile {
     }
 }
 
-/// Whether the error says that this way of writing is none here.
+/// Whether the error says that this way of writing is not supported.
 fn is_refusal(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),
@@ -249,7 +249,7 @@ impl JournalFile {
         let file = DirectFile::open(path, true).map_err(|e| MediaError::setup(&name, "create it", &e))?;
         let len_bytes = len_bytes.next_multiple_of(DEVICE_BLOCK_BYTES);
         if let Err(error) = allocate_file(file.file(), 0, len_bytes) {
-            // Best effort: the first error is what the caller must know.
+            // Best effort: the caller needs the first error.
             let _ = std::fs::remove_file(path);
             return Err(MediaError::setup(&name, "allocate it", &error));
         }
@@ -285,7 +285,7 @@ impl JournalFile {
         done.map_err(|e| MediaError::from_io(&self.name, op, off, len, &e))
     }
 
-    /// Copies `src` into cached blocks, reading those from the file of which only a part is written.
+    /// Copies `src` into cached blocks, reading those from the file that are written only in part.
     fn gather(&self, off: u64, src: &[u8]) -> Result<(), MediaError> {
         check_range(&self.name, off, src.len() as u64, self.len_bytes())?;
         self.latch.check(&self.name)?;
@@ -313,7 +313,7 @@ impl JournalFile {
         Ok(())
     }
 
-    /// Writes the dirty blocks of `blocks`, in runs. Gives the number of the last one.
+    /// Writes the dirty blocks of `blocks`, in runs. Returns the number of the last one.
     fn write_dirty(&self, blocks: std::ops::Range<u64>) -> io::Result<()> {
         let mut next = blocks.start;
         while next < blocks.end {
@@ -355,7 +355,7 @@ impl Region for JournalFile {
 
     fn read(&self, off: u64, out: &mut [u8]) -> Result<(), MediaError> {
         check_range(&self.name, off, out.len() as u64, self.len_bytes())?;
-        // Under the lock, so that a block cannot leave the cache between the two looks.
+        // Under the lock, so that a block cannot leave the cache between the two reads.
         let cached = self.cached.lock();
         self.io("read", off, out.len() as u64, self.file.read(off, out))?;
         let end = off + out.len() as u64;
@@ -373,7 +373,7 @@ impl Region for JournalFile {
     }
 
     fn write_crc(&self, off: u64, src: &[u8], seed: u32) -> Result<u32, MediaError> {
-        // Copied once, so that what is checked is what is stored.
+        // Copied once, so that the checksum covers the stored bytes.
         let copy = src.to_vec();
         self.gather(off, &copy)?;
         Ok(crc32c_append(seed, &copy))
@@ -389,7 +389,7 @@ impl Region for JournalFile {
         self.latch.check(&self.name)?;
         let blocks = off / DEVICE_BLOCK_BYTES..(off + len).div_ceil(DEVICE_BLOCK_BYTES);
         let last = blocks.end.saturating_sub(1);
-        // A failed write leaves the blocks marked clean: the latch is what keeps anybody from believing it.
+        // A failed write leaves the blocks marked clean: only the latch keeps them from being trusted.
         let done = self.io("durable write", off, len, self.write_dirty(blocks));
         done.map_err(|error| match error {
             MediaError::NoSpace { .. } => self.latch.note(MediaError::Io {

@@ -1,5 +1,5 @@
 //! Media slowed down to a model: Strata's NVM (latency and bandwidth), an SSD, an HDD with seeks. Wraps any
-//! backend; results made with it name it. Knows time and bytes, nothing else.
+//! backend; benchmark results carry its name. Knows time and bytes only.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::error::MediaError;
 use crate::traits::{BlockDevice, DeviceInfo, DeviceState, Region};
 
 /// Byte-addressable memory slower than DRAM (Strata, SOSP'17, §5: latency added to reads and barriers, writes
-/// held to a bandwidth).
+/// limited to a bandwidth).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NvmModel {
     /// Added to each read, ns.
@@ -26,7 +26,7 @@ pub struct NvmModel {
 }
 
 impl NvmModel {
-    /// After Strata: some 240 ns a read beyond DRAM, writes held to 8 GB/s.
+    /// After Strata: some 240 ns a read beyond DRAM, writes limited to 8 GB/s.
     pub const STRATA: Self = Self {
         read_latency_ns: 240,
         barrier_latency_ns: 100,
@@ -35,7 +35,7 @@ impl NvmModel {
     };
 }
 
-/// A bound on bandwidth, for humans.
+/// Formats a bound on bandwidth, for humans.
 fn rate(f: &mut fmt::Formatter<'_>, what: &str, mb_s: u64) -> fmt::Result {
     match mb_s {
         0 => write!(f, ", {what} at any rate"),
@@ -96,7 +96,7 @@ impl fmt::Display for DiskModel {
 }
 
 impl DiskModel {
-    /// An NVMe drive of the data centre.
+    /// A data-centre NVMe drive.
     pub const SSD: Self = Self {
         name: "ssd",
         read_latency_ns: 80_000,
@@ -107,7 +107,7 @@ impl DiskModel {
         seek_min_ns: 0,
         seek_max_ns: 0,
     };
-    /// A drive of 7,200 turns a minute.
+    /// A drive of 7,200 revolutions a minute.
     pub const HDD: Self = Self {
         name: "hdd",
         read_latency_ns: 100_000,
@@ -119,8 +119,8 @@ impl DiskModel {
         seek_max_ns: 16_000_000,
     };
 
-    /// How long the head takes from `from` to `to` on a disk of `len_bytes`: the root of the distance, as
-    /// arms accelerate.
+    /// Returns the seek time from `from` to `to` on a disk of `len_bytes`: proportional to the root of the
+    /// distance, as arms accelerate.
     pub fn seek_ns(&self, from: u64, to: u64, len_bytes: u64) -> u64 {
         if from == to || self.seek_max_ns == 0 || len_bytes == 0 {
             return 0;
@@ -131,12 +131,13 @@ impl DiskModel {
     }
 }
 
-/// Time that `len` bytes take at `mb_s`.
+/// Returns the time that `len` bytes take at `mb_s`.
 fn transfer_ns(len: u64, mb_s: u64) -> u64 {
     (len * 1000).checked_div(mb_s).unwrap_or(0)
 }
 
-/// Waits until `deadline`: asleep while it is far, awake at the end, since sleeping overshoots by some 50 µs.
+/// Waits until `deadline`: asleep while it is far, spinning at the end, since sleeping overshoots by some 50
+/// µs.
 fn wait_until(deadline: Instant) {
     const SPIN: Duration = Duration::from_micros(100);
     loop {
@@ -152,7 +153,7 @@ fn wait_until(deadline: Instant) {
     }
 }
 
-/// A medium that does one thing at a time: work queues behind what is under way.
+/// A medium that does one thing at a time: a transfer queues behind those under way.
 struct Channel {
     origin: Instant,
     /// When it is idle again, ns after `origin`.
@@ -167,7 +168,7 @@ impl Channel {
         }
     }
 
-    /// Takes the channel for `ns`, after what is queued. Gives when it will be done.
+    /// Takes the channel for `ns`, after all queued work. Returns the moment of completion.
     fn occupy(&self, ns: u64) -> Instant {
         let now = self.origin.elapsed().as_nanos() as u64;
         let mut until = 0;
@@ -183,7 +184,7 @@ impl Channel {
     }
 }
 
-/// A region as slow as a model says.
+/// A region slowed down to a model.
 pub struct EmulatedRegion {
     inner: Arc<dyn Region>,
     model: NvmModel,
@@ -205,7 +206,7 @@ impl EmulatedRegion {
         }
     }
 
-    /// When a read of so many bytes that begins now is done.
+    /// Returns the moment at which a read of `bytes` bytes that begins now is done.
     fn begin_read(&self, bytes: usize) -> Instant {
         let done = self.reads.occupy(transfer_ns(bytes as u64, self.model.read_mb_s));
         done + Duration::from_nanos(self.model.read_latency_ns)
@@ -298,12 +299,12 @@ impl Region for EmulatedRegion {
     }
 }
 
-/// A block device as slow as a model says.
+/// A block device slowed down to a model.
 pub struct EmulatedDisk {
     inner: Arc<dyn BlockDevice>,
     model: DiskModel,
     channel: Channel,
-    /// Where the head stands, in bytes.
+    /// Position of the head, in bytes.
     head: Mutex<u64>,
 }
 
@@ -318,8 +319,8 @@ impl EmulatedDisk {
         }
     }
 
-    /// Queues a transfer. The head and the channel are busy for its time; latency comes on top and overlaps
-    /// with others.
+    /// Queues a transfer. The head and the channel are busy for its duration; latency is added and overlaps
+    /// with that of others.
     fn begin(&self, off: u64, len: u64, mb_s: u64, latency_ns: u64) -> Instant {
         let mut head = self.head.lock();
         let seek_ns = self.model.seek_ns(*head, off, self.inner.len_bytes());

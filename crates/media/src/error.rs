@@ -1,11 +1,10 @@
-//! The one error of this crate. It knows devices, offsets and errno; what a caller does about it is the
-//! caller's.
+//! The one error of this crate. Knows devices, offsets and errno; callers decide how to react.
 
 use std::fmt;
 use std::io;
 use std::sync::Arc;
 
-/// What a person calls a device: a path, or a name given at construction. Cheap to clone.
+/// A person's name for a device: a path, or a name given at construction. Cheap to clone.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DeviceName(Arc<str>);
 
@@ -40,7 +39,7 @@ impl From<&std::path::Path> for DeviceName {
     }
 }
 
-/// What went wrong on a medium.
+/// A failure of a medium or of a call to it.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum MediaError {
@@ -83,7 +82,7 @@ pub enum MediaError {
     Io {
         /// The device.
         device: DeviceName,
-        /// What was tried: "read", "write", "flush", …
+        /// The operation: "read", "write", "flush", …
         op: &'static str,
         /// First byte.
         off: u64,
@@ -106,7 +105,7 @@ pub enum MediaError {
         /// The device.
         device: DeviceName,
     },
-    /// The device cannot become that long: it reserved `max_bytes` of address space, or has a fixed length.
+    /// The device cannot grow that far: it reserved `max_bytes` of address space, or has a fixed length.
     #[error("{device}: cannot have {wanted_bytes} bytes; its limit is {max_bytes}")]
     TooLong {
         /// The device.
@@ -121,17 +120,17 @@ pub enum MediaError {
     Setup {
         /// The device.
         device: DeviceName,
-        /// What was tried.
+        /// The step that failed.
         what: &'static str,
         /// The host's errno.
         errno: i32,
     },
-    /// What was found is not what was to be opened.
+    /// The file or device is not of the expected kind.
     #[error("{device}: {what}")]
     Unfit {
         /// The device.
         device: DeviceName,
-        /// What is wrong with it.
+        /// Its fault.
         what: &'static str,
     },
     /// The device cannot be used, or not in the way that was asked for.
@@ -139,7 +138,7 @@ pub enum MediaError {
     Refused {
         /// The device.
         device: DeviceName,
-        /// Why, and what to do.
+        /// The reason and the remedy.
         why: Arc<str>,
     },
 }
@@ -158,8 +157,7 @@ impl MediaError {
         )
     }
 
-    /// Whether a read failed: what the device holds elsewhere, and what is written to it, is not touched by
-    /// that.
+    /// Whether a read failed: other contents of the device, and writes to it, are not affected by that.
     pub fn is_failed_read(&self) -> bool {
         matches!(self, Self::Io { op, .. } if op.contains("read"))
     }
@@ -180,7 +178,7 @@ impl MediaError {
         }
     }
 
-    /// An errno from the host, sorted into `NoSpace` and `Io`.
+    /// Maps an errno from the host to `NoSpace` or `Io`.
     pub(crate) fn from_errno(device: &DeviceName, op: &'static str, off: u64, len: u64, errno: i32) -> Self {
         let device = device.clone();
         match errno {
@@ -206,7 +204,7 @@ impl MediaError {
         Self::from_errno(device, op, off, len, error.raw_os_error().unwrap_or(libc::EIO))
     }
 
-    /// An error while opening or making a device; want of space stays `NoSpace`.
+    /// Maps an error from opening or making a device; want of space stays `NoSpace`.
     pub(crate) fn setup(device: &DeviceName, what: &'static str, error: &io::Error) -> Self {
         let errno = error.raw_os_error().unwrap_or(libc::EIO);
         match errno {

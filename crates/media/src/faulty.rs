@@ -1,6 +1,6 @@
-//! Media that fail as told: errors, short and torn transfers, lost and misdirected writes, flipped bits, want
-//! of space, slowness, absence. For tests of everything above. The script is shared, so a test changes it
-//! while the device is in use.
+//! Media with scripted faults: errors, short and torn transfers, lost and misdirected writes, flipped bits,
+//! want of space, slowness, absence. For tests of everything above. The script is shared, so a test changes
+//! it while the device is in use.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::error::{DeviceName, MediaError};
 use crate::latch::Latch;
 use crate::traits::{BlockDevice, DeviceInfo, DeviceState, Region};
 
-/// Which calls a rule is about.
+/// The calls that a rule applies to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FaultOp {
     /// Reads.
@@ -31,7 +31,7 @@ pub enum FaultOp {
     Any,
 }
 
-/// What happens.
+/// The fault that a rule injects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     /// The call fails with this errno, such as `libc::EIO`, and does nothing.
@@ -70,20 +70,20 @@ pub enum Fault {
 /// One line of a script.
 #[derive(Debug, Clone)]
 pub struct FaultRule {
-    /// Which calls.
+    /// The calls it applies to.
     pub op: FaultOp,
-    /// Calls that touch these bytes. Calls without a range (flush, fence) match whatever it is.
+    /// Calls that touch these bytes. Calls without a range (flush, fence) match any range.
     pub range: Range<u64>,
     /// Matching calls that pass before the fault begins.
     pub skip: u64,
     /// Matching calls that then fail; `u64::MAX` for ever.
     pub times: u64,
-    /// What happens to them.
+    /// The fault they get.
     pub fault: Fault,
 }
 
 impl FaultRule {
-    /// The next matching call, anywhere, once.
+    /// A rule for the next matching call, anywhere, once.
     pub const fn once(op: FaultOp, fault: Fault) -> Self {
         Self {
             op,
@@ -94,7 +94,7 @@ impl FaultRule {
         }
     }
 
-    /// Every matching call, anywhere.
+    /// A rule for every matching call, anywhere.
     pub const fn always(op: FaultOp, fault: Fault) -> Self {
         Self {
             op,
@@ -105,7 +105,7 @@ impl FaultRule {
         }
     }
 
-    /// Only calls that touch these bytes.
+    /// Limits the rule to calls that touch these bytes.
     #[must_use]
     pub fn within(mut self, range: Range<u64>) -> Self {
         self.range = range;
@@ -133,7 +133,7 @@ struct Script {
 }
 
 impl FaultScript {
-    /// Without faults.
+    /// A script without faults.
     pub fn new() -> Self {
         Self::default()
     }
@@ -143,14 +143,14 @@ impl FaultScript {
         self.0.lock().rules.push(rule);
     }
 
-    /// Takes all rules away, and brings a device that was gone back (what latched stays latched).
+    /// Removes all rules, and brings a gone device back (a latch stays).
     pub fn clear(&self) {
         let mut script = self.0.lock();
         script.rules.clear();
         script.gone = false;
     }
 
-    /// Faults that have happened: a test that relies on one must see that it did.
+    /// Number of injected faults: a test that relies on one must check that it happened.
     pub fn fired(&self) -> u64 {
         self.0.lock().fired
     }
@@ -188,7 +188,7 @@ impl FaultScript {
     }
 }
 
-/// What the wrappers share.
+/// State that the wrappers share.
 struct Faults {
     script: FaultScript,
     name: DeviceName,
@@ -196,7 +196,7 @@ struct Faults {
 }
 
 impl Faults {
-    /// The fault for this call, if it is one that lets (some of) the transfer happen.
+    /// Returns the fault for this call, if it is one that lets (some of) the transfer happen.
     fn meet(&self, op: FaultOp, what: &'static str, off: u64, len: u64) -> Result<Option<Fault>, MediaError> {
         let range = (len > 0).then(|| off..off.saturating_add(len));
         match self.script.next(op, range) {
@@ -248,8 +248,8 @@ impl Faults {
         }
     }
 
-    /// `inner` is called with what really gets written; for a block device all of it is whole blocks, patched
-    /// by `fill`.
+    /// Calls `inner` with the bytes that are really written; for a block device they are whole blocks, with
+    /// the missing bytes read by `fill`.
     fn write(
         &self,
         off: u64,
@@ -259,7 +259,7 @@ impl Faults {
     ) -> Result<(), MediaError> {
         self.latch.check(&self.name)?;
         let len = src.len() as u64;
-        // A part of a write: what was there before stays behind it.
+        // A partial write: the old bytes follow the written ones.
         let part = |bytes: usize| {
             let mut mixed = vec![0; src.len()];
             fill(off, &mut mixed)?;
@@ -286,7 +286,7 @@ impl Faults {
 
     fn other(&self, op: FaultOp, what: &'static str, off: u64, len: u64) -> Result<bool, MediaError> {
         self.latch.check(&self.name)?;
-        // `false`: the call is to say success without having done anything.
+        // `false`: the call reports success without having done anything.
         Ok(self.meet(op, what, off, len)? != Some(Fault::Lost))
     }
 
@@ -312,7 +312,7 @@ pub struct FaultyDevice {
 }
 
 impl FaultyDevice {
-    /// `inner`, failing as `script` says.
+    /// Wraps `inner`, which fails as `script` says.
     pub fn new(inner: Arc<dyn BlockDevice>, script: FaultScript) -> Self {
         let name = inner.name();
         Self {
@@ -377,7 +377,7 @@ pub struct FaultyRegion {
 }
 
 impl FaultyRegion {
-    /// `inner`, failing as `script` says.
+    /// Wraps `inner`, which fails as `script` says.
     pub fn new(inner: Arc<dyn Region>, script: FaultScript) -> Self {
         let name = inner.info().name;
         Self {
@@ -407,7 +407,8 @@ impl Region for FaultyRegion {
     }
 
     fn write_crc(&self, off: u64, src: &[u8], seed: u32) -> Result<u32, MediaError> {
-        // The checksum is of what should have been stored: the caller must not notice a silent fault.
+        // The checksum covers the bytes that should have been stored: the caller must not notice a silent
+        // fault.
         let copy = src.to_vec();
         self.write(off, &copy)?;
         Ok(crate::crc32c_append(seed, &copy))

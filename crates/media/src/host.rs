@@ -1,5 +1,5 @@
-//! What this crate and its users ask of the host: the boot id, free space, memory barriers, file space. No
-//! policy.
+//! Services of the host that this crate and its users need: the boot id, free space, memory barriers, file
+//! space. No policy.
 
 use std::fs::File;
 use std::io;
@@ -12,7 +12,7 @@ use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 use rustix::thread::{MembarrierCommand, membarrier, membarrier_query};
 
-/// The kernel's identity of this boot, as 16 bytes: a live copy from another boot must not be used.
+/// Returns the kernel's identifier of this boot, as 16 bytes: a live copy from another boot must not be used.
 ///
 /// # Errors
 /// If `/proc/sys/kernel/random/boot_id` cannot be read or is not a UUID.
@@ -42,11 +42,11 @@ fn parse_uuid(text: &str) -> Option<[u8; 16]> {
 pub struct HostCapacity {
     /// Size of the file system.
     pub total_bytes: u64,
-    /// Free for this user.
+    /// Bytes free for this user.
     pub available_bytes: u64,
 }
 
-/// Asks how much space the file system at `path` has.
+/// Returns the space of the file system at `path`.
 ///
 /// # Errors
 /// The host's, such as "not found".
@@ -65,16 +65,16 @@ pub fn has_global_membarrier() -> bool {
 }
 
 /// Registers this process for [`membarrier_global`] and [`membarrier_private`]. To be called once before its
-/// sessions begin, and again in the child after a fork. Says whether the kernel took both; if not, the
+/// sessions begin, and again in the child after a fork. Returns whether the kernel accepted both; if not, the
 /// barriers fall back to slower ones.
 pub fn membarrier_register() -> bool {
     let take = |command| membarrier(command).is_ok();
     take(MembarrierCommand::RegisterGlobalExpedited) & take(MembarrierCommand::RegisterPrivateExpedited)
 }
 
-/// Full barrier on every running thread of every registered process: what they stored before is seen by the
-/// caller, and they see what the caller stored. Returns `false` if the kernel offers none; the caller must
-/// then wait out its time bounds.
+/// Full barrier on every running thread of every registered process: the caller sees all that they stored
+/// before it, and they see all that the caller stored. Returns `false` if the kernel offers none; the caller
+/// must then wait out its time bounds.
 pub fn membarrier_global() -> bool {
     fence(Ordering::SeqCst);
     let done = has_global_membarrier() && membarrier(MembarrierCommand::GlobalExpedited).is_ok()
@@ -83,8 +83,8 @@ pub fn membarrier_global() -> bool {
     done
 }
 
-/// Full barrier on every running thread of this process. Registers the process if nobody did. Returns `false`
-/// if the kernel offers none: both sides must then use sequentially consistent fences of their own.
+/// Full barrier on every running thread of this process. Registers the process if that was not done. Returns
+/// `false` if the kernel offers none: both sides must then use sequentially consistent fences of their own.
 pub fn membarrier_private() -> bool {
     fence(Ordering::SeqCst);
     let mut done = membarrier(MembarrierCommand::PrivateExpedited);
@@ -105,8 +105,8 @@ pub fn sync_dir(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
 }
 
-/// Makes a file `len` bytes longer than `off` with space allocated, keeping what it holds. Writes zeros past
-/// the end where the file system cannot allocate.
+/// Allocates space for `off..off + len` of a file and grows the file to that end, keeping its contents.
+/// Writes zeros past the end where the file system cannot allocate.
 pub(crate) fn allocate_file(file: &File, off: u64, len: u64) -> io::Result<()> {
     if len == 0 {
         return Ok(());
@@ -118,13 +118,13 @@ pub(crate) fn allocate_file(file: &File, off: u64, len: u64) -> io::Result<()> {
         other => other.map_err(io::Error::from),
     };
     if result.is_err() && file.metadata()?.len() > before {
-        // Some of it may have been allocated past the old end: leave the file as it was.
+        // Part of the range may have been allocated past the old end: restore the old length.
         file.set_len(before)?;
     }
     result
 }
 
-/// Frees a range of a file; it reads as zeros then. `Ok(false)` where the file system cannot.
+/// Frees a range of a file, which then reads as zeros. `Ok(false)` where the file system cannot.
 pub(crate) fn punch_file(file: &File, off: u64, len: u64) -> io::Result<bool> {
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     match retry(|| fallocate(file, flags, off, len)) {

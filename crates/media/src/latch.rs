@@ -25,13 +25,13 @@ impl Latch {
     /// Latches on a device error; lets want of space and the caller's own faults pass.
     pub(crate) fn note(&self, error: MediaError) -> MediaError {
         if matches!(error, MediaError::Io { .. }) {
-            // Losing the race means that another error was first, which is the one to keep.
+            // Losing the race means that another error was first, and that one is kept.
             let _ = self.0.set(error.to_string().into());
         }
         error
     }
 
-    /// Latches for a reason that is no single error.
+    /// Latches for a reason that is not a single error.
     pub(crate) fn set(&self, reason: String) {
         let _ = self.0.set(reason.into());
     }

@@ -1,7 +1,7 @@
 //! Byte-addressable and block devices under a Varve pool.
 //!
-//! Two object-safe traits, [`Region`] and [`BlockDevice`], and the backends that implement them. Nothing
-//! above this crate knows what is below: a DIMM, a file, the memory of a test.
+//! Two object-safe traits, [`Region`] and [`BlockDevice`], and the backends that implement them. Only this
+//! crate knows whether a medium is a DIMM, a file or the memory of a test.
 //!
 //! # Invariants
 //! - Only [`pmem::persist`] stores to, flushes or fences the mapping of a region.

@@ -1,6 +1,6 @@
 //! A log with two copies: a *live* one in tmpfs, mapped, which survives any kill of processes, and a
 //! *backing* one on disk, written at durability points, which survives a power cut. Knows nothing of entries;
-//! which copy wins after a crash is its user's to say.
+//! its user decides which copy counts after a crash.
 
 use std::fs::File;
 use std::io;
@@ -20,9 +20,9 @@ use crate::latch::Latch;
 use crate::mapped::{Backing, MappedOptions, MappedRegion};
 use crate::traits::{DeviceInfo, DeviceState, MediumKind, Region};
 
-/// The first small sync into a stripe writes all of it: the first write to newly allocated blocks costs the
-/// disk's file system a journal commit (129 against 50 µs measured), and so the following syncs find written
-/// blocks.
+/// Unit of the first write to the backing file. The first small sync into a stripe writes all of it, since
+/// the first write to newly allocated blocks costs the disk's file system a journal commit (129 against 50 µs
+/// measured). Later syncs then find written blocks.
 const STRIPE_BYTES: u64 = 256 << 10;
 
 /// Ranges being synced. Overlapping ones wait for each other, so that an older image of a block never lands
@@ -36,7 +36,7 @@ struct RangeLock {
 impl RangeLock {
     fn with<T>(&self, ranges: &[Range<u64>], work: impl FnOnce() -> T) -> T {
         let mut held = self.held.lock();
-        // All at once: two that each held a part could wait for each other.
+        // All at once: two calls that each held a part could wait for each other.
         while held.iter().any(|other| {
             ranges
                 .iter()
@@ -63,9 +63,9 @@ pub struct LiveLog {
     written: Vec<AtomicU64>,
     latch: Latch,
     growing: Mutex<()>,
-    /// Other processes can shorten the live file.
+    /// Other processes can shorten the live file, so it is read with guarded copies.
     distrusts: bool,
-    /// The live copy was given back: nothing of it goes to the disk any more.
+    /// The live copy was given back: its bytes go to the disk no more.
     retired: AtomicBool,
 }
 
@@ -73,7 +73,7 @@ impl LiveLog {
     /// Makes both files (mode 0600), zeros, with all space of `len_bytes` allocated on both hosts.
     ///
     /// # Errors
-    /// `Setup`, `NoSpace`; what was made is removed again.
+    /// `Setup`, `NoSpace`; both files are removed again.
     pub fn create(live: &Path, backing: &Path, len_bytes: u64, max_bytes: u64) -> Result<Self, MediaError> {
         let name = DeviceName::from(backing);
         let len_bytes = len_bytes.next_multiple_of(DEVICE_BLOCK_BYTES);
@@ -90,7 +90,8 @@ impl LiveLog {
             .inspect(|live| live.populate(0, len_bytes))
             .and_then(|live| Self::new(name, live, disk))
             .inspect_err(|_| {
-                // Best effort: the caller gets the first error, a leftover file would only say "exists".
+                // Best effort: the caller gets the first error; a leftover file would only cause an "exists"
+                // error later.
                 let _ = std::fs::remove_file(backing);
             })
     }
@@ -134,7 +135,7 @@ impl LiveLog {
         })
     }
 
-    /// For a client that received both descriptors from the daemon.
+    /// Builds a client's log from the two descriptors received from the daemon.
     ///
     /// # Errors
     /// `Setup`, `Unfit`.
@@ -147,7 +148,8 @@ impl LiveLog {
         let disk =
             DirectFile::from_file(File::from(backing)).map_err(|e| MediaError::setup(&name, "use it", &e))?;
         let live = MappedRegion::from_file(File::from(live), name.clone(), Backing::Shm, max_bytes, true)?;
-        // A client that shortens its own log harms itself, and its program's signal handlers are not ours.
+        // A client that shortens its own log harms only itself, and the signal handlers belong to its
+        // program.
         let log = Self::new(name, live.retirable(), disk)?;
         Ok(Self {
             distrusts: false,
@@ -199,7 +201,7 @@ impl LiveLog {
         self.backing.file()
     }
 
-    /// Takes over the length that the daemon gave to both files.
+    /// Adopts the length that the daemon gave to both files.
     ///
     /// # Errors
     /// `Io`.
@@ -207,8 +209,8 @@ impl LiveLog {
         self.live.refresh_len()
     }
 
-    /// The range to write for a sync of `off..off + len`: whole blocks, and of less than a stripe whole
-    /// stripes where one is written for the first time.
+    /// Returns the range to write for a sync of `off..off + len`: whole blocks, and for less than a stripe,
+    /// whole stripes where one is written for the first time.
     fn widen(&self, off: u64, len: u64, limit: u64) -> Range<u64> {
         let mut range =
             off / DEVICE_BLOCK_BYTES * DEVICE_BLOCK_BYTES..(off + len).next_multiple_of(DEVICE_BLOCK_BYTES);
@@ -237,7 +239,7 @@ impl LiveLog {
         }
     }
 
-    /// The ranges to write for a sync of `ranges`: ascending, none overlapping or adjacent.
+    /// Returns the ranges to write for a sync of `ranges`: ascending, none overlapping or adjacent.
     fn to_write(&self, ranges: &[(u64, u64)], limit: u64) -> Vec<Range<u64>> {
         let widened = ranges.iter().filter(|(_, len)| *len > 0);
         let mut wide: Vec<_> = widened.map(|(off, len)| self.widen(*off, *len, limit)).collect();
@@ -253,7 +255,7 @@ impl LiveLog {
     }
 
     /// Copies blocks from the live mapping to the backing file, durably: in one write that waits for the
-    /// device, or in several and one wait.
+    /// device, or in several followed by one wait.
     fn write_back(&self, ranges: &[Range<u64>]) -> Result<(), MediaError> {
         if let [range] = ranges
             && range.end - range.start <= DirectFile::bounce().buf_bytes() as u64
@@ -275,8 +277,8 @@ impl LiveLog {
         self.io("fdatasync", &whole, self.backing.sync())
     }
 
-    /// Copies as many of the ranges as fit into the buffer, and writes them at once. Takes what it has copied
-    /// out of `next` and `waiting`.
+    /// Copies as many of the ranges as fit into the buffer, and writes them at once. Removes the copied
+    /// ranges from `next` and `waiting`.
     fn write_bufferful(
         &self,
         mut buf: &mut [u8],
@@ -306,7 +308,7 @@ impl LiveLog {
         } else {
             self.live.read(off, blocks)?;
         }
-        // After the copy: one that was made before the memory went is good.
+        // Checked after the copy: a copy made before the memory was given back is good.
         if self.retired.load(Ordering::SeqCst) {
             return Err(MediaError::ReadOnly {
                 device: self.name.clone(),
@@ -392,7 +394,7 @@ impl Region for LiveLog {
             .filter(|stripe| self.is_new_stripe(*stripe))
             .map(|stripe| (stripe * STRIPE_BYTES, 1))
             .collect();
-        // What is written is what a sync would write: the live bytes as they are.
+        // As a sync would: writes the live bytes unchanged.
         self.sync_all(&fresh)
     }
 
@@ -418,7 +420,7 @@ impl Region for LiveLog {
     }
 
     fn allocate(&self, off: u64, len: u64) -> Result<(), MediaError> {
-        // Both files have all their space since they were made or grown.
+        // Both files have had all their space since they were made or grown.
         check_range(&self.name, off, len, self.len_bytes())
     }
 
@@ -460,7 +462,7 @@ mod tests {
         disk: tempfile::TempDir,
     }
 
-    /// The live file on tmpfs where there is one; the backing file wherever temporary files lie.
+    /// The live file on tmpfs where there is one; the backing file in the directory for temporary files.
     fn dirs() -> Dirs {
         let shm = std::path::Path::new("/dev/shm");
         let live = if shm.is_dir() {
@@ -595,7 +597,7 @@ mod tests {
         let data: Vec<u8> = (0..8 << 20).map(|i: u32| (i / 7 % 251) as u8).collect();
         log.write(0, &data).unwrap();
         // Overlapping, adjacent, in no order, empty; one is larger than any buffer, and forty are more than
-        // are in flight at a time.
+        // the number in flight at a time.
         let mut ranges = vec![
             (5 << 20, (2 << 20) + 77),
             (9000, 5000),

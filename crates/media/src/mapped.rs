@@ -1,5 +1,5 @@
 //! A region that is one mapped file: tmpfs (`shm`), any disk (`file`), or persistent memory (`dax`). On a
-//! disk it is read by the mapping and written by system calls.
+//! disk it is read through the mapping and written by system calls.
 //!
 //! Sparse regions hand out space by [`Region::allocate`]; storing to a range that was not allocated may raise
 //! SIGBUS when the host is full, as with every mapped file.
@@ -20,11 +20,11 @@ use crate::pmem::{MapOptions, Mapping};
 use crate::sys::begin_write_out;
 use crate::traits::{DeviceInfo, DeviceState, MediumKind, Region};
 
-/// Writes to a file of this many bytes are data that stays as it is: the disk begins with it while the rest
-/// of a batch is put together.
+/// Least bytes of a write that starts the write-out at once: so large a write is data that will not change
+/// soon, and the disk works on it while the rest of a batch is assembled.
 const LARGE_BYTES: u64 = 256 << 10;
 
-/// What a mapped file lies on, which says what its fence and sync are worth.
+/// The kind of file system under a mapped file, which decides the effect of its fence and sync.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Backing {
     /// tmpfs: nothing survives a power cut, so `sync` only fences.
@@ -38,14 +38,14 @@ pub enum Backing {
 /// How to make or open a mapped region.
 #[derive(Debug, Clone, Copy)]
 pub struct MappedOptions {
-    /// What the file lies on.
+    /// Kind of file system under the file.
     pub backing: Backing,
     /// Length in bytes of a new region. Ignored when an existing one is opened.
     pub len_bytes: u64,
-    /// Address space to reserve: the region can grow to this.
+    /// Address space to reserve: the region can grow to this, in bytes.
     pub max_bytes: u64,
     /// A new region is a sparse file; its user calls `allocate` before handing ranges out. Otherwise all
-    /// space is taken at once.
+    /// space is allocated at once.
     pub sparse: bool,
 }
 
@@ -57,13 +57,13 @@ pub struct MappedRegion {
     backing: Backing,
     latch: Latch,
     growing: Mutex<()>,
-    /// Nobody but its holder uses this mapping, so that it may be given back early.
+    /// Only its holder uses this mapping, so that it may be given back early.
     retirable: bool,
 }
 
 impl MappedRegion {
-    /// Makes the file (mode 0600) and maps it. Durable (the name, too) once the directory and the region were
-    /// synced.
+    /// Makes the file (mode 0600) and maps it. Both the name and the contents are durable once the directory
+    /// and the region were synced.
     ///
     /// # Errors
     /// `Setup` (exists already, no permission, not DAX), `NoSpace`; the file is removed again then.
@@ -133,7 +133,8 @@ impl MappedRegion {
         })
     }
 
-    /// Lets [`Region::retire`] give the mapping back. Not for one that a daemon reads through, too.
+    /// Allows [`Region::retire`] to give the mapping back. Not for a mapping that the daemon also reads
+    /// through.
     #[must_use]
     pub fn retirable(mut self) -> Self {
         self.retirable = true;
@@ -145,14 +146,14 @@ impl MappedRegion {
         &self.file
     }
 
-    /// The longest that it can become.
+    /// Most bytes that it can grow to.
     pub const fn max_bytes(&self) -> u64 {
         self.map.reserved_bytes()
     }
 
     /// Writes to the page cache that the mapping shows. A store to the mapping would fault, and a fault fills
-    /// as much of the cache as the file system likes to have in one piece (2 MiB where it can), all of which
-    /// the next sync then writes.
+    /// as large a piece of the cache as the file system prefers (up to 2 MiB), all of which the next sync
+    /// then writes.
     fn write_by_call(&self, off: u64, src: &[u8]) -> Result<(), MediaError> {
         self.map.check_write(off, src.len())?;
         self.latch.check(&self.name)?;
@@ -168,7 +169,7 @@ impl MappedRegion {
         Ok(())
     }
 
-    /// Takes over the length that another process gave to the file. Never shrinks.
+    /// Adopts the length that another process gave to the file. Never shrinks.
     ///
     /// # Errors
     /// `Io`.
@@ -207,7 +208,7 @@ impl Region for MappedRegion {
 
     fn write_crc(&self, off: u64, src: &[u8], seed: u32) -> Result<u32, MediaError> {
         if self.is_written_by_calls() {
-            // Copied once, so that what is checked is what is stored.
+            // Copied once, so that the checksum covers the stored bytes.
             let copy = src.to_vec();
             self.write_by_call(off, &copy)?;
             return Ok(crc32c_append(seed, &copy));
@@ -303,7 +304,7 @@ impl Region for MappedRegion {
     }
 }
 
-/// Reads by system calls; zeros where there is nothing, or no page for it.
+/// Reads by system calls; zeros past the end of the file and where a read fails.
 fn read_what_is_there(file: &File, off: u64, out: &mut [u8]) {
     let mut done = 0;
     while done < out.len() {
@@ -311,7 +312,7 @@ fn read_what_is_there(file: &File, off: u64, out: &mut [u8]) {
             Ok(0) => break,
             Ok(n) => done += n,
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            // Whatever it is, it is the doing of who shares the file and nobody else's harm.
+            // Any error is caused by the process that shares the file, and harms only that process.
             Err(_) => break,
         }
     }
@@ -365,7 +366,7 @@ mod tests {
         let mut seen = [0; 4100];
         region.read(9 << 20, &mut seen).unwrap();
         assert!(seen[..4096] == [7; 4096] && seen[4096..] == *b"word");
-        // A store to the mapping took, and then wrote, up to 2 MiB for each.
+        // A store to the mapping would allocate, and then write, up to 2 MiB for each.
         let taken = region.file().metadata().unwrap().blocks() * 512;
         assert!(taken <= 512 << 10, "{taken} bytes for four blocks");
         assert!(matches!(
@@ -418,7 +419,7 @@ mod tests {
         region.write(0, &[7; 64 << 10]).unwrap();
         let file = std::fs::File::options().write(true).open(&path).unwrap();
         file.set_len(10_000).unwrap();
-        // By the mapping and by system calls.
+        // Through the mapping and by system calls.
         let mut by_call = vec![9; 64 << 10];
         super::read_what_is_there(&region.file, 100, &mut by_call[100..]);
         for off in [0, 1, 4095, 8192, 9_999, 10_000, 12_288, 40_000] {

@@ -1,5 +1,5 @@
-//! Mapped memory: the copy kernels, the mappings of files that they work on, and which blocks of them are
-//! believed.
+//! Mapped memory: the copy kernels, the mappings of files that they work on, and the set of blocks that are
+//! trusted without a checksum.
 
 pub(crate) mod guard;
 mod map;

@@ -1,6 +1,6 @@
 //! A simulated machine whose media record every store, fence, sync, write and flush as one ordered history,
-//! and which builds the contents that a crash at any point may leave. For tests; knows nothing of what is
-//! stored.
+//! and which builds the contents that a crash at any point may leave. For tests; knows nothing of the meaning
+//! of the contents.
 //!
 //! ```
 //! use varve_media::Region;
@@ -42,7 +42,7 @@ use crate::error::DeviceName;
 use history::{DeviceIndex, Event};
 use pages::{Pages, mix};
 
-/// Which rules a simulated device keeps when the power fails (see `Crash`).
+/// The rules that a simulated device keeps when the power fails (see `Crash`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SimMedium {
     /// Persistent memory: a fence makes the thread's stores durable.
@@ -56,7 +56,7 @@ pub enum SimMedium {
 }
 
 impl SimMedium {
-    /// Bytes that are usually there or not there together.
+    /// Bytes that usually survive or are lost together.
     const fn unit_bytes(self) -> u64 {
         match self {
             Self::Dax | Self::Shm => 64,
@@ -74,7 +74,7 @@ impl SimMedium {
     }
 }
 
-/// A simulated machine. Clones are the same machine.
+/// A simulated machine. Clones share it.
 #[derive(Clone, Default)]
 pub struct SimWorld(Arc<Mutex<World>>);
 
@@ -91,12 +91,12 @@ struct Device {
     medium: SimMedium,
     len_bytes: u64,
     max_bytes: u64,
-    /// Taken out of the machine; its index stays taken.
+    /// Removed from the machine; its index is not reused.
     removed: bool,
     pages: Pages,
 }
 
-/// What is recorded since `start_recording`.
+/// The history since `start_recording`.
 struct Log {
     base: Vec<Pages>,
     lens: Vec<Option<u64>>,
@@ -169,8 +169,8 @@ impl SimWorld {
         device
     }
 
-    /// Takes a device out of the machine for good, as when its file is deleted. `false` if there is none of
-    /// that name.
+    /// Removes a device from the machine for good, as when its file is deleted. `false` if no device has that
+    /// name.
     pub fn remove(&self, name: &str) -> bool {
         let mut world = self.0.lock();
         let Some(device) = world.find(name) else {
@@ -214,7 +214,7 @@ impl SimWorld {
         (device.medium == SimMedium::Block).then(made)
     }
 
-    /// Names of all devices that are there, in order of creation.
+    /// Names of all existing devices, in order of creation.
     pub fn names(&self) -> Vec<String> {
         let world = self.0.lock();
         world
@@ -225,7 +225,7 @@ impl SimWorld {
             .collect()
     }
 
-    /// Notes in the history what the test is about to do; the crash points that follow carry it.
+    /// Notes the test's next step in the history; the crash points that follow carry it.
     pub fn label(&self, text: &str) {
         let text: Arc<str> = text.into();
         let mut world = self.0.lock();
@@ -233,7 +233,7 @@ impl SimWorld {
         world.record(Event::Label(text));
     }
 
-    /// Begins a history. Everything stored so far counts as durable, so begin when the machine is quiet.
+    /// Begins a history. Everything stored so far counts as durable, so begin when no work is under way.
     ///
     /// # Panics
     /// If a recording is under way.
@@ -253,7 +253,7 @@ impl SimWorld {
         });
     }
 
-    /// Ends the history and hands it out. The machine goes on.
+    /// Ends the history and returns it. The machine stays usable.
     ///
     /// # Panics
     /// If no recording is under way.
@@ -270,7 +270,7 @@ impl SimWorld {
         )
     }
 
-    /// Records what `work` does.
+    /// Records the events of `work`.
     ///
     /// # Panics
     /// If a recording is under way.
@@ -310,7 +310,7 @@ impl Device {
     }
 }
 
-/// Hash over names, lengths and contents of the devices that are there.
+/// Returns a hash over names, lengths and contents of the existing devices.
 fn hash_devices(devices: &[Device]) -> u64 {
     let there = devices.iter().filter(|device| !device.removed);
     there.fold(0, |sum, device| {

@@ -1,6 +1,6 @@
-//! What has gone wrong with a medium since it was opened: errors, want of space, slow transfers, and damage
-//! that others found on it. Counts and remembers the last of each; decides nothing. Wrappers count what
-//! passes through them.
+//! Faults of a medium since it was opened: errors, want of space, slow transfers, and damage that others
+//! found on it. Counts them and keeps the last of each; decides nothing. Wrappers count the transfers that
+//! pass through them.
 
 use parking_lot::Mutex;
 use rustix::time::{ClockId, clock_gettime};
@@ -12,19 +12,19 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use crate::error::MediaError;
 use crate::traits::{BlockDevice, DeviceInfo, DeviceState, Region};
 
-/// A transfer that takes so long counts as slow, unless [`MediaStats::set_slow`] says otherwise.
+/// Least duration of a slow transfer, unless [`MediaStats::set_slow`] says otherwise.
 pub const SLOW: Duration = Duration::from_secs(1);
-/// The same damage found again within so long counts once: who tries again and again does not make it more.
+/// Equal damage found again within this time counts once: repeated reads do not multiply it.
 const SAME: Duration = Duration::from_secs(1);
 
-/// What kind of fault.
+/// Kind of fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MediaFaultKind {
     /// A read failed.
     Read,
     /// A write, a flush or a sync failed.
     Write,
-    /// What was read is not what was written.
+    /// The bytes read are not the bytes written.
     Checksum,
     /// The host had no space.
     NoSpace,
@@ -32,16 +32,16 @@ pub enum MediaFaultKind {
     Slow,
 }
 
-/// One event.
+/// One fault.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MediaFault {
     /// Kind.
     pub kind: MediaFaultKind,
-    /// What happened, for a person.
+    /// Description for a person.
     pub text: String,
-    /// Where on the medium, such as `bytes 4096..+4096`; empty: all of it, or not known.
+    /// Place on the medium, such as `bytes 4096..+4096`; empty: all of it, or not known.
     pub place: String,
-    /// When, in nanoseconds since 1970.
+    /// Time, in nanoseconds since 1970.
     pub time_ns: i64,
 }
 
@@ -50,10 +50,9 @@ pub struct MediaFault {
 pub struct Tally {
     /// Reads that failed.
     pub read_errors: u64,
-    /// Writes, flushes and syncs that failed. What a device refuses because it has failed before is not
-    /// counted again.
+    /// Writes, flushes and syncs that failed. Refusals of a device that has failed before are not counted.
     pub write_errors: u64,
-    /// Damage that was met.
+    /// Damaged reads.
     pub checksum_errors: u64,
     /// Writes that found no space on the host.
     pub no_space: u64,
@@ -61,14 +60,14 @@ pub struct Tally {
     pub slow: u64,
     /// The longest transfer. The clock has steps of some milliseconds.
     pub longest: Duration,
-    /// The last error, of whatever kind but `Slow`.
+    /// The last error of any kind but `Slow`.
     pub last: Option<MediaFault>,
     /// The last slow transfer.
     pub last_slow: Option<MediaFault>,
 }
 
 impl Tally {
-    /// Nothing went wrong, and nothing was slow.
+    /// Whether no fault and no slow transfer was counted.
     #[must_use]
     pub const fn is_quiet(&self) -> bool {
         self.last.is_none() && self.last_slow.is_none()
@@ -78,7 +77,7 @@ impl Tally {
 /// Counters of one medium. Share it in an `Arc`.
 #[derive(Debug)]
 pub struct MediaStats {
-    /// [`Tally::longest`], in milliseconds; above it nothing needs the lock.
+    /// [`Tally::longest`], in milliseconds. A transfer that is neither longer nor slow takes no lock.
     longest_ms: AtomicU64,
     slow_ms: AtomicU64,
     tally: Mutex<Tally>,
@@ -94,8 +93,8 @@ impl Default for MediaStats {
     }
 }
 
-/// A clock that costs some nanoseconds and has steps of some milliseconds: of a transfer only slowness is of
-/// interest.
+/// A clock that costs some nanoseconds and has steps of some milliseconds, which is enough to find slow
+/// transfers.
 fn coarse_ms() -> u64 {
     let now = clock_gettime(ClockId::MonotonicCoarse);
     now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
@@ -108,7 +107,7 @@ pub fn now_ns() -> i64 {
     i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
 }
 
-/// Where an error happened.
+/// Returns the place of an error.
 fn place_of(error: &MediaError) -> String {
     match error {
         MediaError::Io { off, len, .. } | MediaError::NoSpace { off, len, .. } if *len > 0 => {
@@ -119,19 +118,18 @@ fn place_of(error: &MediaError) -> String {
 }
 
 impl MediaStats {
-    /// From when on a transfer counts as slow.
+    /// Sets the duration from which a transfer counts as slow.
     pub fn set_slow(&self, from: Duration) {
         self.slow_ms.store(from.as_millis() as u64, Ordering::Relaxed);
     }
 
-    /// The counts at the moment.
+    /// Returns the current counts.
     #[must_use]
     pub fn tally(&self) -> Tally {
         self.tally.lock().clone()
     }
 
-    /// Something that is not a transfer of this process' own went wrong: damage that was met, or a client's
-    /// trouble.
+    /// Counts a fault that is not a transfer of this process: damage that was found, or a client's fault.
     pub fn note(&self, kind: MediaFaultKind, place: String, text: String) {
         let time_ns = now_ns();
         let mut tally = self.tally.lock();
@@ -163,8 +161,8 @@ impl MediaStats {
         }
     }
 
-    /// An error of this medium, met by a transfer that was to read (or to write). What the caller did wrong
-    /// is not the medium's fault.
+    /// Counts an error of this medium from a transfer that was reading (or writing). The caller's own
+    /// mistakes are not the medium's fault.
     pub fn note_error(&self, error: &MediaError, reading: bool) {
         let kind = match error {
             MediaError::NoSpace { .. } => MediaFaultKind::NoSpace,
@@ -175,7 +173,7 @@ impl MediaStats {
                 true => MediaFaultKind::Read,
                 false => MediaFaultKind::Write,
             },
-            // That it has failed was counted when it did.
+            // The original failure was counted.
             MediaError::Failed { .. } => return,
             MediaError::OutOfRange { .. }
             | MediaError::Misaligned { .. }
@@ -185,7 +183,7 @@ impl MediaStats {
         self.note(kind, place_of(error), error.to_string());
     }
 
-    /// Runs a transfer: counts its failure, and looks how long it takes.
+    /// Runs a transfer, and counts its failure or slowness.
     #[inline]
     fn over<T>(
         &self,
@@ -212,7 +210,7 @@ impl MediaStats {
         result
     }
 
-    /// A transfer at `place` took so long.
+    /// Notes the duration of a transfer at `place`.
     #[cold]
     pub fn note_time(&self, what: &str, place: String, took: Duration) {
         let took_ms = took.as_millis() as u64;
@@ -234,7 +232,7 @@ pub struct CountingRegion {
 }
 
 impl CountingRegion {
-    /// `inner`, counted in `stats`.
+    /// Wraps `inner`, counted in `stats`.
     #[must_use]
     pub fn new(inner: Arc<dyn Region>, stats: Arc<MediaStats>) -> Self {
         Self { inner, stats }
@@ -328,7 +326,7 @@ pub struct CountingDevice {
 }
 
 impl CountingDevice {
-    /// `inner`, counted in `stats`.
+    /// Wraps `inner`, counted in `stats`.
     #[must_use]
     pub fn new(inner: Arc<dyn BlockDevice>, stats: Arc<MediaStats>) -> Self {
         Self { inner, stats }
@@ -416,7 +414,7 @@ mod tests {
         assert!(stats.tally().last.unwrap().text.contains("no space"));
         script.push(FaultRule::once(FaultOp::Flush, Fault::Errno(libc::EIO)));
         assert!(disk.flush().is_err() && disk.flush().is_err(), "it has latched");
-        // Neither the caller's own faults nor what a failed device refuses.
+        // Neither the caller's own mistakes nor the refusals of a failed device.
         assert!(disk.read(1 << 40, &mut [0]).is_err());
         let tally = stats.tally();
         let counts = (tally.read_errors, tally.write_errors, tally.no_space, tally.slow);

@@ -1,4 +1,5 @@
-//! The two kinds of medium. These traits say what a caller may rely on; how it is done is each backend's.
+//! The two kinds of medium. These traits state the guarantees to callers; each backend implements them its
+//! own way.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -6,7 +7,7 @@ use std::sync::Arc;
 
 use crate::error::{DeviceName, MediaError};
 
-/// What a medium is made of, for humans and for policies.
+/// The kind of a medium, for humans and for policies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum MediumKind {
     /// Persistent memory, mapped.
@@ -37,12 +38,12 @@ pub enum DeviceState {
     },
 }
 
-/// What a device is, in words: for `status` and for the head of every benchmark result.
+/// Description of a device: for `status` and for the head of every benchmark result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceInfo {
     /// Path or given name.
     pub name: DeviceName,
-    /// What it is made of.
+    /// Kind of medium.
     pub kind: MediumKind,
     /// Backend and way of access, such as "io_uring, O_DIRECT", with any model it wraps ("emulated hdd over
     /// …").
@@ -57,10 +58,10 @@ impl fmt::Display for DeviceInfo {
 
 /// A byte-addressable region: an NVM device, a log, a journal.
 ///
-/// All methods take `&self`. Callers guarantee that ranges written at once do not overlap; reading what is
-/// being written is allowed and gives some mixture of old and new bytes.
+/// All methods take `&self`. Callers guarantee that ranges written concurrently do not overlap; reading a
+/// range that is being written is allowed and gives some mixture of old and new bytes.
 ///
-/// Three strengths: after `write` the bytes are *visible* to all who map the region; after `fence` they
+/// Three strengths: after `write` the bytes are *visible* to all that map the region; after `fence` they
 /// survive a *kill* of every process (and, on `dax`, a power cut); after `sync` they survive a *power cut*
 /// (as far as the medium can: `shm` cannot). One exception, [`JournalFile`](crate::JournalFile), has no copy
 /// that outlives the process: there only `sync` helps.
@@ -75,7 +76,7 @@ pub trait Region: Send + Sync {
     fn read(&self, off: u64, out: &mut [u8]) -> Result<(), MediaError>;
 
     /// [`read`](Self::read) of a file that another process can shorten at any time, as a client can its log:
-    /// what is gone reads as zeros and harms nobody.
+    /// missing bytes read as zeros, and this process is not harmed.
     ///
     /// # Errors
     /// `OutOfRange`.
@@ -114,21 +115,21 @@ pub trait Region: Send + Sync {
     /// `Failed` if the region has latched.
     fn fence(&self) -> Result<(), MediaError>;
 
-    /// Gives the memory back while others still refer to the region: what is stored from now on goes nowhere,
-    /// what is loaded is anything. Only for a region whose bytes nobody trusts any more. Does nothing where
-    /// there is nothing to give back.
+    /// Gives the memory back while others still refer to the region: later stores have no effect, later loads
+    /// return arbitrary bytes. Only for a region whose bytes are no longer trusted. Does nothing where there
+    /// is no memory to give back.
     fn retire(&self) {}
 
     /// Fences, and makes everything fenced in `off..off + len` durable against a power cut. Durable when this
     /// returns.
     ///
     /// # Errors
-    /// `Io`, which latches the region (what the host did with the pages is then unknown); `NoSpace`, which
-    /// does not.
+    /// `Io`, which latches the region (the state of the host's pages is then unknown); `NoSpace`, which does
+    /// not.
     fn sync(&self, off: u64, len: u64) -> Result<(), MediaError>;
 
     /// [`sync`](Self::sync) of several ranges, each its first byte and its length, with one wait for the
-    /// device where the backend can. Which of them a power cut before the return has made durable is open.
+    /// device where the backend can. A power cut before the return may leave any subset of them durable.
     ///
     /// # Errors
     /// As `sync`; any of the ranges may be durable then.
@@ -136,8 +137,8 @@ pub trait Region: Send + Sync {
         ranges.iter().try_for_each(|(off, len)| self.sync(*off, *len))
     }
 
-    /// Readies a range for syncs of small parts of it, where the first write to it costs more than the next.
-    /// Changes no content, may be called at any time, and promises nothing.
+    /// Prepares a range for syncs of small parts of it, where the first write to it costs more than later
+    /// ones. Changes no content, may be called at any time, and promises nothing.
     ///
     /// # Errors
     /// As `sync`.
@@ -152,25 +153,26 @@ pub trait Region: Send + Sync {
     /// `NoSpace`: the length is unchanged. `TooLong`: the region's limit.
     fn grow(&self, new_len: u64) -> Result<(), MediaError>;
 
-    /// Allocates host space for a range of a sparse region, before it is handed to somebody who stores to it.
+    /// Allocates host space for a range of a sparse region, before it is handed to a client that stores to
+    /// it.
     ///
     /// # Errors
     /// `OutOfRange`; `NoSpace`, and some of the range may be allocated then.
     fn allocate(&self, off: u64, len: u64) -> Result<(), MediaError>;
 
-    /// Faults the pages of a range in for writing, so that the first store to each is as fast as the next.
+    /// Faults the pages of a range in for writing, so that the first store to each is as fast as later ones.
     /// Changes no content; does nothing where there are no pages.
     fn populate(&self, _off: u64, _len: u64) {}
 
     /// Sets bit 0 of each byte of `pages` to whether that page of 4 KiB, from `off` on (a multiple of it), is
-    /// in the host's memory. `false`: that is not known here, and `pages` is as it was.
+    /// in the host's memory. `false`: residency is not known, and `pages` is unchanged.
     fn residency(&self, _off: u64, _pages: &mut [u8]) -> bool {
         false
     }
 
     /// First byte of the mapping, valid for `len_bytes()` bytes as long as the region lives; `None` where
-    /// there is no mapping or where an access by pointer would escape a simulation or a model. Safe code does
-    /// not need it: one [`read`](Self::read) an extent costs one virtual call.
+    /// there is no mapping or where an access by pointer would bypass a simulation or a model. Safe code does
+    /// not need it: one [`read`](Self::read) of an extent costs one virtual call.
     fn as_ptr(&self) -> Option<NonNull<u8>> {
         None
     }
@@ -180,7 +182,7 @@ pub trait Region: Send + Sync {
         DeviceState::Ok
     }
 
-    /// What it is, for humans.
+    /// Description for humans.
     fn info(&self) -> DeviceInfo;
 }
 
@@ -198,7 +200,7 @@ pub trait BlockDevice: Send + Sync {
     /// `OutOfRange`, `Io`; a failed read does not latch.
     fn read(&self, off: u64, out: &mut [u8]) -> Result<(), MediaError>;
 
-    /// Writes `src` at `off`, all of it. Seen by later reads when this returns; durable after the next
+    /// Writes all of `src` at `off`. Later reads see it when this returns; durable after the next
     /// [`flush`](Self::flush).
     ///
     /// # Errors
@@ -206,8 +208,8 @@ pub trait BlockDevice: Send + Sync {
     /// latched.
     fn write(&self, off: u64, src: &[u8]) -> Result<(), MediaError>;
 
-    /// [`write`](Self::write) that is durable when it returns, past the device's cache where it can. Says
-    /// nothing of other writes.
+    /// [`write`](Self::write) that is durable when it returns, past the device's cache where possible. Does
+    /// not make other writes durable.
     ///
     /// # Errors
     /// As for `write` and `flush`.
@@ -223,10 +225,10 @@ pub trait BlockDevice: Send + Sync {
     fn flush(&self) -> Result<(), MediaError>;
 
     /// Tells the device that the range is free. It reads as zeros or as before until written again: the
-    /// caller must not care.
+    /// caller must not rely on either.
     ///
     /// # Errors
-    /// `OutOfRange`/`Misaligned`. A device that cannot trim says `Ok`.
+    /// `OutOfRange`/`Misaligned`. A device that cannot trim returns `Ok`.
     fn trim(&self, off: u64, len: u64) -> Result<(), MediaError>;
 
     /// Reads several ranges, at once where the backend can.
@@ -255,6 +257,6 @@ pub trait BlockDevice: Send + Sync {
         self.info().name
     }
 
-    /// What it is, for humans.
+    /// Description for humans.
     fn info(&self) -> DeviceInfo;
 }

@@ -1,4 +1,4 @@
-//! A device as policies see it: how full it is, whether it can be used, what was measured. No decisions.
+//! A device as policies see it: its fill, its state, its measured figures. No decisions.
 
 use crate::figures::Figures;
 use crate::types::{DeviceId, DeviceState};
@@ -7,21 +7,21 @@ use varve_format::Tier;
 /// A device as policies see it.
 #[derive(Debug, Clone)]
 pub struct DeviceView {
-    /// Which.
+    /// Its number.
     pub id: DeviceId,
-    /// What kind of medium; a hint for `hierarchy` and for rules only.
+    /// Kind of medium; a hint for `hierarchy` and for rules only.
     pub tier: Tier,
-    /// Bytes that data may have.
+    /// Bytes that data may occupy.
     pub total_bytes: u64,
-    /// Bytes of them that are free now.
+    /// Free bytes of them.
     pub free_bytes: u64,
-    /// Whether it can be used.
+    /// Its state.
     pub state: DeviceState,
-    /// Requests it serves at once (its channels). 1 for a disk.
+    /// Requests that it serves at once (its channels). 1 for a disk.
     pub parallel: u32,
-    /// Requests queued or under way now.
+    /// Requests queued or being served.
     pub queue: u32,
-    /// What was measured.
+    /// Its measured figures.
     pub figures: Figures,
 }
 
@@ -35,7 +35,7 @@ impl DeviceView {
         1.0 - self.free_bytes as f64 / self.total_bytes as f64
     }
 
-    /// Whether `bytes` more fit and leave it at most `mark` full.
+    /// Whether `bytes` more fit and leave it at most at a fill of `mark`.
     #[must_use]
     pub fn has_room(&self, bytes: u64, mark: f64) -> bool {
         let kept = self.total_bytes as f64 * (1.0 - mark);

@@ -1,7 +1,7 @@
-//! What is measured of a device. Owns the averages; does not know what follows from them.
+//! Measured figures of a device. Owns the averages; does not know the decisions based on them.
 //!
-//! Two kinds of figures: *response times* as the seeds have them (0.99 of the old average and 0.01 of each
-//! sample, Chapter II.B), which hold the time in the queue, by direction and size class; and *service times*,
+//! Two kinds of figures: *response times* as in the papers (0.99 of the old average and 0.01 of each sample,
+//! Chapter II.B), which include the time in the queue, by direction and size class; and *service times*,
 //! without the queue, by a regression ([`Service`]).
 
 mod service;
@@ -23,15 +23,15 @@ pub enum SizeClass {
     Medium = 2,
     /// Up to 256 KiB.
     Large = 3,
-    /// More.
+    /// Larger requests.
     Huge = 4,
 }
 
 impl SizeClass {
-    /// All, smallest first.
+    /// All classes, smallest first.
     pub const ALL: [Self; 5] = [Self::Block, Self::Small, Self::Medium, Self::Large, Self::Huge];
 
-    /// Class of a request.
+    /// Returns the class of a request.
     #[must_use]
     pub const fn of(bytes: u32) -> Self {
         match bytes.div_ceil(1024) {
@@ -47,7 +47,7 @@ impl SizeClass {
 /// Weight of a new sample (Chapter II.B).
 const SAMPLE: f64 = 0.01;
 
-/// An exponential average; the first samples count as a plain mean, so that it starts at once.
+/// An exponential average; the first samples count as a plain mean, so that it is useful at once.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Average {
     value: f64,
@@ -68,21 +68,21 @@ impl Average {
         if self.samples == 0 { None } else { Some(self.value) }
     }
 
-    /// Samples so far.
+    /// Number of samples.
     #[must_use]
     pub const fn samples(&self) -> u64 {
         self.samples
     }
 }
 
-/// Of one direction.
+/// Figures of one direction.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct OpFigures {
     /// Response time over all sizes, in microseconds.
     pub response_us: Average,
     /// Response time by size class, in microseconds.
     pub by_class_us: [Average; 5],
-    /// Bytes of a request.
+    /// Mean bytes of a request.
     pub request_bytes: Average,
     /// Requests since the start.
     pub requests: u64,
@@ -90,33 +90,33 @@ pub struct OpFigures {
     pub bytes: u64,
 }
 
-/// All that is known of a device's speed. Soft state: lost at a restart, measured anew.
+/// The measured speed of a device. Soft state: lost at a restart, measured anew.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Figures {
     /// Reads.
     pub read: OpFigures,
     /// Writes.
     pub write: OpFigures,
-    /// Requests under way or queued, as a mean over time.
+    /// Mean number of requests queued or being served.
     pub depth: f64,
     /// Bytes a second, both directions.
     pub bytes_per_s: f64,
     /// Requests a second, both directions.
     pub requests_per_s: f64,
-    /// Share of its channels at work, 0 to 1.
+    /// Share of its channels in use, 0 to 1.
     pub busy: f64,
     /// Service times.
     pub service: Service,
 }
 
-/// What happened at a device between two ticks.
+/// Activity of a device between two ticks.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Interval {
     /// Length in microseconds.
     pub us: f64,
-    /// Sum over time of the requests under way or queued, in request × microseconds.
+    /// Integral over time of the requests queued or being served, in request × microseconds.
     pub depth_us: f64,
-    /// Sum over time of the channels at work, in channel × microseconds.
+    /// Integral over time of the channels in use, in channel × microseconds.
     pub busy_us: f64,
     /// Reads and writes that ended.
     pub requests: [u64; 2],
@@ -124,11 +124,11 @@ pub struct Interval {
     pub bytes: [u64; 2],
 }
 
-/// Weight of a tick in the figures over time.
+/// Weight of a tick in the averages over time.
 const TICK: f64 = 0.2;
 
 impl Figures {
-    /// Of one direction.
+    /// Returns the figures of one direction.
     #[must_use]
     pub const fn of(&self, op: Op) -> &OpFigures {
         match op {
@@ -137,7 +137,7 @@ impl Figures {
         }
     }
 
-    /// A request has ended after `response_us`, its time in the queue included.
+    /// Records a request that took `response_us`, including its time in the queue.
     pub fn sample(&mut self, op: Op, bytes: u32, response_us: f64) {
         let figures = match op {
             Op::Read => &mut self.read,
@@ -150,7 +150,7 @@ impl Figures {
         figures.bytes += u64::from(bytes);
     }
 
-    /// Takes in what happened since the last tick, on a device with `parallel` channels.
+    /// Records the activity since the last tick, on a device with `parallel` channels.
     pub fn tick(&mut self, interval: &Interval, parallel: u32) {
         if interval.us <= 0.0 {
             return;
@@ -169,8 +169,7 @@ impl Figures {
         self.service.learn(interval);
     }
 
-    /// Response time of a direction, in microseconds; what the service times say where nothing was measured
-    /// yet.
+    /// Response time of a direction, in microseconds; derived from the service times before the first sample.
     #[must_use]
     pub fn response_us(&self, op: Op) -> f64 {
         let figures = self.of(op);
@@ -181,7 +180,7 @@ impl Figures {
             .unwrap_or_else(|| self.service.us(op, bytes))
     }
 
-    /// Response time over both directions, weighted by how often each came; in microseconds.
+    /// Mean response time over both directions, weighted by their numbers of requests; in microseconds.
     #[must_use]
     pub fn mean_response_us(&self) -> f64 {
         let (reads, writes) = (self.read.requests as f64, self.write.requests as f64);

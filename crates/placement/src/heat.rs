@@ -1,36 +1,37 @@
-//! How often each unit is read and written. Owns the counters, their age and their memory; does not know what
-//! follows from them.
+//! Read and write counters of units. Owns the counters, their ageing and their memory; does not know the
+//! decisions based on them.
 //!
 //! Two bytes of reads and two of writes a unit (Chapter II.B), in groups of 16 neighbouring units, so that
-//! the name of the file is kept once a group: about 100 bytes a group, 6¼ a unit. Memory is bounded
-//! ([`Heat::for_pool`]: 32 KiB a GiB); beyond it the group that was used longest ago is forgotten, by a clock
-//! hand. All counters count half after each half-life. Soft state: never written to media.
+//! the name of the file is stored once a group: about 100 bytes a group, 6¼ a unit. Memory is bounded
+//! ([`Heat::for_pool`]: 32 KiB a GiB); beyond it the clock algorithm evicts the least recently used group.
+//! All counters are halved after each half-life. Soft state: never written to media.
 
 use crate::{Access, Op, UnitId, UnitSize};
 use hashbrown::{DefaultHashBuilder, HashTable};
 use std::hash::BuildHasher;
 use varve_format::InodeKey;
 
-/// Units of a group.
+/// Units in a group.
 const GROUP: u32 = 16;
-/// Memory of a group with its place in the table, in bytes: 112 and, in a table at its emptiest (7/16), 12.
+/// Memory of a group with its slot in the hash table, in bytes: 112, and 12 in a table at its lowest load
+/// (7/16).
 const GROUP_BYTES: u64 = 112 + 12;
 /// Memory for each GiB of a pool, in bytes (Chapter II.B).
 const BYTES_PER_GIB: u64 = 32 << 10;
 
-/// How often a unit was used, aged.
+/// Aged counters of a unit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Reads.
     pub reads: u16,
     /// Writes.
     pub writes: u16,
-    /// It was last used by a request larger than a unit.
+    /// Whether its last access was part of a request larger than a unit.
     pub wide: bool,
 }
 
 impl Counts {
-    /// Reads and writes.
+    /// Sum of reads and writes.
     #[must_use]
     pub const fn total(self) -> u32 {
         self.reads as u32 + self.writes as u32
@@ -41,9 +42,9 @@ impl Counts {
 struct Group {
     key: InodeKey,
     index: u32,
-    /// Half-lives that are already in the counters.
+    /// Half-lives that are already applied to the counters.
     age: u32,
-    /// Used since the hand came by.
+    /// Whether it was used since the clock hand passed.
     used: bool,
     wide: u16,
     counts: [[u16; 2]; GROUP as usize],
@@ -63,7 +64,7 @@ impl Group {
     }
 }
 
-/// Counters of all units that are remembered.
+/// Counters of all remembered units.
 #[derive(Debug)]
 pub struct Heat {
     unit: UnitSize,
@@ -78,7 +79,7 @@ pub struct Heat {
 }
 
 impl Heat {
-    /// Counters in at most `memory_bytes`, of which one group at least is used.
+    /// Counters in at most `memory_bytes`, but at least one group.
     #[must_use]
     pub fn new(unit: UnitSize, memory_bytes: u64, half_life_ms: u64) -> Self {
         Self {
@@ -94,7 +95,7 @@ impl Heat {
         }
     }
 
-    /// For a pool: 32 KiB a GiB, a half-life of 30 seconds.
+    /// Counters for a pool: 32 KiB a GiB, a half-life of 30 seconds.
     #[must_use]
     pub fn for_pool(unit: UnitSize, pool_bytes: u64) -> Self {
         Self::new(unit, pool_bytes.div_ceil(1 << 30) * BYTES_PER_GIB, 30_000)
@@ -112,19 +113,19 @@ impl Heat {
         self.groups.len() as u64 * GROUP_BYTES
     }
 
-    /// Groups that were forgotten for want of memory.
+    /// Groups that were evicted for lack of memory.
     #[must_use]
     pub const fn forgotten(&self) -> u64 {
         self.forgotten
     }
 
-    /// Time has come to `now_ms`. Halves all counters when a half-life is over; the work is done when a group
-    /// is looked at.
+    /// Sets the time to `now_ms`. All counters are halved at the end of a half-life; a group's are halved
+    /// when it is next accessed.
     pub const fn advance(&mut self, now_ms: u64) {
         self.age = (now_ms / self.half_life_ms) as u32;
     }
 
-    /// Half-lives so far.
+    /// Half-lives since the start.
     #[must_use]
     pub const fn age(&self) -> u32 {
         self.age
@@ -144,7 +145,7 @@ impl Heat {
             Op::Write => 1,
         };
         if counts[op] == u16::MAX {
-            // The ratio is what counts: both become half.
+            // Only the ratio matters: both are halved.
             *counts = counts.map(|count| count / 2);
         }
         counts[op] += 1;
@@ -160,15 +161,14 @@ impl Heat {
         })
     }
 
-    /// Sets the counters of a unit back: after a move what it was used for before says nothing of its new
-    /// place.
+    /// Resets the counters of a unit: after a move its earlier use does not describe its new place.
     pub fn reset(&mut self, unit: UnitId) {
         if let Some(at) = self.find(unit) {
             self.groups[at].counts[(unit.index % GROUP) as usize] = [0; 2];
         }
     }
 
-    /// Forgets all units of a file, which is gone. Looks at all groups: for removals of large files, in the
+    /// Drops all units of a removed file. Looks at all groups: for removals of large files, in the
     /// background.
     pub fn forget(&mut self, key: InodeKey) {
         for group in self.groups.iter_mut().filter(|group| group.key == key) {
@@ -177,7 +177,7 @@ impl Heat {
         }
     }
 
-    /// All units with a count, with their counts; in no order.
+    /// All units with a count, with their counts; in no particular order.
     pub fn units(&self) -> impl Iterator<Item = (UnitId, Counts)> + '_ {
         self.groups.iter().flat_map(move |group| {
             let mut group = group.clone();
@@ -238,7 +238,7 @@ impl Heat {
         at
     }
 
-    /// Takes the next group that was not used since the hand last came by out of the table.
+    /// Removes the next group not used since the clock hand last passed it from the table; returns its index.
     fn evict(&mut self) -> usize {
         loop {
             let at = self.hand;

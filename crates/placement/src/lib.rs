@@ -1,15 +1,15 @@
-//! Where data lies over the devices of a pool.
+//! Placement of data on the devices of a pool.
 //!
-//! Everything here is pure: the clock is an argument, no call does I/O, and the same calls in the same order
-//! give the same answers. The daemon (or the simulator, [`sim`]) measures, asks, and carries out.
+//! Everything here is pure: the clock is an argument, no call does I/O, and equal calls in equal order give
+//! equal answers. The daemon (or the simulator, [`sim`]) measures, asks, and carries out.
 //!
-//! - [`figures`]: what is measured of each device: response times by size class, service times, queue depth,
+//! - [`figures`]: measured figures of each device: response times by size class, service times, queue depth,
 //!   throughput.
 //! - [`heat`]: read and write counters by unit, in bounded memory, aged.
 //! - [`policy`]: the interface of policies, and the policies: [`policy::Hierarchy`], [`policy::Measured`],
 //!   [`policy::Wardrop`], and fixed layouts to compare them with.
-//! - [`mover`]: which move is carried out next, and how far each has come, as data that outlives a crash.
-//! - [`rules`]: what operators say about paths, and the reasons for it.
+//! - [`mover`]: the queue of moves and the progress of each, as data that outlives a crash.
+//! - [`rules`]: operators' rules about paths, with the reason for each result.
 //! - [`patch`]: writes smaller than a block, kept as patches over it until it is fetched, overwritten or
 //!   moved.
 //!

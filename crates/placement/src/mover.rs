@@ -1,11 +1,11 @@
-//! Which step is carried out next, and how far each has come. Owns the queue, its bounds, the rate and the
-//! tallies; does no I/O.
+//! The queue of steps and the progress of each. Owns the queue, its bounds, the rate and the tallies; does no
+//! I/O.
 //!
 //! A step goes through `read`, `write`, `commit`; a copy needs all three, a drop only the last. The driver
 //! calls [`Mover::next`] when it can start one, [`Mover::advance`] after each part, and [`Mover::fail`] when
-//! a part fails. Only the commit changes what is true: before it a crash loses a copy in free space, after it
-//! the old place is free. So nothing of a step in flight needs to be kept over a crash. What is kept are the
-//! operators' [`Job`]s, which find again what is left to move.
+//! a part fails. Only the commit changes the map: before it a crash loses a copy in free space, after it the
+//! old place is free. So the state of steps in flight is not kept over a crash. The operators' [`Job`]s are
+//! kept; they find the remaining data again.
 
 mod jobs;
 
@@ -22,11 +22,11 @@ use std::collections::BTreeMap;
 pub struct Limits {
     /// Bytes moved a second, over all devices. Default 32 MiB.
     pub bytes_per_s: u64,
-    /// Bytes that may be moved at once after a rest. Default 4 MiB.
+    /// Bytes that may be moved at once after an idle time. Default 4 MiB.
     pub burst_bytes: u64,
-    /// Steps under way at once. Default 4.
+    /// Most steps in flight. Default 4.
     pub in_flight: usize,
-    /// Steps that wait. Default 1,024.
+    /// Most waiting steps. Default 1,024.
     pub queued: usize,
 }
 
@@ -41,19 +41,19 @@ impl Default for Limits {
     }
 }
 
-/// What a step under way does now.
+/// The part of a step in flight that is being carried out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Part {
-    /// Its data is read.
+    /// Its data is being read.
     Read,
-    /// Its data is written to free space at the target.
+    /// Its data is being written to free space at the target.
     Write,
-    /// The map is changed, in one transaction.
+    /// The map is being changed, in one transaction.
     Commit,
 }
 
-/// Number of a step in the mover; never used again.
+/// Number of a step in the mover; never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StepNo(u64);
 
@@ -85,13 +85,13 @@ pub struct Mover {
     last: u64,
     tokens: u64,
     filled_ms: u64,
-    /// Thousandths of a byte beside `tokens`.
+    /// Thousandths of a token that `tokens` does not include.
     rest: u64,
     tallies: BTreeMap<(DeviceId, DeviceId, Cause), Tally>,
 }
 
 impl Mover {
-    /// An empty one, with a full bucket.
+    /// An empty queue, with a full token bucket.
     #[must_use]
     pub fn new(limits: Limits) -> Self {
         Self {
@@ -107,13 +107,13 @@ impl Mover {
         }
     }
 
-    /// Other bounds from now on (`varve jobs limit`).
+    /// Replaces the bounds (`varve jobs limit`).
     pub fn set_limits(&mut self, limits: Limits) {
         self.limits = limits;
         self.tokens = self.tokens.min(limits.burst_bytes);
     }
 
-    /// What a policy may plan at `now_ms`: what may be moved by then and does not wait already.
+    /// Returns the budget for a plan at `now_ms`: the bytes that may be moved by then, less the waiting ones.
     pub fn budget(&mut self, now_ms: u64, quiet: bool) -> Budget {
         self.fill(now_ms);
         let queued: u64 = self.waiting.values().map(|(_, bytes)| bytes).sum();
@@ -136,8 +136,8 @@ impl Mover {
             .min(self.limits.burst_bytes);
     }
 
-    /// Takes a step of `bytes` in. `false`: the unit has one under way or of as good a cause, or the queue is
-    /// full. A better cause takes the place of a worse one.
+    /// Queues a step of `bytes`. Returns `false` if the unit has a step in flight or one of an equal or
+    /// better cause, or the queue is full. A step of a better cause replaces one of a worse cause.
     pub fn offer(&mut self, step: Step, bytes: u64) -> bool {
         if let Some((cause, no)) = self.units.get(&step.unit).copied() {
             if step.cause >= cause || self.running.contains_key(&no) {
@@ -147,7 +147,7 @@ impl Mover {
             self.units.remove(&step.unit);
         }
         if self.waiting.len() >= self.limits.queued {
-            // The worst goes, if it is worse.
+            // Drops the waiting step of the worst cause, if it is worse.
             match self.waiting.last_key_value() {
                 Some((&(cause, no), (worst, _))) if cause > step.cause => {
                     self.units.remove(&worst.unit);
@@ -164,8 +164,8 @@ impl Mover {
         true
     }
 
-    /// The next step to start, by cause, then by age; `None`: nothing may be started now. `in_memory`: its
-    /// data need not be read.
+    /// Returns the next step to start, by cause, then by age; `None` if no step may be started. `in_memory`
+    /// tells whether a unit's data need not be read.
     pub fn next(&mut self, now_ms: u64, in_memory: impl Fn(UnitId) -> bool) -> Option<(StepNo, Step, Part)> {
         self.fill(now_ms);
         if self.running.len() >= self.limits.in_flight {
@@ -173,7 +173,7 @@ impl Mover {
         }
         let (&key, (_, bytes)) = self.waiting.first_key_value()?;
         let bytes = *bytes;
-        // A step larger than the whole bucket goes when the bucket is full.
+        // A step larger than the whole bucket starts when the bucket is full.
         if self.tokens < bytes.min(self.limits.burst_bytes) {
             return None;
         }
@@ -193,8 +193,8 @@ impl Mover {
         Some((key.1, step, part))
     }
 
-    /// The part of a step that was under way is done. Answers the step and the next part; `None` as part: it
-    /// is committed and gone from here. `None` at all: there is no such step.
+    /// Records that the current part of a step is done. Returns the step and its next part, or `None` as the
+    /// part if the step is committed and removed. Returns `None` if there is no such step.
     pub fn advance(&mut self, no: StepNo) -> Option<(Step, Option<Part>)> {
         let running = self.running.get_mut(&no)?;
         let next = match running.part {
@@ -213,20 +213,19 @@ impl Mover {
         Some((running.step.clone(), Some(next)))
     }
 
-    /// What a step under way does now.
+    /// The current part of a step in flight.
     #[must_use]
     pub fn part(&self, no: StepNo) -> Option<Part> {
         self.running.get(&no).map(|running| running.part)
     }
 
-    /// Why a step under way moves.
+    /// The cause of a step in flight.
     #[must_use]
     pub fn cause(&self, no: StepNo) -> Option<Cause> {
         self.running.get(&no).map(|running| running.step.cause)
     }
 
-    /// A step under way cannot go on: it is dropped, its target's space is the driver's to free. Answers the
-    /// step.
+    /// Drops a step that cannot proceed and returns it. The driver frees the space at its target.
     pub fn fail(&mut self, no: StepNo) -> Option<Step> {
         let running = self.running.remove(&no)?;
         self.units.remove(&running.step.unit);
@@ -234,7 +233,7 @@ impl Mover {
         Some(running.step)
     }
 
-    /// Drops all that waits and touches a device: it is gone.
+    /// Drops all waiting steps that involve a lost device.
     pub fn device_lost(&mut self, device: DeviceId) {
         let units = &mut self.units;
         self.waiting.retain(|_, (step, _)| {
@@ -246,19 +245,19 @@ impl Mover {
         });
     }
 
-    /// Whether a step of the unit waits or is under way.
+    /// Whether a step of the unit waits or is in flight.
     #[must_use]
     pub fn has(&self, unit: UnitId) -> bool {
         self.units.contains_key(&unit)
     }
 
-    /// Steps under way and waiting.
+    /// Number of steps in flight and waiting.
     #[must_use]
     pub fn len(&self) -> (usize, usize) {
         (self.running.len(), self.waiting.len())
     }
 
-    /// What was done so far, by devices and cause.
+    /// The tallies so far, by devices and cause.
     pub fn tallies(&self) -> impl Iterator<Item = (DeviceId, DeviceId, Cause, Tally)> + '_ {
         self.tallies
             .iter()

@@ -1,9 +1,9 @@
 //! The interface of policies. A policy sees counters and device figures and answers with targets and moves,
-//! each with its reason. It moves nothing, reads no clock, and does not know what carries its answers out.
+//! each with its reason. It moves nothing, reads no clock, and does not know how its answers are carried out.
 //!
-//! Who drives it (the daemon, the simulator) calls [`Policy::target`] for data without a place,
+//! The driver (the daemon or the simulator) calls [`Policy::target`] for data without a place,
 //! [`Policy::route`] for a unit with two copies, [`Policy::accessed`] when an access has ended, and
-//! [`Policy::plan`] at each tick. [`Heat`] and the figures are kept by the driver.
+//! [`Policy::plan`] at each tick. The driver maintains [`Heat`] and the figures.
 
 mod balance;
 mod caches;
@@ -25,18 +25,18 @@ use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::fmt;
 
-/// Where a unit lies.
+/// The place of a unit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
-    /// Its device. Of a unit spread over several, the one with most of its bytes.
+    /// Its device. For a unit spread over several devices, the one with most of its bytes.
     pub device: DeviceId,
-    /// Its bytes that count against the device.
+    /// Its bytes on the device.
     pub bytes: u32,
     /// A second, equal copy.
     pub second: Option<DeviceId>,
-    /// Why it must not move now.
+    /// The reason why it must not move, if any.
     pub hold: Option<Hold>,
-    /// When it came here, in the driver's milliseconds.
+    /// Time of its arrival here, in the driver's milliseconds.
     pub since_ms: u64,
 }
 
@@ -54,23 +54,23 @@ impl Place {
         copies.into_iter().flatten().find(|copy| *copy != device)
     }
 
-    /// What keeps it where it is against a step of this cause: planners and drivers ask this, so that nothing
-    /// is planned for ever that is never carried out.
+    /// The hold that prevents a step of this cause, if any. Planners and drivers both call this, so that no
+    /// plan repeats a step that is never carried out.
     #[must_use]
     pub fn held_against(&self, cause: Cause) -> Option<Hold> {
         self.hold.filter(|hold| !hold.yields_to(cause))
     }
 }
 
-/// What keeps a unit where it is.
+/// A reason to keep a unit at its place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Hold {
-    /// An operator said so.
+    /// An operator pinned it.
     Pinned,
     /// A session may still read or write it at its place.
     InUse {
-        /// Which.
+        /// The session.
         session: u64,
     },
     /// Its data cannot be read.
@@ -78,7 +78,8 @@ pub enum Hold {
 }
 
 impl Hold {
-    /// What operators say moves pinned units too; nothing overrules a reader.
+    /// Whether a step of this cause overrides it: operators' jobs and rules move pinned units; nothing
+    /// overrides a reader.
     #[must_use]
     pub const fn yields_to(self, cause: Cause) -> bool {
         matches!(self, Self::Pinned) && matches!(cause, Cause::Asked | Cause::Rule)
@@ -101,26 +102,26 @@ impl fmt::Display for Hold {
     }
 }
 
-/// What lies where. Several calls see no one state: a move whose unit is not where the plan thought is
-/// dropped by the mover.
+/// The places of units. Several calls do not see one consistent state: the mover drops a move if its unit is
+/// not at the place that the plan assumed.
 pub trait Catalog {
-    /// Where a unit lies; `None`: it has no data.
+    /// Returns the place of a unit; `None` if it has no data.
     fn place(&self, unit: UnitId) -> Option<Place>;
 
-    /// Units with a copy on a device, in the order of their names, after `after`, at most `most`.
+    /// Returns at most `most` units with a copy on a device, in the order of their names, after `after`.
     fn units_on(&self, device: DeviceId, after: Option<UnitId>, most: usize) -> Vec<UnitId>;
 }
 
-/// All that a policy may look at.
+/// All state that a policy may read.
 #[derive(Clone, Copy)]
 pub struct View<'v> {
-    /// Now, in milliseconds since any fixed time.
+    /// The present time, in milliseconds since any fixed time.
     pub now_ms: u64,
     /// Devices, by [`DeviceId::index`].
     pub devices: &'v [DeviceView],
-    /// Counters.
+    /// Counters of units.
     pub heat: &'v Heat,
-    /// Places.
+    /// Places of units.
     pub catalog: &'v dyn Catalog,
 }
 
@@ -137,7 +138,7 @@ impl<'v> View<'v> {
         self.heat.unit().bytes()
     }
 
-    /// Whether a unit more may go to a device, which it leaves at most [`FULL`].
+    /// Whether a device has room for one more unit and is at most [`FULL`] afterwards.
     #[must_use]
     pub fn takes_unit(&self, id: DeviceId) -> bool {
         let device = self.device(id);
@@ -145,23 +146,23 @@ impl<'v> View<'v> {
     }
 }
 
-/// How full a device may become before nothing more is sent there while another has room (95 %, Strata).
+/// The fill above which a device gets no more data while another has room (95 %, Strata).
 pub const FULL: f64 = 0.95;
 
-/// Where new data shall go.
+/// The chosen device for new data.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Target {
     /// The first choice.
     pub device: DeviceId,
-    /// Why.
+    /// The reason.
     pub reason: Cow<'static, str>,
 }
 
-/// What is to be done with a unit.
+/// An operation on a unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Act {
-    /// It goes to the other device, and from its own.
+    /// It moves to the other device and leaves its own.
     Move,
     /// It gets a second copy there.
     Copy,
@@ -169,15 +170,15 @@ pub enum Act {
     Drop,
 }
 
-/// Why something moves. The order is that of the mover: the first goes first.
+/// The cause of a step. The mover starts steps in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Cause {
     /// An operator asked for it.
     Asked,
-    /// A rule or a pin wants it there.
+    /// A rule or a pin assigns it there.
     Rule,
-    /// Its device becomes full.
+    /// Its device is nearly full.
     Full,
     /// It is used so much that another device serves it better.
     Hot,
@@ -185,52 +186,52 @@ pub enum Cause {
     Load,
     /// A cache writes back.
     Writeback,
-    /// It is not used, and its device is wanted for what is.
+    /// It is unused, and its room is needed for data in use.
     Cold,
 }
 
-/// One thing to do.
+/// One step of a plan.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Step {
     /// Unit.
     pub unit: UnitId,
-    /// What.
+    /// The operation.
     pub act: Act,
-    /// Where its data is read.
+    /// The device that its data is read from.
     pub from: DeviceId,
-    /// Where it goes; of a [`Act::Drop`], where it goes from.
+    /// The device that it goes to; for [`Act::Drop`], the device that loses the copy.
     pub to: DeviceId,
-    /// Why, in one word.
+    /// The cause, in one word.
     pub cause: Cause,
-    /// Why, with figures, for `which-tier` and `jobs`.
+    /// The reason, with figures, for `which-tier` and `jobs`.
     pub reason: Cow<'static, str>,
 }
 
-/// Something that should move and does not.
+/// Data that should move but cannot yet.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Waiting {
-    /// Where it is.
+    /// Its device.
     pub from: DeviceId,
-    /// Where it should go.
+    /// The device that it should go to.
     pub to: DeviceId,
-    /// Why it should go.
+    /// The cause of the move.
     pub cause: Cause,
     /// Bytes, as far as known.
     pub bytes: u64,
-    /// What it waits for: `waiting: device 0 97 % full`.
+    /// The obstacle: `waiting: device 0 97 % full`.
     pub reason: Cow<'static, str>,
 }
 
 /// An answer to [`Policy::plan`].
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Plan {
-    /// What to do, first things first.
+    /// Steps, the most urgent first.
     pub steps: Vec<Step>,
-    /// What waits.
+    /// Data that has to wait.
     pub waiting: Vec<Waiting>,
 }
 
-/// How much may be planned.
+/// Limits of a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Budget {
     /// Bytes to be moved or copied.
@@ -239,43 +240,45 @@ pub struct Budget {
     pub quiet: bool,
 }
 
-/// Decides where data goes; moves nothing.
+/// Decides on the placement of data; moves nothing.
 pub trait Policy: fmt::Debug + Send {
-    /// As operators name it.
+    /// The name that operators use.
     fn name(&self) -> Cow<'static, str>;
 
-    /// Where data without a place shall go. The driver takes another device with room if that one cannot.
+    /// Chooses the device for data without a place. If that device cannot take it, the driver uses another
+    /// with room.
     fn target(&mut self, new: &NewData, view: &View<'_>) -> Target;
 
-    /// Which copy of a unit with two serves an access. A write makes the other copy stale, and it is dropped.
+    /// Chooses the copy that serves an access, of a unit with two. A write makes the other copy stale, and it
+    /// is dropped.
     fn route(&mut self, _unit: UnitId, _op: Op, _bytes: u32, place: &Place, view: &View<'_>) -> DeviceId {
         fastest_of(place, view)
     }
 
-    /// An access has ended and is counted. The unit may be moved now: if all of it was read or written it
-    /// costs no read.
+    /// Called when an access has ended and is counted. The policy may move the unit: if all of it was read or
+    /// written the move needs no read.
     fn accessed(&mut self, _access: &Access, _place: &Place, _view: &View<'_>) -> Option<Step> {
         None
     }
 
-    /// What shall move now, within the budget.
+    /// Returns the steps to do at this tick, within the budget.
     fn plan(&mut self, _view: &View<'_>, _budget: Budget) -> Plan {
         Plan::default()
     }
 
-    /// Whether the counters of a unit are set back when it has moved (Chapter II.B).
+    /// Whether the counters of a unit are reset when it has moved (Chapter II.B).
     fn resets(&self) -> bool {
         true
     }
 
-    /// A step was carried out.
+    /// Called when a step was carried out.
     fn done(&mut self, _step: &Step, _view: &View<'_>) {}
 
-    /// A step cannot be carried out.
+    /// Called when a step cannot be carried out.
     fn failed(&mut self, _step: &Step, _view: &View<'_>) {}
 }
 
-/// The copy on the device that answers, of the fastest kind.
+/// The copy on the fastest kind of device among those that answer.
 fn fastest_of(place: &Place, view: &View<'_>) -> DeviceId {
     let Some(second) = place.second else {
         return place.device;
@@ -291,8 +294,8 @@ fn fastest_of(place: &Place, view: &View<'_>) -> DeviceId {
     }
 }
 
-/// Of the devices that a new unit may go to, the first by `key`; any that is online, or the first of all,
-/// where none has room.
+/// The smallest by `key` among the devices that a new unit may go to. If none has room, any online device, or
+/// the first of all.
 fn best_target<K: PartialOrd>(new: &NewData, view: &View<'_>, key: impl Fn(&DeviceView) -> K) -> DeviceId {
     let least = |ids: &mut dyn Iterator<Item = &DeviceView>| -> Option<DeviceId> {
         let mut best: Option<(K, DeviceId)> = None;

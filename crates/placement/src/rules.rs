@@ -1,5 +1,5 @@
-//! What operators say about paths: pins set by command, and `[[rule]]` tables of `varve.toml`. Owns matching
-//! and its reasons; moves nothing, and knows no file system: who asks gives a file's path, size and age.
+//! Operators' rules about paths: pins set by command, and `[[rule]]` tables of `varve.toml`. Owns matching
+//! and its reasons; moves nothing, and knows no file system: the caller passes a file's path, size and age.
 //!
 //! Order: the nearest pin or exclusion on the way from the file to the root; else the first rule that
 //! matches; else the policy in use.
@@ -38,7 +38,7 @@ enum Patterns {
     Many(Vec<String>),
 }
 
-/// A `[[rule]]` as it is written.
+/// A `[[rule]]` in its written form.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RuleSpec {
@@ -78,23 +78,23 @@ impl From<TierName> for Tier {
     }
 }
 
-/// A rule that cannot be used. Numbers begin at 1, as operators count.
+/// An unusable rule. Numbers begin at 1, as operators count.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RuleError {
-    /// A pattern is none.
+    /// A pattern is invalid.
     #[error("rule {rule}: \"{pattern}\" is no pattern ({reason}); see \"Patterns\" in varve.toml(5)")]
     Pattern {
-        /// Rule.
+        /// The rule's number.
         rule: usize,
-        /// Pattern.
+        /// The pattern.
         pattern: String,
-        /// What is wrong.
+        /// The problem.
         reason: String,
     },
     /// It has no pattern.
     #[error("rule {0}: match is empty; write match = \"**\" for all files")]
     Empty(usize),
-    /// It says nothing, or two things.
+    /// It has no action, or two.
     #[error("rule {0}: give one of tier, pin and exclude")]
     NotOne(usize),
     /// No file can match it.
@@ -104,55 +104,55 @@ pub enum RuleError {
     Never(usize),
 }
 
-/// What is to be done with a file's data.
+/// The wished placement of a file's data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Wish {
-    /// It goes to a tier while there is room, and may be moved away for want of it.
+    /// Its tier is preferred while there is room; data may be moved away for lack of it.
     Prefer(Tier),
     /// It goes to a tier and stays there.
     Pin(Tier),
     /// It stays where it is.
     Exclude,
-    /// As the policy in use says.
+    /// The policy in use decides.
     Policy,
 }
 
-/// What is known of a file.
+/// Properties of a file that rules match.
 #[derive(Debug, Clone, Copy)]
 pub struct File<'f> {
     /// Path within the pool, from its root: `/db/main`.
     pub path: &'f str,
-    /// Bytes.
+    /// Size in bytes.
     pub size_bytes: u64,
-    /// Since its data was last changed.
+    /// Time since its data was last changed.
     pub age: Duration,
 }
 
-/// Why a rule does not match.
+/// The reason why a rule does not match.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Miss {
-    /// Its path is another.
+    /// Its path does not match.
     Path,
     /// It is too young, in seconds.
     Young {
-        /// The rule's.
+        /// The rule's bound.
         older_than_s: u64,
     },
-    /// Too old.
+    /// It is too old.
     Old {
-        /// The rule's.
+        /// The rule's bound.
         younger_than_s: u64,
     },
-    /// Too small, in bytes.
+    /// It is too small, in bytes.
     Small {
-        /// The rule's.
+        /// The rule's bound.
         larger_than: u64,
     },
-    /// Too large.
+    /// It is too large.
     Large {
-        /// The rule's.
+        /// The rule's bound.
         smaller_than: u64,
     },
 }
@@ -169,7 +169,7 @@ impl fmt::Display for Miss {
     }
 }
 
-/// Where a wish comes from.
+/// The origin of a wish.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Source {
@@ -177,18 +177,18 @@ pub enum Source {
     Command(String),
     /// The rule with this number, from 1.
     Rule(usize),
-    /// Nothing matches.
+    /// No command or rule matches.
     Nothing,
 }
 
-/// An answer, with its reasons (`varve place --explain`, the dry run).
+/// A wish with its reasons (`varve place --explain`, the dry run).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Explanation {
-    /// What is to be done.
+    /// The wished placement.
     pub wish: Wish,
-    /// Because of what.
+    /// Its origin.
     pub source: Source,
-    /// Rules that were looked at before, and why they do not match.
+    /// Rules that were tried before, and why they do not match.
     pub passed: Vec<(usize, Miss)>,
 }
 
@@ -223,10 +223,10 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// From `[[rule]]` tables, in their order.
+    /// Compiles `[[rule]]` tables, in their order.
     ///
     /// # Errors
-    /// The first rule that cannot be used.
+    /// The first unusable rule.
     pub fn new(specs: Vec<RuleSpec>) -> Result<Self, RuleError> {
         let compiled = specs
             .into_iter()
@@ -238,23 +238,23 @@ impl Rules {
         })
     }
 
-    /// `varve pin`, `varve exclude`, of a path and what is below it. [`Wish::Policy`] lets a part of a pinned
-    /// directory go free.
+    /// Sets the wish of `varve pin` or `varve exclude` for a path and everything below it. [`Wish::Policy`]
+    /// exempts a part of a pinned directory.
     pub fn say(&mut self, path: &str, wish: Wish) {
         self.said.insert(normal(path).into(), wish);
     }
 
-    /// `varve unpin`: what was said of exactly this path. `false`: nothing was.
+    /// Removes the wish of exactly this path (`varve unpin`). Returns `false` if there was none.
     pub fn unsay(&mut self, path: &str) -> bool {
         self.said.remove(normal(path)).is_some()
     }
 
-    /// All that was said, by path.
+    /// All wishes set by command, by path.
     pub fn said(&self) -> impl Iterator<Item = (&str, Wish)> {
         self.said.iter().map(|(path, wish)| (path.as_str(), *wish))
     }
 
-    /// What is to be done with a file, and why.
+    /// Returns the wish for a file, and its reasons.
     #[must_use]
     pub fn explain(&self, file: &File<'_>) -> Explanation {
         if let Some((path, wish)) = self.nearest(file.path) {
@@ -299,7 +299,7 @@ impl Rules {
     }
 }
 
-/// Without slashes at the end.
+/// Removes slashes at the end.
 fn normal(path: &str) -> &str {
     let path = path.trim_end_matches('/');
     if path.is_empty() { "/" } else { path }
@@ -320,7 +320,7 @@ fn compile(number: usize, spec: RuleSpec) -> Result<Rule, RuleError> {
         reason: error.kind().to_string(),
     };
     for pattern in patterns {
-        // A name matches in all directories.
+        // A pattern without a slash matches names in all directories.
         let whole = if pattern.contains('/') {
             pattern.clone()
         } else {

@@ -1,11 +1,11 @@
 //! A simulator of devices, on which policies are compared. Deterministic: one seed, one result.
 //!
-//! - [`models`]: named devices of the seeds and of today.
+//! - [`models`]: named devices of the papers and present-day ones.
 //! - [`device`]: a device with channels, a queue, seeks and stalls.
 //! - [`load`]: processes that read and write, in phases.
 //! - [`World`]: devices, a map of units, a policy, the mover; foreground before background.
 //!
-//! It knows no file system: no log, no cache (unless asked for), no metadata. What it says of a policy holds
+//! It knows no file system: no log, no cache (unless configured), no metadata. Its results for a policy hold
 //! for the traffic that reaches the devices.
 
 pub mod device;

@@ -1,18 +1,18 @@
-//! Nouns that all modules share: devices, units, accesses. No decisions.
+//! Types that all modules share: devices, units, accesses. No decisions.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use varve_format::{InodeKey, Tier};
 
-/// A device of the pool; dense, from 0. At most [`DeviceId::MAX`].
+/// Number of a device of the pool; dense, from 0. At most [`DeviceId::MAX`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct DeviceId(pub u8);
 
 impl DeviceId {
-    /// Most devices of a pool.
+    /// Most devices in a pool.
     pub const MAX: usize = 32;
 
-    /// Its place in a table of devices.
+    /// Its index in a table of devices.
     #[must_use]
     pub const fn index(self) -> usize {
         self.0 as usize
@@ -25,7 +25,7 @@ impl fmt::Display for DeviceId {
     }
 }
 
-/// Read or write.
+/// Direction of an access: read or write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Op {
@@ -35,8 +35,8 @@ pub enum Op {
     Write,
 }
 
-/// A part of a file that is placed as a whole: bytes `index * size ..` of it, where `size` is the pool's
-/// [`UnitSize`].
+/// Name of a part of a file that is placed as a whole: bytes `index * size ..` of it, where `size` is the
+/// pool's [`UnitSize`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct UnitId {
     /// File.
@@ -56,16 +56,16 @@ impl fmt::Display for UnitId {
 #[serde(try_from = "u64", into = "u64")]
 pub struct UnitSize(u32);
 
-/// Not a size of units.
+/// The size is not a valid unit size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{0} bytes are no size of a unit; choose a power of two from 65536 to 1048576")]
 pub struct BadUnitSize(u64);
 
 impl UnitSize {
-    /// 64 KiB, the seed's best (Fig. 6b).
+    /// 64 KiB, the paper's best (Fig. 6b).
     pub const DEFAULT: Self = Self(64 << 10);
 
-    /// A size.
+    /// Checks a size.
     ///
     /// # Errors
     /// `bytes` is no power of two, or outside 64 KiB to 1 MiB.
@@ -83,7 +83,7 @@ impl UnitSize {
         self.0 as u64
     }
 
-    /// The unit that holds byte `offset_bytes` of a file.
+    /// Returns the unit that holds byte `offset_bytes` of a file.
     #[must_use]
     pub const fn unit(self, key: InodeKey, offset_bytes: u64) -> UnitId {
         UnitId {
@@ -106,13 +106,13 @@ impl From<UnitSize> for u64 {
     }
 }
 
-/// Whether a device can be used.
+/// The state of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DeviceState {
-    /// Reads and writes.
+    /// It is readable and writable.
     Online,
-    /// An operator empties it: reads, and writes in place; nothing new comes.
+    /// An operator empties it: it serves reads, and writes in place, but gets no new data.
     Draining,
     /// It refuses writes.
     ReadOnly,
@@ -121,7 +121,7 @@ pub enum DeviceState {
 }
 
 impl DeviceState {
-    /// Whether data may be sent there that is not there yet.
+    /// Whether it may get new data.
     #[must_use]
     pub const fn takes_new(self) -> bool {
         matches!(self, Self::Online)
@@ -140,18 +140,18 @@ impl DeviceState {
     }
 }
 
-/// One access to a unit that has ended.
+/// A completed access to a unit.
 #[derive(Debug, Clone, Copy)]
 pub struct Access {
     /// Unit.
     pub unit: UnitId,
     /// Direction.
     pub op: Op,
-    /// Bytes of the unit.
+    /// Bytes accessed in the unit.
     pub bytes: u32,
-    /// Bytes of the whole request, of which this may be one part.
+    /// Bytes of the whole request, of which this access may be one part.
     pub request_bytes: u32,
-    /// Where it was served.
+    /// The device that served it.
     pub device: DeviceId,
 }
 
@@ -164,15 +164,15 @@ impl Access {
     }
 }
 
-/// Data that has no place yet.
+/// Data without a place.
 #[derive(Debug, Clone, Copy)]
 pub struct NewData {
-    /// Unit it belongs to.
+    /// The unit that it belongs to.
     pub unit: UnitId,
     /// Bytes to place.
     pub bytes: u32,
     /// Bytes of the whole request.
     pub request_bytes: u32,
-    /// Only devices of this tier may take it, while one of them can (a rule, a pin).
+    /// Restricts the choice to devices of this tier, while one of them can take it (a rule, a pin).
     pub tier: Option<Tier>,
 }

@@ -1,6 +1,6 @@
-//! What deduplication would save, estimated in bounded memory: distinct blocks of several sizes and whole
-//! files, counted exactly as long as they fit, then on a sample chosen by hash. Knows bytes, not where they
-//! come from.
+//! Estimate of the savings of deduplication in bounded memory: distinct blocks of several sizes and whole
+//! files, counted exactly as long as they fit, then on a sample chosen by hash. Knows bytes, not their
+//! origin.
 
 use crate::hash::{Domain, HashedMap, hash};
 use crate::sketch::Rate;
@@ -20,7 +20,7 @@ struct Seen {
     bytes: u64,
 }
 
-/// Counts how often equal things of some bytes are seen, in bounded memory.
+/// Counts repeated hashes with their sizes, in bounded memory.
 #[derive(Debug)]
 struct Counter {
     seen: HashedMap<Seen>,
@@ -59,7 +59,7 @@ impl Counter {
         let scale = self.rate.scale();
         let again = |seen: &Seen| f64::from(seen.times - 1) * seen.bytes as f64;
         let saved = self.seen.values().map(again).sum::<f64>() * scale;
-        // Each hash is in the sample or not: the variance of the sum, estimated from those that are.
+        // Each hash is in the sample or not: the variance of the sum, estimated from the sampled hashes.
         let squares = self.seen.values().map(|seen| again(seen).powi(2)).sum::<f64>();
         let error = (scale * (scale - 1.0) * squares).sqrt();
         Saving {
@@ -72,32 +72,32 @@ impl Counter {
     }
 }
 
-/// What is compared.
+/// The unit of comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Unit {
-    /// Aligned blocks of so many bytes.
+    /// Aligned blocks of this number of bytes.
     Blocks(usize),
     /// Whole files.
     Files,
 }
 
-/// What would be saved.
+/// An estimated saving.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Saving {
-    /// By comparing what.
+    /// The unit of comparison.
     pub unit: Unit,
-    /// Bytes that were compared (zeros and holes are not).
+    /// Bytes compared (without zeros and holes).
     pub bytes: u64,
-    /// Bytes that are there already, elsewhere.
+    /// Bytes that duplicate others.
     pub saved_bytes: f64,
     /// Standard error of `saved_bytes`; 0 if all was counted.
     pub error_bytes: f64,
-    /// One hash in so many was counted.
+    /// The inverse of the sampling rate: one in `sampled` hashes was counted.
     pub sampled: u64,
 }
 
-/// Counts what is the same in a set of files.
+/// Counts duplicates in a set of files.
 #[derive(Debug)]
 pub struct Estimator {
     sizes: Vec<Counter>,
@@ -106,9 +106,10 @@ pub struct Estimator {
 }
 
 impl Estimator {
-    /// One that takes at most so many bytes of memory.
+    /// Creates an estimator that uses at most `memory_bytes`.
     pub fn new(memory_bytes: usize) -> Self {
-        // Half for the smallest blocks, half of the rest for the next, and so on: as they get fewer.
+        // Half for the smallest blocks, half of the rest for the next size, and so on: larger blocks are
+        // fewer.
         let all = memory_bytes / ENTRY_BYTES;
         let limit = |n: usize| all >> (n + 1);
         Self {
@@ -118,7 +119,7 @@ impl Estimator {
         }
     }
 
-    /// Adds the next bytes of a file: [`LARGEST`] at a time, aligned to it, less only at the file's end.
+    /// Adds the next bytes of a file: aligned pieces of [`LARGEST`] bytes; only the last one may be shorter.
     pub fn add(&mut self, piece: &[u8]) {
         debug_assert!(piece.len() <= LARGEST);
         for (size, counter) in SIZES.iter().zip(&mut self.sizes) {
@@ -146,7 +147,7 @@ impl Estimator {
         self.zero_bytes
     }
 
-    /// What would be saved, smallest blocks first, whole files last.
+    /// The estimated savings, smallest blocks first, whole files last.
     pub fn savings(&self) -> Vec<Saving> {
         let sizes = SIZES.iter().zip(&self.sizes);
         let blocks = sizes.map(|(size, counter)| counter.result(Unit::Blocks(*size)));
@@ -156,7 +157,7 @@ impl Estimator {
 
 /// Whether all bytes are zero.
 pub fn is_zero(bytes: &[u8]) -> bool {
-    // Compared with itself one byte on: as fast as memory, and stops early.
+    // Compares the bytes with themselves, shifted by one: as fast as memory, and stops early.
     bytes.first().is_none_or(|first| *first == 0)
         && bytes.get(1..).is_none_or(|rest| *rest == bytes[..rest.len()])
 }
@@ -180,7 +181,7 @@ mod tests {
     fn estimate_is_exact_while_all_fits() {
         let mut estimator = Estimator::new(1 << 20);
         add(&mut estimator, &(0..64).collect::<Vec<_>>());
-        // The same but shifted by a block: equal in blocks of 4 KiB, in no larger ones.
+        // A copy shifted by a block: equal in blocks of 4 KiB, in no larger ones.
         add(&mut estimator, &(1..65).collect::<Vec<_>>());
         add(&mut estimator, &(0..64).collect::<Vec<_>>());
         estimator.add(&[0; 8192]);

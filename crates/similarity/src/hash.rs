@@ -1,4 +1,4 @@
-//! Hashes of content: where they come from, and maps keyed by them. It knows no sketch.
+//! Hashes of content, by domain, and maps keyed by them. It knows no sketch.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -7,7 +7,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 /// Bytes of a block: the unit in which content is compared and shared.
 pub const BLOCK_BYTES: usize = 4096;
 
-/// What an element stands for. Equal bytes in two domains have different hashes.
+/// The kind of an element. Equal bytes in two domains have different hashes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Domain {
     /// A block of 4 KiB.
@@ -20,13 +20,13 @@ pub enum Domain {
     Path,
 }
 
-/// The hash of `bytes`, uniform over 64 bits. No proof of equality: nothing is shared without comparing
+/// The hash of `bytes`, uniform over 64 bits. No proof of equality: sharing requires a comparison of the
 /// bytes.
 pub fn hash(domain: Domain, bytes: &[u8]) -> u64 {
     xxh3_64_with_seed(bytes, domain as u64 + 1)
 }
 
-/// Two hashes as one; the order counts.
+/// Combines two hashes; the order matters.
 pub const fn combine(first: u64, second: u64) -> u64 {
     mix(first.rotate_left(29) ^ mix(second))
 }
@@ -38,7 +38,7 @@ pub const fn mix(mut x: u64) -> u64 {
     x ^ (x >> 33)
 }
 
-/// Hasher of keys that are hashes: the top bits of a sampled hash are zero, so they are spread again.
+/// Hasher of keys that are hashes: the top bits of a sampled hash are zero, so they are mixed again.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct OfHash(u64);
 

@@ -1,5 +1,5 @@
-//! The profile of an image: its sketches, packages and directories. What the inputs make and the manifest
-//! keeps.
+//! The profile of an image: its sketches, packages and directories. Inputs produce it and the manifest stores
+//! it.
 
 use crate::hash::{Domain, hash};
 use crate::measure::Sketches;
@@ -9,15 +9,15 @@ use std::collections::BTreeMap;
 
 /// Packages that a profile keeps by name, at most.
 pub const MAX_PACKAGES: usize = 100_000;
-/// Directories that a profile keeps sums of, at most.
+/// Directories whose sums a profile keeps, at most.
 pub const MAX_AREAS: usize = 4096;
-/// Bytes of a name, at most; the rest is cut off.
+/// Bytes of a name, at most; longer names are cut off.
 pub const MAX_NAME_BYTES: usize = 255;
 
-/// How an image was read.
+/// The form in which an image was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
 pub enum Form {
-    /// As bytes only: its blocks were compared, nothing in it was recognised.
+    /// As bytes only: its blocks were compared, no structure was recognised.
     #[default]
     Blocks,
     /// A disk or partition with ext4 in it.
@@ -35,7 +35,7 @@ pub enum Form {
 /// An installed package.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Package {
-    /// Its name, with the architecture where it is told.
+    /// Its name, with the architecture where it is known.
     pub name: String,
     /// Its version.
     pub version: String,
@@ -44,7 +44,7 @@ pub struct Package {
 }
 
 impl Package {
-    /// What it counts as in a sketch. A package without a stated size still counts.
+    /// Returns its element in a sketch. A package without a stated size still counts.
     pub fn element(&self) -> Element {
         let named = format!("{}\0{}", self.name, self.version);
         Element {
@@ -54,7 +54,7 @@ impl Package {
     }
 }
 
-/// Sums over a directory of an image and what is below, to tell where two images differ.
+/// Sums over a directory of an image and everything below, to locate differences of two images.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Area {
     /// Files.
@@ -65,16 +65,16 @@ pub struct Area {
     pub fingerprint: u64,
 }
 
-/// What was found in an image.
+/// The content found in an image.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Profile {
     /// Its name, as the user gave it.
     pub name: String,
-    /// How it was read.
+    /// The form in which it was read.
     pub form: Form,
     /// Its content.
     pub sketches: Sketches,
-    /// Bytes that it takes (holes and zero blocks not counted).
+    /// Bytes that it takes (without holes and zero blocks).
     pub bytes: u64,
     /// Blocks that were all zero.
     pub zero_blocks: u64,
@@ -84,12 +84,12 @@ pub struct Profile {
     pub packages: Vec<Package>,
     /// Sums of its directories of the first two levels.
     pub areas: BTreeMap<String, Area>,
-    /// What could not be read as it should, for the user.
+    /// Notes for the user on parts that could not be read properly.
     pub notes: Vec<String>,
 }
 
 impl Profile {
-    /// An empty one.
+    /// An empty profile with a name.
     pub fn named(name: &str) -> Self {
         Self {
             name: name.to_owned(),
@@ -97,8 +97,7 @@ impl Profile {
         }
     }
 
-    /// Whether it keeps the bounds and its sketches are sound. For profiles that came from another process or
-    /// a file.
+    /// Whether it keeps the bounds and its sketches are sound. For profiles from another process or a file.
     pub fn is_sound(&self) -> bool {
         let sketches = &self.sketches;
         [&sketches.blocks, &sketches.files, &sketches.packages]
@@ -110,7 +109,7 @@ impl Profile {
             && self.notes.len() <= 64
     }
 
-    /// Adds a note, once, within bounds.
+    /// Adds a note, unless it is there already or the bound is reached.
     pub fn note(&mut self, text: impl Into<String>) {
         let text = text.into();
         if self.notes.len() < 32 && !self.notes.contains(&text) {

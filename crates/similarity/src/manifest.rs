@@ -1,8 +1,8 @@
-//! The cluster manifest: the images that were looked at, with their sketches, and the clusters they are in.
+//! The cluster manifest: the profiled images, with their sketches, and their clusters.
 //!
 //! File: magic `VARVECLU`, version (u32), length of the body (u64), CRC-32C of the body (u32), all
 //! little-endian, then the body (postcard). The clusters are not stored: they follow from the images and the
-//! settings, in the same order. It is replaced in one step: a reader sees the old one or the new one.
+//! settings, in order. The file is replaced atomically: a reader sees the old one or the new one.
 
 use crate::image::Profile;
 use crate::measure::Weigh;
@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 const MAGIC: [u8; 8] = *b"VARVECLU";
-/// Version of the manifest's bytes.
+/// Version of the manifest's format.
 pub const VERSION: u32 = 1;
 const HEAD_BYTES: usize = 24;
 
@@ -24,20 +24,20 @@ pub enum ManifestError {
     /// It could not be read.
     #[error("cannot read the manifest {path}: {error}", path = .path.display())]
     Read {
-        /// Which.
+        /// Its path.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         error: std::io::Error,
     },
     /// It could not be written.
     #[error("cannot write the manifest {path}: {error}", path = .path.display())]
     Write {
-        /// Which.
+        /// Its path.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         error: std::io::Error,
     },
-    /// It is no manifest.
+    /// The file is not a manifest.
     #[error("{path} is not a cluster manifest", path = .0.display())]
     NoManifest(PathBuf),
     /// It is of another version.
@@ -48,7 +48,7 @@ pub enum ManifestError {
         path = .path.display()
     )]
     Version {
-        /// Which.
+        /// Its path.
         path: PathBuf,
         /// Its version.
         found: u32,
@@ -59,9 +59,9 @@ pub enum ManifestError {
         path = .path.display()
     )]
     Damaged {
-        /// Which.
+        /// Its path.
         path: PathBuf,
-        /// What is wrong.
+        /// The problem.
         what: &'static str,
     },
 }
@@ -69,26 +69,26 @@ pub enum ManifestError {
 /// An image in a manifest.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Listed {
-    /// What was found in it.
+    /// Its profile.
     pub profile: Profile,
-    /// Tells whether it has changed: length in bytes and time of change in ns.
+    /// Detects changes: length in bytes and modification time in ns.
     pub stamp: (u64, i128),
 }
 
-/// The images and what makes their clusters.
+/// The images, with the settings that determine their clusters.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
     /// Settings of the tree.
     pub settings: Settings,
-    /// What is weighed.
+    /// The measure of similarity.
     pub weigh: Weigh,
-    /// By number; numbers are not used again.
+    /// Images by number; numbers are not reused.
     images: BTreeMap<u32, Listed>,
     next: u32,
 }
 
 impl Manifest {
-    /// One without images.
+    /// A manifest without images.
     pub const fn new(settings: Settings, weigh: Weigh) -> Self {
         Self {
             settings,
@@ -103,18 +103,18 @@ impl Manifest {
         self.images.iter().map(|(id, listed)| (ImageId(*id), listed))
     }
 
-    /// An image.
+    /// Returns an image.
     pub fn get(&self, id: ImageId) -> Option<&Listed> {
         self.images.get(&id.0)
     }
 
-    /// The number of the image of this name.
+    /// Returns the number of the image with this name.
     pub fn find(&self, name: &str) -> Option<ImageId> {
         let named = self.images.iter().find(|(_, listed)| listed.profile.name == name);
         named.map(|(id, _)| ImageId(*id))
     }
 
-    /// Puts an image in, in place of one of the same name.
+    /// Adds an image, replacing one of the same name.
     pub fn insert(&mut self, listed: Listed) -> ImageId {
         let id = self.find(&listed.profile.name).unwrap_or(ImageId(self.next));
         self.next = self.next.max(id.0 + 1);
@@ -122,7 +122,7 @@ impl Manifest {
         id
     }
 
-    /// Takes an image out.
+    /// Removes an image.
     pub fn remove(&mut self, id: ImageId) -> Option<Listed> {
         self.images.remove(&id.0)
     }
@@ -137,7 +137,7 @@ impl Manifest {
         self.images.is_empty()
     }
 
-    /// The tree of the images.
+    /// Builds the tree of the images.
     pub fn tree(&self) -> Tree {
         let view = |listed: &Listed| Arc::new(listed.profile.sketches.view(self.weigh));
         Tree::build(
@@ -146,7 +146,7 @@ impl Manifest {
         )
     }
 
-    /// The bytes of the file.
+    /// Encodes the manifest.
     pub fn to_bytes(&self) -> Vec<u8> {
         let body = postcard::to_allocvec(self).expect("a manifest is plain data");
         let mut bytes = Vec::with_capacity(HEAD_BYTES + body.len());
@@ -158,10 +158,10 @@ impl Manifest {
         bytes
     }
 
-    /// The manifest in `bytes`; `path` is for messages.
+    /// Decodes a manifest; `path` is for messages.
     ///
     /// # Errors
-    /// If it is none, of another version, or damaged.
+    /// If it is not a manifest, of another version, or damaged.
     pub fn from_bytes(bytes: &[u8], path: &Path) -> Result<Self, ManifestError> {
         let damaged = |what| ManifestError::Damaged {
             path: path.to_owned(),
@@ -214,7 +214,7 @@ impl Manifest {
     /// Writes the manifest, durable when this returns; a crash leaves the old one or the new one.
     ///
     /// # Errors
-    /// If it cannot be written; the old one is left then.
+    /// If it cannot be written; the old one remains then.
     pub fn write(&self, path: &Path) -> Result<(), ManifestError> {
         replace(path, &self.to_bytes()).map_err(|error| ManifestError::Write {
             path: path.to_owned(),
@@ -223,7 +223,7 @@ impl Manifest {
     }
 }
 
-/// Writes a file in one step: durable when this returns, and never half.
+/// Replaces a file atomically: durable when this returns, and never partly written.
 pub(crate) fn replace(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let mut name = path.as_os_str().to_owned();
     name.push(format!(".{}.new", std::process::id()));
@@ -234,7 +234,7 @@ pub(crate) fn replace(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
         std::fs::rename(&new, path)
     });
     if written.is_err() {
-        // What is left of it is of no use; the error is told already.
+        // The partial file is useless; the error of the write is reported.
         let _ = std::fs::remove_file(&new);
         return written;
     }

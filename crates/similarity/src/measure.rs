@@ -1,13 +1,13 @@
-//! Measures of similarity: SIM (equation 4.1), the asymmetric S (4.2), and what is weighed for which use
-//! (table 4.1).
+//! Measures of similarity: SIM (equation 4.1), the asymmetric S (4.2), and the choice of a measure for each
+//! use (table 4.1).
 //!
-//! An image has up to three sketches: of its blocks, its files and its packages. A *view* is what of them is
-//! compared: one of them, or blocks and packages mixed. This module knows no tree.
+//! An image has up to three sketches: of its blocks, its files and its packages. A *view* is the part of them
+//! that is compared: one of them, or blocks and packages mixed. This module knows no tree.
 
 use crate::sketch::{Element, Rate, Sketch};
 use serde::{Deserialize, Serialize};
 
-/// What is weighed (section 4.2).
+/// The content that is compared (section 4.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
 pub enum Weigh {
     /// Content: bytes of 4 KiB blocks.
@@ -17,20 +17,20 @@ pub enum Weigh {
     Files,
     /// Semantic: installed size of packages.
     Packages,
-    /// Blocks and packages, each in bytes, half and half.
+    /// Blocks and packages, both in bytes, with equal weight.
     Mix,
 }
 
-/// What similarity is wanted for (section 4.2.3).
+/// The use of a similarity (section 4.2.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Use {
-    /// Which virtual machines go to one host.
+    /// Choosing virtual machines for one host.
     Placement,
-    /// Which servers one administrator takes.
+    /// Choosing servers for one administrator.
     Administration,
-    /// Which servers answered an update the same way.
+    /// Finding servers that reacted alike to an update.
     Troubleshooting,
-    /// Which images migrate in one wave.
+    /// Choosing images to migrate in one wave.
     Migration,
 }
 
@@ -47,16 +47,16 @@ impl Weigh {
 /// The sketches of one image.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Sketches {
-    /// Of its blocks that are not zero.
+    /// Sketch of its blocks that are not zero.
     pub blocks: Sketch,
-    /// Of its files.
+    /// Sketch of its files.
     pub files: Sketch,
-    /// Of its packages.
+    /// Sketch of its packages.
     pub packages: Sketch,
 }
 
 impl Sketches {
-    /// What of them is compared.
+    /// Returns the part of them that is compared.
     pub fn view(&self, weigh: Weigh) -> View {
         let parts = match weigh {
             Weigh::Blocks => vec![self.blocks.clone()],
@@ -68,7 +68,7 @@ impl Sketches {
     }
 }
 
-/// What of an image is compared: one sketch or several, whose weights are added.
+/// The compared part of an image: one sketch or several, whose weights are added.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct View {
     /// The sketches; two views that are compared have the same number of parts, of the same kinds.
@@ -81,7 +81,7 @@ impl View {
         Self { parts: vec![sketch] }
     }
 
-    /// Equal for equal images.
+    /// A number that is equal for equal images.
     pub fn fingerprint(&self) -> u64 {
         self.parts
             .iter()
@@ -93,25 +93,25 @@ impl View {
         self.parts.iter().map(|part| part.elements().len()).sum()
     }
 
-    /// Whether nothing is compared.
+    /// Whether there is nothing to compare.
     pub fn is_empty(&self) -> bool {
         self.parts.iter().all(Sketch::is_empty)
     }
 }
 
-/// Weights of two images and of what they share, estimated, in bytes.
+/// Estimated weights of two images and of their common content, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Overlap {
-    /// Of the first.
+    /// Weight of the first.
     pub first: f64,
-    /// Of the second.
+    /// Weight of the second.
     pub second: f64,
-    /// Of what is in both.
+    /// Weight of the common content.
     pub shared: f64,
 }
 
 impl Overlap {
-    /// Of two views.
+    /// Computes the overlap of two views.
     pub fn of(first: &View, second: &View) -> Self {
         let mut sum = Self::default();
         for (a, b) in first.parts.iter().zip(&second.parts) {
@@ -150,7 +150,7 @@ impl Overlap {
     }
 }
 
-/// Part of a whole; 1 if there is nothing.
+/// Quotient of a part and a whole; 1 if the whole is zero.
 pub(crate) fn ratio(part: f64, whole: f64) -> f64 {
     if whole > 0.0 { (part / whole).min(1.0) } else { 1.0 }
 }
@@ -159,17 +159,17 @@ fn weight_of(elements: &[Element]) -> f64 {
     elements.iter().map(|element| element.weight as f64).sum()
 }
 
-/// Bytes that a group of images takes when what they share is kept once, and when it is not.
+/// Bytes that a group of images takes with and without sharing of common content.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
 pub struct Held {
-    /// Each image in full (its distinct content).
+    /// Without sharing: the distinct content of each image.
     pub apart: f64,
-    /// The union.
+    /// With sharing: the union.
     pub together: f64,
 }
 
 impl Held {
-    /// Of a group of views; the sample is the coarsest member's.
+    /// Computes it for a group of views, at the coarsest member's sampling rate.
     pub fn of<'a>(views: impl Iterator<Item = &'a View> + Clone) -> Self {
         let mut held = Self::default();
         let parts = views.clone().map(|view| view.parts.len()).max().unwrap_or(0);
@@ -187,7 +187,7 @@ impl Held {
         held
     }
 
-    /// What is saved.
+    /// Bytes saved by sharing.
     pub fn saved(&self) -> f64 {
         self.apart - self.together
     }

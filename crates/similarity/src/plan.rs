@@ -1,8 +1,8 @@
-//! Plans: which images go to one host or into one wave, so that they share most. Knows images as views, and
-//! no host.
+//! Plans: the assignment of images to hosts or waves with the most sharing. Knows images as views, and no
+//! host.
 //!
 //! Groups are filled greedily in several orders (clusters first), then improved by moves and swaps; the best
-//! is kept. Each plan is told beside what chance would save under the same bounds.
+//! result is kept. Each plan is reported beside the savings of random plans under the same bounds.
 
 use crate::hash::mix;
 use crate::measure::{Held, View};
@@ -16,7 +16,7 @@ const RANDOM_PLANS: u64 = 64;
 const SHUFFLED_STARTS: u64 = 8;
 /// Rounds of improvement, at most.
 const MAX_ROUNDS: usize = 50;
-/// Images up to which swaps are tried, not only moves.
+/// Largest number of images for which swaps are tried besides moves.
 const MAX_SWAPPED: usize = 256;
 
 /// An image to be placed.
@@ -26,23 +26,23 @@ pub struct Item {
     pub id: ImageId,
     /// Its content.
     pub view: Arc<View>,
-    /// What it takes of a group's capacity, in bytes.
+    /// Its share of a group's capacity, in bytes.
     pub bytes: f64,
 }
 
-/// What bounds a group.
+/// The bound of a group.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Bound {
-    /// Bytes: the sum of what its images take.
+    /// Bytes: the sum of its images' `bytes`.
     Bytes(f64),
     /// Number of images.
     Images(usize),
 }
 
-/// A plan that cannot be made.
+/// An error that prevents a plan.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum PlanError {
-    /// There is nothing to place, or nowhere.
+    /// There are no images, or no groups.
     #[error("a plan needs at least one image and one group")]
     Nothing,
     /// An image is larger than a group.
@@ -50,40 +50,40 @@ pub enum PlanError {
         "an image takes {bytes:.0} bytes and a host has {capacity:.0}; give hosts more memory or leave it out"
     )]
     TooLarge {
-        /// Which.
+        /// The image.
         image: ImageId,
-        /// What it takes.
+        /// Bytes of the image.
         bytes: f64,
-        /// What a group has.
+        /// Bytes of a group.
         capacity: f64,
     },
-    /// They do not fit together.
+    /// The images do not fit together.
     #[error(
         "{groups} hosts of {capacity:.0} bytes have no room for {bytes:.0} of images; give more or larger \
         ones"
     )]
     NoRoom {
-        /// What all take.
+        /// Bytes of all images.
         bytes: f64,
         /// Number of groups.
         groups: usize,
-        /// What a group has.
+        /// Bytes of a group.
         capacity: f64,
     },
 }
 
-/// Which image goes where, and what that saves.
+/// An assignment of images to groups, with its savings.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Plan {
     /// The images of each group.
     pub groups: Vec<Vec<ImageId>>,
-    /// What each group holds, apart and together.
+    /// Bytes that each group holds, apart and together.
     pub held: Vec<Held>,
     /// Bytes saved in all groups.
     pub saved: f64,
-    /// What plans by chance save under the same bounds.
+    /// Savings of random plans under the same bounds.
     pub random: Chance,
-    /// Bytes saved when images are dealt out in turn, if that keeps the bound.
+    /// Bytes saved by round-robin assignment, if that keeps the bound.
     pub round_robin: Option<f64>,
 }
 
@@ -92,15 +92,15 @@ pub struct Plan {
 pub struct Chance {
     /// Their mean.
     pub mean: f64,
-    /// The least.
+    /// The smallest.
     pub least: f64,
-    /// The most.
+    /// The largest.
     pub most: f64,
-    /// How many could be made.
+    /// Number of random plans that could be made.
     pub plans: u64,
 }
 
-/// Puts `items`, given in the order of their clusters, into at most `groups` groups.
+/// Assigns `items`, given in the order of their clusters, to at most `groups` groups.
 ///
 /// # Errors
 /// If they do not fit.
@@ -151,7 +151,7 @@ fn no_room(items: &[Item], groups: usize, bound: Bound) -> PlanError {
     }
 }
 
-/// Migration in `waves` waves of as equal numbers of images as can be.
+/// Plans migration in `waves` waves of nearly equal numbers of images.
 ///
 /// # Errors
 /// If there is nothing to plan.
@@ -171,7 +171,7 @@ fn shuffled(count: usize, seed: u64) -> Vec<usize> {
     order
 }
 
-/// What plans by chance save: images in a random order, each to a random group with room.
+/// Savings of random plans: images in a random order, each to a random group with room.
 fn chance(items: &[Item], groups: usize, bound: Bound) -> Chance {
     let saved: Vec<f64> = (0..RANDOM_PLANS)
         .filter_map(|seed| {
@@ -190,12 +190,12 @@ fn chance(items: &[Item], groups: usize, bound: Bound) -> Chance {
     }
 }
 
-/// To which group with room an image goes.
+/// The choice of a group among those with room.
 #[derive(Clone, Copy)]
 enum Choice {
-    /// The one with which it shares most.
+    /// The group with the largest common content.
     Best,
-    /// Any, from a seed.
+    /// A random group, by a seed.
     Any(u64),
 }
 
@@ -221,7 +221,7 @@ impl<'a> State<'a> {
         }
     }
 
-    /// Places the items in `order`; `None` if one finds no room.
+    /// Places the items in `order`; `None` if one of them finds no room.
     fn fill(items: &'a [Item], groups: usize, bound: Bound, order: &[usize], choice: Choice) -> Option<Self> {
         let mut state = Self::empty(items, groups, bound);
         for item in order {
@@ -235,7 +235,7 @@ impl<'a> State<'a> {
                 }
                 Choice::Best => open.into_iter().max_by(|a, b| {
                     let gain = |group: usize| state.gain(group, *item);
-                    // Of equals the emptier one.
+                    // Among equals the emptier one.
                     let emptier = || state.groups[*b].bytes.total_cmp(&state.groups[*a].bytes);
                     gain(*a).total_cmp(&gain(*b)).then_with(emptier)
                 })?,
@@ -257,7 +257,7 @@ impl<'a> State<'a> {
         Some(state)
     }
 
-    /// Whether a group has room for an item when another leaves it.
+    /// Whether a group has room for an item after `leaves` has left it.
     fn has_room(&self, group: usize, item: usize, leaves: Option<usize>) -> bool {
         let group = &self.groups[group];
         match self.bound {
@@ -269,12 +269,12 @@ impl<'a> State<'a> {
         }
     }
 
-    /// Bytes that an item shares with a group.
+    /// Bytes that an item would share with a group.
     fn gain(&self, group: usize, item: usize) -> f64 {
         self.groups[group].union.overlap(&self.items[item].view).shared
     }
 
-    /// Bytes that a member shares with the others of its group.
+    /// Bytes that a member shares with the rest of its group.
     fn loss(&self, group: usize, item: usize) -> f64 {
         self.groups[group].union.shared_by(&self.items[item].view, 2)
     }
@@ -293,7 +293,7 @@ impl<'a> State<'a> {
         group.bytes -= self.items[item].bytes;
     }
 
-    /// Moves and swaps images until none helps.
+    /// Moves and swaps images until no change helps.
     fn improve(&mut self) {
         for _ in 0..MAX_ROUNDS {
             let mut better = self.move_some();
@@ -306,7 +306,7 @@ impl<'a> State<'a> {
         }
     }
 
-    /// A gain that is no rounding error.
+    /// Whether a gain exceeds rounding errors.
     fn worth(&self, gain: f64) -> bool {
         gain > 1.0
     }
@@ -343,7 +343,7 @@ impl<'a> State<'a> {
         better
     }
 
-    /// Swaps a member of a group with the member of another that helps most, if one does.
+    /// Swaps a member of a group with the member of another that gains most, if any gains.
     fn swap_best(&mut self, one: usize, other: usize, item: usize) -> bool {
         let loss = self.loss(one, item);
         self.take(one, item);
@@ -414,7 +414,7 @@ mod tests {
     use super::*;
     use crate::sketch::{Element, Sketch};
 
-    /// Images of families: a base, what the family has, and what is its own.
+    /// Images of families: a common base, content of the family, and content of their own.
     fn items(count: u32, families: u32) -> Vec<Item> {
         (0..count)
             .map(|n| {
@@ -437,7 +437,7 @@ mod tests {
             .collect()
     }
 
-    /// The most that any assignment saves.
+    /// The largest saving of any assignment.
     fn best_of_all(items: &[Item], groups: usize, bound: Bound) -> f64 {
         let of_mask = |mask: usize| -> Option<f64> {
             let members = || items.iter().enumerate().filter(|(n, _)| mask >> n & 1 == 1);

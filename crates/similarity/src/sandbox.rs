@@ -1,10 +1,10 @@
-//! Parses an image in a process without rights: no files, no sockets, no other programs, bounded memory and
+//! Parses an image in an unprivileged process: no files, no sockets, no other programs, bounded memory and
 //! time.
 //!
 //! The parent opens the image and starts a *worker* (its own program with an argument of the caller's
-//! choice), whose standard input is the image and whose standard output takes the profile. The worker gives
-//! up everything but reading the one and writing the other before it looks at a byte. What it answers is
-//! checked like any input, as it may have been taken over.
+//! choice), whose standard input is the image and whose standard output takes the profile. Before it looks at
+//! a byte, the worker gives up all rights except reading the one and writing the other. Its answer is checked
+//! like any input, as an attacker may control the worker.
 
 use crate::image::{Form, Profile};
 use crate::input::disk::OfFile;
@@ -28,16 +28,16 @@ const MAX_ANSWER_BYTES: u64 = 64 << 20;
 const MAX_MESSAGE_BYTES: usize = 512;
 const MAGIC: [u8; 4] = *b"VPRF";
 
-/// How a worker is started.
+/// The command line of a worker.
 #[derive(Debug, Clone)]
 pub struct Worker {
-    /// The program, as a rule one's own.
+    /// The program, usually the caller's own.
     pub program: PathBuf,
-    /// Arguments that lead it to [`work`].
+    /// Arguments that make it call [`work`].
     pub arguments: Vec<OsString>,
 }
 
-/// Why a worker gave no profile.
+/// The reason why a worker returned no profile.
 #[derive(Debug, thiserror::Error)]
 pub enum SandboxError {
     /// It could not be started.
@@ -49,17 +49,17 @@ pub enum SandboxError {
     /// It took too long.
     #[error("parsing took longer than {0:?}")]
     Time(Duration),
-    /// It answered what is no profile.
+    /// Its answer is not a valid profile.
     #[error("the process that parsed it gave no sensible answer")]
     Answer,
 }
 
 impl Worker {
-    /// The profile of an image. One that a worker cannot parse is compared by blocks, by another worker that
-    /// parses nothing.
+    /// Returns the profile of an image. An image that a worker cannot parse is compared by blocks, by another
+    /// worker that parses nothing.
     ///
     /// # Errors
-    /// If that fails too.
+    /// If the second worker fails too.
     pub fn profile(&self, name: &str, image: &File, limits: &Limits) -> Result<Profile, SandboxError> {
         match self.ask(name, image, limits, false) {
             Ok(profile) => Ok(profile),
@@ -85,7 +85,7 @@ impl Worker {
             .spawn()
             .map_err(SandboxError::Start)?;
         let answer = wait(&mut child, limits.time + Duration::from_secs(5));
-        // However it went: nothing of it is left.
+        // Whatever the outcome, the worker is killed and reaped.
         let _ = child.kill();
         let _ = child.wait();
         let mut profile = answer?;
@@ -94,7 +94,7 @@ impl Worker {
     }
 }
 
-/// Reads the answer of a worker until it ends or time is up.
+/// Reads the answer of a worker until it ends or the time is up.
 fn wait(child: &mut Child, time: Duration) -> Result<Profile, SandboxError> {
     let (Some(output), Some(errors)) = (child.stdout.take(), child.stderr.take()) else {
         return Err(SandboxError::Answer);
@@ -103,7 +103,7 @@ fn wait(child: &mut Child, time: Duration) -> Result<Profile, SandboxError> {
     let read = |from: Box<dyn Read + Send>, most: u64| {
         std::thread::spawn(move || {
             let mut bytes = Vec::new();
-            // A worker that is killed ends its output: what there is counts.
+            // A killed worker ends its output: the bytes so far count.
             let _ = from.take(most).read_to_end(&mut bytes);
             bytes
         })
@@ -111,7 +111,7 @@ fn wait(child: &mut Child, time: Duration) -> Result<Profile, SandboxError> {
     let answer = read(Box::new(output), MAX_ANSWER_BYTES + 1);
     let message = read(Box::new(errors), MAX_MESSAGE_BYTES as u64);
     let status = loop {
-        // One that fills its pipe beyond what is read blocks; time ends that too.
+        // A worker that fills its pipe beyond the limit blocks; the timeout ends it too.
         match child.try_wait() {
             Ok(Some(status)) => break status,
             Ok(None) if Instant::now() < until => std::thread::sleep(Duration::from_millis(2)),
@@ -149,7 +149,7 @@ fn decode(bytes: &[u8]) -> Option<Profile> {
     profile.is_sound().then_some(profile)
 }
 
-/// What a worker is told, and reads again in [`work`].
+/// Arguments for a worker, which [`work`] parses.
 fn arguments(limits: &Limits, blocks: bool) -> [String; 7] {
     [
         limits.time.as_millis().to_string(),
@@ -181,7 +181,7 @@ fn parse_arguments(arguments: &[String]) -> Option<(Limits, bool)> {
     Some((limits, blocks == 1))
 }
 
-/// What a worker does: its program calls this with the arguments that follow [`Worker::arguments`].
+/// Runs a worker: its program calls this with the arguments that follow [`Worker::arguments`].
 pub fn work(arguments: &[String]) -> ExitCode {
     match try_work(arguments) {
         Ok(answer) => match std::io::stdout().write_all(&answer) {
@@ -210,10 +210,10 @@ fn try_work(arguments: &[String]) -> Result<Vec<u8>, InputError> {
     Ok(encode(&profile))
 }
 
-/// Gives up all rights but reading and writing what is open, for the whole process and for good.
+/// Gives up all rights except reading and writing open files, for the whole process and permanently.
 ///
 /// # Errors
-/// If the kernel refuses that. Nothing must be parsed then.
+/// If the kernel refuses. Nothing must be parsed then.
 pub fn confine(limits: &Limits) -> Result<(), Box<dyn std::error::Error>> {
     use rustix::process::{Resource, Rlimit, setrlimit};
     let most = |value| Rlimit {
@@ -236,7 +236,7 @@ pub fn confine(limits: &Limits) -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// System calls that are left: reading, writing, memory that is not to be executed, time, and the end.
+/// Permitted system calls: reading, writing, memory that is not executable, time, and exit.
 fn rules() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::BackendError> {
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> = [
         libc::SYS_read,
@@ -269,7 +269,7 @@ fn rules() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::BackendError>
         )?;
         rules.insert(call, vec![SeccompRule::new(vec![not_executable])?]);
     }
-    // The standard library looks whether a descriptor that it closes is open (with debug assertions).
+    // The standard library checks that a descriptor is open before it closes it (with debug assertions).
     let only_looked_at =
         SeccompCondition::new(1, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, libc::F_GETFD as u64)?;
     rules.insert(libc::SYS_fcntl, vec![SeccompRule::new(vec![only_looked_at])?]);

@@ -1,4 +1,4 @@
-//! What is nearest to an image, and where the two differ: for troubleshooting (section 4.2.3).
+//! The nearest images to an image, and their differences: for troubleshooting (section 4.2.3).
 
 use crate::image::{Package, Profile};
 use crate::manifest::Manifest;
@@ -6,7 +6,7 @@ use crate::measure::{Overlap, View};
 use crate::tree::ImageId;
 use serde::Serialize;
 
-/// An image beside another.
+/// An image compared with the requested one.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Near {
     /// Its number.
@@ -19,7 +19,7 @@ pub struct Near {
     pub s: f64,
     /// Estimated bytes that both have.
     pub shared_bytes: f64,
-    /// Estimated bytes that only the asked-for image has.
+    /// Estimated bytes that only the requested image has.
     pub only_here_bytes: f64,
     /// Estimated bytes that only the other has.
     pub only_there_bytes: f64,
@@ -68,7 +68,7 @@ pub struct OtherArea {
     pub there: (u64, u64),
 }
 
-/// Where two images differ.
+/// The differences of two images.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct Difference {
     /// Packages that only the first has.
@@ -82,7 +82,7 @@ pub struct Difference {
 }
 
 impl Difference {
-    /// Between two images.
+    /// Compares two images.
     pub fn of(here: &Profile, there: &Profile) -> Self {
         let mut difference = Self::default();
         difference.add_packages(&here.packages, &there.packages);
@@ -101,7 +101,7 @@ impl Difference {
         difference
     }
 
-    /// Both lists are sorted by name.
+    /// Adds the differing packages. Both lists are sorted by name.
     fn add_packages(&mut self, here: &[Package], there: &[Package]) {
         let (mut i, mut j) = (0, 0);
         loop {

@@ -9,9 +9,9 @@
 use crate::hash::{HashedMap, mix};
 use serde::{Deserialize, Serialize};
 
-/// Elements that a sketch holds at most, if nothing else is asked. An image of 4 KiB blocks is sampled at
-/// 1/64 from 1 GiB of distinct content on; a share is then off by 0.008 (one standard deviation, for the
-/// worst share of one half).
+/// Default limit of the elements in a sketch. An image of 4 KiB blocks is sampled at 1/64 from 1 GiB of
+/// distinct content on; a share is then off by 0.008 (one standard deviation, for the worst share of one
+/// half).
 pub const DEFAULT_ELEMENTS: usize = 8192;
 
 /// Rate of a sample: 1/2^k of all hashes.
@@ -19,7 +19,7 @@ pub const DEFAULT_ELEMENTS: usize = 8192;
 pub struct Rate(u8);
 
 impl Rate {
-    /// Everything.
+    /// Every element.
     pub const ALL: Self = Self(0);
     /// The coarsest: one hash in 2^40.
     pub const MAX: Self = Self(40);
@@ -34,12 +34,12 @@ impl Rate {
         self.0
     }
 
-    /// Whether an element of this hash is in the sample.
+    /// Whether an element with this hash is in the sample.
     pub const fn holds(self, hash: u64) -> bool {
         self.0 == 0 || hash >> (64 - self.0) == 0
     }
 
-    /// How many elements one in the sample stands for.
+    /// Number of elements that one in the sample stands for.
     pub const fn scale(self) -> f64 {
         (1u64 << self.0) as f64
     }
@@ -68,7 +68,7 @@ pub struct Sketch {
 }
 
 impl Sketch {
-    /// The whole of a small set of elements; the first of equal hashes counts.
+    /// Makes the sketch of a small set of elements, all of them sampled; the first of equal hashes counts.
     pub fn of(elements: impl IntoIterator<Item = Element>) -> Self {
         let mut builder = SketchBuilder::new(usize::MAX);
         elements.into_iter().for_each(|element| builder.add(element));
@@ -85,7 +85,7 @@ impl Sketch {
         &self.elements
     }
 
-    /// The elements that a sample of `rate` has too; all of them when `rate` is finer than this sketch's.
+    /// The elements that a sample of `rate` also holds; all of them if `rate` is finer than this sketch's.
     pub fn at(&self, rate: Rate) -> &[Element] {
         if rate <= self.rate {
             return &self.elements;
@@ -94,7 +94,7 @@ impl Sketch {
         &self.elements[..end]
     }
 
-    /// The longest prefix of the sample that a rate chooses and that has at most `limit` elements.
+    /// The longest prefix of the sample that some rate selects and that has at most `limit` elements.
     pub fn prefix(&self, limit: usize) -> &[Element] {
         let mut rate = self.rate;
         while self.at(rate).len() > limit && rate < Rate::MAX {
@@ -108,7 +108,7 @@ impl Sketch {
         self.elements.iter().map(|e| e.weight as f64).sum::<f64>() * self.rate.scale()
     }
 
-    /// A number over all elements that were added, sampled or not, in any order: equal for equal images.
+    /// A number over all added elements, sampled or not, in any order: equal for equal images.
     pub const fn fingerprint(&self) -> u64 {
         self.fingerprint
     }
@@ -118,7 +118,7 @@ impl Sketch {
         self.elements.is_empty() && self.fingerprint == 0
     }
 
-    /// Whether it is as a builder makes it: sorted, distinct, within its rate. For sketches that came from
+    /// Whether it satisfies a builder's invariants: sorted, distinct, within its rate. For sketches from
     /// elsewhere.
     pub fn is_sound(&self) -> bool {
         self.rate <= Rate::MAX
@@ -137,7 +137,7 @@ pub struct SketchBuilder {
 }
 
 impl SketchBuilder {
-    /// A builder whose sketch holds at most `limit` elements (at least one).
+    /// A builder of a sketch with at most `limit` elements (at least one).
     pub fn new(limit: usize) -> Self {
         Self {
             limit: limit.max(1),
@@ -147,9 +147,9 @@ impl SketchBuilder {
         }
     }
 
-    /// Adds an element; of equal hashes the first one's weight counts.
+    /// Adds an element; the first weight of equal hashes counts.
     pub fn add(&mut self, element: Element) {
-        // A sum does not depend on the order; mixed, so that related hashes do not cancel out.
+        // A sum does not depend on the order; hashes are mixed, so that related ones do not cancel out.
         self.fingerprint = self.fingerprint.wrapping_add(mix(element.hash) | 1);
         if !self.rate.holds(element.hash) {
             return;
@@ -158,7 +158,7 @@ impl SketchBuilder {
         self.keep_limit();
     }
 
-    /// Adds what another sketch holds. The rate becomes the coarser of the two.
+    /// Adds the elements of another sketch. The rate becomes the coarser of the two.
     pub fn merge(&mut self, other: &Sketch) {
         self.fingerprint = self.fingerprint.wrapping_add(other.fingerprint);
         if other.rate > self.rate {
@@ -180,7 +180,7 @@ impl SketchBuilder {
         }
     }
 
-    /// The sketch of what was added.
+    /// Returns the sketch of the added elements.
     pub fn finish(self) -> Sketch {
         let mut elements: Vec<_> = self
             .chosen

@@ -1,5 +1,5 @@
-//! Operations of a workload as one transaction of the library. Owns the names within the group; what it may
-//! hold is the library's.
+//! Operations of a workload as one transaction of the library. Owns the names within the group; the library
+//! decides which operations a transaction takes.
 
 use crate::lookup::{find, open};
 use crate::model::LINK_TARGET;
@@ -10,7 +10,7 @@ use varve_libfs::{Errno, Fs, Made, OpenFile, Transaction, TxDir, TxFile};
 
 type Outcome<T> = Result<T, Errno>;
 
-/// What a path stands for amid the group.
+/// The meaning of a path amid the group.
 #[derive(Clone)]
 enum Thing {
     Made(Made),
@@ -22,14 +22,14 @@ struct Group<'f> {
     fs: &'f Fs,
     transaction: Transaction,
     things: HashMap<Path, Thing>,
-    /// Sizes amid the group: where appends go.
+    /// Sizes amid the group, which determine the offsets of appends.
     sizes: HashMap<Path, u64>,
 }
 
 /// Carries all of `ops` out in one transaction as the superuser.
 ///
 /// # Errors
-/// What the file system said; EOPNOTSUPP for an operation that no transaction takes.
+/// The file system's error; EOPNOTSUPP for an operation that no transaction takes.
 pub(crate) fn together(fs: &Fs, ops: &[Op]) -> Outcome<()> {
     let mut group = Group {
         fs,

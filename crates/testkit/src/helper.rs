@@ -1,5 +1,5 @@
-//! A second thread of a process that takes turns: what it is given it does while the one who gave it waits.
-//! Owns handing work over; refuses to know what the work is.
+//! A second thread of a process that takes turns: it does work while the caller waits. Owns handing work
+//! over; refuses to know the work.
 
 use crate::turns::Turns;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,17 +17,17 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// See the module. It ends when this is dropped.
+/// A second thread. It ends when this is dropped.
 pub(crate) struct Helper {
     desk: Arc<Mutex<Desk>>,
     turns: Arc<Turns>,
 }
 
 impl Helper {
-    /// Starts it, in a process or in none.
+    /// Starts the thread, in a process or in none.
     ///
     /// # Errors
-    /// The system has no thread to spare.
+    /// The system cannot start a thread.
     pub(crate) fn start(turns: &Arc<Turns>, process: Option<usize>) -> std::io::Result<Self> {
         let desk = Arc::new(Mutex::new(Desk::default()));
         let (own, its_turns) = (Arc::clone(&desk), Arc::clone(turns));
@@ -38,8 +38,8 @@ impl Helper {
         })
     }
 
-    /// Has it do `work`, and waits for that. `None`: it came to no end, since the thread panicked or the run
-    /// is over.
+    /// Runs `work` in the thread and waits for it. Returns `None` if the work did not finish: the thread
+    /// panicked or the run is over.
     pub(crate) fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
         let slot = Arc::new(Mutex::new(None));
         let own = Arc::clone(&slot);

@@ -1,7 +1,7 @@
-//! A kernel above a mount: its page cache and what it caches of names and sizes, as Linux' FUSE keeps them
-//! (`libfs::lease::above` says what that rests on). Programs of the mount call it; it calls the mount as the
-//! shim does, and drops what the mount has it drop. Owns pages, their locks, and what runs out when; refuses
-//! to know leases, and how long an answer is cached.
+//! A kernel above a mount: its page cache and its cache of names and sizes, as Linux' FUSE keeps them
+//! (`libfs::lease::above` states the assumptions). Programs of the mount call it; it calls the mount as the
+//! shim does, and drops the pages that the mount invalidates. Owns pages, their locks, and expiry times;
+//! refuses to know leases, and the length of a timeout.
 
 use crate::turns::Turns;
 use crate::wire::RigClock;
@@ -15,11 +15,11 @@ use varve_libfs::{CacheObserver, Errno, Fs, KernelCall, OpenFile, PageUse};
 
 /// Bytes of a page.
 pub const PAGE_BYTES: usize = 4096;
-/// Between two looks at a lock.
+/// Time between two attempts to take a lock.
 const LOOK: Duration = Duration::from_millis(5);
-/// A buffered write is under way: none beside it. Those past the pages go side by side.
+/// Marks a buffered write in progress, which excludes others. Writes past the pages run concurrently.
 const BUFFERED: u32 = u32::MAX;
-/// Most turns of others at a point where another thread may come between.
+/// Most turns of others at a point where another thread may run.
 const BETWEEN_MAX: u64 = 12;
 
 type Page = Box<[u8; PAGE_BYTES]>;
@@ -51,28 +51,28 @@ impl Default for Cached {
 #[derive(Default)]
 struct Caches {
     pages: BTreeMap<(InodeKey, u64), Cached>,
-    /// Sizes, and until when they are cached.
+    /// Cached sizes, with their expiry.
     sizes: BTreeMap<InodeKey, Option<(u64, u64)>>,
-    /// Names in the root, which size the file has (`None`: there is none), and until when that is cached.
+    /// Cached names in the root: the size of the file (`None`: there is no such file), and the expiry.
     names: BTreeMap<&'static str, Option<(Option<u64>, u64)>>,
-    /// The inodes' locks: how many writes past the pages are under way, or [`BUFFERED`].
+    /// The inodes' locks: the number of writes past the pages in progress, or [`BUFFERED`].
     writes: BTreeMap<InodeKey, u32>,
 }
 
-/// See the module.
+/// A simulated kernel. See the module.
 pub struct Kernel {
     turns: Arc<Turns>,
     clock: Arc<RigClock>,
     caches: Mutex<Caches>,
     orders: AtomicU64,
-    /// Reads that were answered from the cache.
+    /// Reads answered from the cache.
     pub hits: AtomicU64,
-    /// Pages that the mount had dropped.
+    /// Pages dropped at the mount's request.
     pub dropped: AtomicU64,
 }
 
 impl Kernel {
-    /// Nothing is cached.
+    /// A kernel with empty caches.
     #[must_use]
     pub fn new(turns: &Arc<Turns>, clock: &Arc<RigClock>) -> Self {
         Self {
@@ -89,7 +89,7 @@ impl Kernel {
         self.caches.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where another thread may come between.
+    /// A point at which another thread may run.
     fn between(&self) {
         let turns = self.turns.draw(BETWEEN_MAX);
         self.turns.step_aside(turns);
@@ -101,7 +101,7 @@ impl Kernel {
         KernelCall::new(usage, order, offset, len).by_clock(&*self.clock)
     }
 
-    /// Waits until the page is not locked, and then does something.
+    /// Waits until the page is not locked, then calls `then`.
     fn when_unlocked<T>(&self, place: (InodeKey, u64), then: impl FnOnce(&mut Caches) -> T) -> T {
         loop {
             let mut caches = self.lock();
@@ -152,7 +152,7 @@ impl Kernel {
     /// Eight bytes of a page, read through the cache.
     ///
     /// # Errors
-    /// The mount's.
+    /// The mount's error.
     pub fn read_word(&self, file: &OpenFile, page: u64, at: usize) -> Result<u64, Errno> {
         let place = (file.key(), page);
         let hit = self.when_unlocked(place, |caches| {
@@ -183,7 +183,7 @@ impl Kernel {
     /// Writes within a page, through the cache.
     ///
     /// # Errors
-    /// The mount's.
+    /// The mount's error.
     pub fn write(&self, file: &OpenFile, page: u64, at: usize, data: &[u8]) -> Result<(), Errno> {
         let key = file.key();
         self.lock_inode(key, true);
@@ -207,10 +207,11 @@ impl Kernel {
         done.map(drop)
     }
 
-    /// Writes within a page past the cache, as Linux 6.6 and later: the page is dropped before the call.
+    /// Writes within a page, bypassing the cache, as Linux 6.6 and later: the page is dropped before the
+    /// call.
     ///
     /// # Errors
-    /// The mount's.
+    /// The mount's error.
     pub fn write_past(&self, file: &OpenFile, page: u64, at: usize, data: &[u8]) -> Result<(), Errno> {
         let offset = page * PAGE_BYTES as u64 + at as u64;
         self.lock_inode(file.key(), false);
@@ -221,8 +222,7 @@ impl Kernel {
         done.map(drop)
     }
 
-    /// What the kernel caches, or is told by an operation of the mount and caches for as long as the
-    /// answer says.
+    /// Returns the cached value, or calls `operation` and caches its value until the answer expires.
     fn look<T: Copy>(
         &self,
         fs: &Fs,
@@ -250,16 +250,16 @@ impl Kernel {
     /// The size of a file as programs see it.
     ///
     /// # Errors
-    /// The mount's.
+    /// The mount's error.
     pub fn size(&self, fs: &Fs, key: InodeKey) -> Result<u64, Errno> {
         let size = || Ok(fs.getattr(key)?.size_bytes);
         self.look(fs, |caches| caches.sizes.entry(key).or_default(), size)
     }
 
-    /// The size of the file that has a name in the root, `None` if none has it, as programs see it.
+    /// The size of the file with a name in the root, as programs see it; `None` if there is none.
     ///
     /// # Errors
-    /// The mount's.
+    /// The mount's error.
     pub fn size_of_name(&self, fs: &Fs, name: &'static str) -> Result<Option<u64>, Errno> {
         let size = || match fs.lookup(fs.root(), name.as_bytes(), &Cred::root()) {
             Ok(attr) => Ok(Some(attr.size_bytes)),

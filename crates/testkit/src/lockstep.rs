@@ -1,5 +1,5 @@
-//! Lockstep: the same random steps on the model and on sessions of one pool; every result and, now and then,
-//! the whole tree must be equal. Owns steps, comparison and shrinking; refuses to know how the file system is
+//! Lockstep: random steps run on the model and on sessions of one pool; every result and, now and then, the
+//! whole tree must be equal. Owns steps, comparison and shrinking; refuses to know how the file system is
 //! built.
 
 use crate::model::Model;
@@ -15,9 +15,9 @@ use varve_libfs::{Errno, Fs};
 pub enum LockstepStep {
     /// An operation by one of the sessions.
     Op(usize, Op),
-    /// Everything in the logs is digested.
+    /// Digests all logs.
     Digest,
-    /// Time passes and the daemon looks around.
+    /// Time passes and the daemon ticks.
     Tick(u64),
     /// All sessions are sealed by force; the clients resume.
     Seal,
@@ -25,9 +25,9 @@ pub enum LockstepStep {
     Restart,
     /// The session is ended properly and another one takes its place.
     Remount(usize),
-    /// Some metadata goes to slower tiers, and the journal is emptied.
+    /// Some metadata is demoted, and the journal is emptied.
     Checkpoint,
-    /// All sessions see the model's tree, and the pool is sound.
+    /// Requires that all sessions see the model's tree and that the pool is sound.
     Compare,
 }
 
@@ -40,7 +40,7 @@ impl fmt::Display for LockstepStep {
     }
 }
 
-/// What a run did.
+/// Counts of a run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LockstepStats {
     /// Operations carried out.
@@ -53,12 +53,12 @@ pub struct LockstepStats {
     pub resumed: u64,
     /// Operations that the daemon did.
     pub forwarded: u64,
-    /// Blocks of metadata that went to slower tiers.
+    /// Blocks of metadata demoted to slower tiers.
     pub cooled: u64,
 }
 
 impl LockstepStats {
-    /// Adds another run's.
+    /// Adds the counts of another run.
     pub fn add(&mut self, other: &Self) {
         self.ops += other.ops;
         self.refused += other.refused;
@@ -69,7 +69,7 @@ impl LockstepStats {
     }
 }
 
-/// Random steps of `sessions` sessions.
+/// Generates random steps of `sessions` sessions.
 #[must_use]
 pub fn steps(seed: u64, sessions: usize, count: usize) -> Vec<LockstepStep> {
     let mut rng = Rng::new(seed ^ 0x10c_5713);
@@ -98,7 +98,7 @@ pub fn steps(seed: u64, sessions: usize, count: usize) -> Vec<LockstepStep> {
     steps
 }
 
-/// The operations of a run, before and after which the file system was right, or what went wrong.
+/// A result, or a message on the failure.
 type Outcome<T> = Result<T, String>;
 
 fn compare(model: &Model, sessions: &[Fs], rig: &Rig) -> Outcome<usize> {
@@ -121,15 +121,15 @@ fn compare(model: &Model, sessions: &[Fs], rig: &Rig) -> Outcome<usize> {
 /// Carries one operation out on both; the results must be equal.
 ///
 /// # Errors
-/// Both results.
+/// Both results, if they differ.
 pub fn both(model: &mut Model, fs: &Fs, op: &Op) -> Result<bool, String> {
     both_by(model, op, || target::apply(fs, op))
 }
 
-/// The same; `carry_out` does it on the file system, in whatever thread.
+/// As [`both`]; `carry_out` runs the operation on the file system, in any thread.
 ///
 /// # Errors
-/// Both results.
+/// Both results, if they differ.
 pub(crate) fn both_by(
     model: &mut Model,
     op: &Op,
@@ -147,7 +147,7 @@ pub(crate) fn both_by(
 /// Runs steps on a new pool.
 ///
 /// # Errors
-/// The number of the step that failed (from 0), and how.
+/// The number of the failed step (from 0), and the failure.
 pub fn run(shape: Shape, sessions: usize, steps: &[LockstepStep]) -> Result<LockstepStats, (usize, String)> {
     let fail = |at: usize| move |why: String| (at, why);
     let rig = Rig::new(shape).map_err(|error| (0, error.to_string()))?;
@@ -210,7 +210,7 @@ pub fn run(shape: Shape, sessions: usize, steps: &[LockstepStep]) -> Result<Lock
     Ok(stats)
 }
 
-/// The fewest steps found that still fail, within `runs` attempts.
+/// Returns the fewest steps found that still fail, within `runs` attempts.
 #[must_use]
 pub fn shrink(shape: Shape, sessions: usize, steps: &[LockstepStep], runs: usize) -> Vec<LockstepStep> {
     shrink_with(steps, runs, |steps| {
@@ -218,7 +218,7 @@ pub fn shrink(shape: Shape, sessions: usize, steps: &[LockstepStep], runs: usize
     })
 }
 
-/// The same for steps of any kind; `fails` says at which one they fail.
+/// As [`shrink`], for steps of any kind; `fails` returns the step at which they fail.
 pub(crate) fn shrink_with<S: Clone>(
     steps: &[S],
     runs: usize,
@@ -252,7 +252,7 @@ pub(crate) fn shrink_with<S: Clone>(
     best
 }
 
-/// Runs a seed; on failure the message holds the seed and the shrunk steps.
+/// Runs a seed; on failure the message has the seed and the shrunk steps.
 ///
 /// # Errors
 /// The message.
@@ -312,7 +312,7 @@ mod tests {
 
     #[test]
     fn shrinking_keeps_only_what_is_needed() {
-        // Two sessions where there is one: the step fails, and nothing before it matters.
+        // No step fails, so `shrink` keeps all of them.
         let shape = Shape::small(SimMedium::Dax);
         let steps: Vec<_> = (0..6)
             .map(|_| LockstepStep::Op(0, Op::Create(vec!["f"])))

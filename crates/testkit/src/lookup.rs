@@ -11,7 +11,7 @@ const fn error(errno: i32) -> Errno {
     Errno(errno)
 }
 
-/// The inode at `path`; no symbolic link is followed.
+/// Returns the inode at `path`; no symbolic link is followed.
 ///
 /// # Errors
 /// As `lookup`.

@@ -1,5 +1,5 @@
-//! The reference file system: plain maps, POSIX semantics as `docs/reference/semantics.md` states them, the
-//! superuser as its only caller.
+//! The reference file system: plain maps, POSIX semantics as `docs/reference/semantics.md` states them, with
+//! the superuser as its only caller.
 
 use crate::ops::{Op, Path, RDEV, pattern, set_times};
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,7 +9,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 pub type NodeId = u64;
 const ROOT: NodeId = 1;
 
-/// What a node is.
+/// The content of a node, by its kind.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Body {
     File(Vec<u8>),
@@ -27,14 +27,14 @@ struct Node {
     gid: u32,
     links: u32,
     xattr: Option<Vec<u8>>,
-    /// As of [`Seen::mtime_ns`].
+    /// As [`Seen::mtime_ns`].
     mtime_ns: Option<i64>,
 }
 
 /// The target of every symbolic link that workloads make.
 pub const LINK_TARGET: &[u8] = b"some/where";
 
-/// What a path looks like from outside; two file systems with the same map are the same to a program.
+/// The visible attributes of a path; programs cannot distinguish two file systems with equal maps.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Seen {
     /// Full `st_mode`.
@@ -43,7 +43,7 @@ pub struct Seen {
     pub uid: u32,
     /// Group.
     pub gid: u32,
-    /// Links.
+    /// Number of links.
     pub links: u32,
     /// Length (of files and symbolic links).
     pub size: u64,
@@ -51,19 +51,19 @@ pub struct Seen {
     pub content: Vec<u8>,
     /// Value of `user.k`.
     pub xattr: Option<Vec<u8>>,
-    /// Device, 0 of all that is none.
+    /// Device number; 0 if it is not a device.
     pub rdev: u32,
-    /// Time of the last change, if that was set by hand and nothing changed since; `None`: the clock's, which
-    /// no model knows.
+    /// Modification time, if it was set explicitly and nothing changed since; `None` if it comes from the
+    /// clock, which no model knows.
     pub mtime_ns: Option<i64>,
-    /// First path (in order) with the same inode: who is a hard link of whom.
+    /// First path (in order) with the same inode: identifies hard links.
     pub same_as: String,
 }
 
-/// Everything that is seen, by path.
+/// All visible attributes, by path.
 pub type Tree = BTreeMap<String, Seen>;
 
-/// A number for a tree: equal trees have equal ones.
+/// Hash of a tree: equal trees have equal hashes.
 #[must_use]
 pub fn tree_hash(tree: &Tree) -> u64 {
     let mut hasher = DefaultHasher::new();
@@ -105,7 +105,7 @@ impl Model {
         Self::default()
     }
 
-    /// Nodes that are not the same in both.
+    /// Nodes that differ between the two.
     #[must_use]
     pub fn changed(&self, other: &Self) -> BTreeSet<NodeId> {
         let (here, there) = (self.nodes.keys(), other.nodes.keys());
@@ -123,7 +123,7 @@ impl Model {
         }
     }
 
-    /// The names of a directory, to change them.
+    /// Returns the names of a directory, for a change.
     fn names(&mut self, id: NodeId) -> &mut BTreeMap<String, NodeId> {
         let node = self.node_mut(id);
         node.mtime_ns = None;
@@ -143,7 +143,7 @@ impl Model {
             .unwrap_or_else(|| unreachable!("callers looked the node up"))
     }
 
-    /// The node at `path`; a final symbolic link is not followed.
+    /// Returns the node at `path`; a final symbolic link is not followed.
     fn find(&self, path: &Path) -> Outcome<NodeId> {
         let mut at = ROOT;
         for name in path {
@@ -172,7 +172,7 @@ impl Model {
         }
     }
 
-    /// The bytes of a file, to change them.
+    /// Returns the bytes of a file, for a change.
     fn content(&mut self, id: NodeId) -> &mut Vec<u8> {
         let node = self.node_mut(id);
         node.mtime_ns = None;
@@ -254,7 +254,7 @@ impl Model {
         }
         if let Some(victim) = victim {
             if self.is_dir(victim) && self.contains(victim, dir) {
-                // The old name lies below what would be replaced.
+                // The old name lies below the node that would be replaced.
                 return Err(if exchange { libc::EINVAL } else { libc::ENOTEMPTY });
             }
             if victim == moved {
@@ -327,7 +327,7 @@ impl Model {
                 self.content(id).resize(*size as usize, 0);
                 Ok(())
             }
-            // What lies beyond the end stays beyond it, and no byte of it is seen.
+            // Bytes beyond the end stay beyond it and are not visible.
             Op::Punch { path, offset, len } | Op::ZeroKeep { path, offset, len } => {
                 let id = self.file(path)?;
                 let content = self.content(id);
@@ -450,7 +450,7 @@ impl Model {
         }
     }
 
-    /// Everything that is seen.
+    /// All visible attributes.
     #[must_use]
     pub fn tree(&self) -> Tree {
         let mut tree = Tree::new();

@@ -1,9 +1,9 @@
-//! Operations of a workload, on names; the same list runs on the model and on a file system.
+//! Operations of a workload, on names; one list runs on the model and on a file system.
 
 use std::fmt;
 use std::ops::Range;
 
-/// A path below the root, as its names. Empty: the root itself.
+/// A path below the root, as a list of names. Empty: the root itself.
 pub type Path = Vec<&'static str>;
 
 /// One operation of a workload.
@@ -19,14 +19,14 @@ pub enum Op {
     Mkfifo(Path),
     /// Makes a character device, number [`RDEV`].
     Mknod(Path),
-    /// Makes a file without a name, writes `len` bytes of the pattern `seed` to it, and links it in: nobody
-    /// sees it empty.
+    /// Makes an unnamed file, writes `len` bytes of the pattern `seed` to it, and links it in: no other
+    /// caller sees it empty.
     Tmpfile {
         /// Its first name.
         path: Path,
         /// Bytes.
         len: u32,
-        /// Which bytes.
+        /// Number of the pattern.
         seed: u8,
     },
     /// Writes `len` bytes of the pattern `seed` at `offset` of an existing file.
@@ -37,7 +37,7 @@ pub enum Op {
         offset: u64,
         /// Bytes.
         len: u32,
-        /// Which bytes.
+        /// Number of the pattern.
         seed: u8,
     },
     /// Appends `len` bytes of the pattern `seed`.
@@ -46,7 +46,7 @@ pub enum Op {
         path: Path,
         /// Bytes.
         len: u32,
-        /// Which bytes.
+        /// Number of the pattern.
         seed: u8,
     },
     /// Sets the length.
@@ -56,7 +56,7 @@ pub enum Op {
         /// New length.
         size: u64,
     },
-    /// Makes a hole, keeps the size.
+    /// Punches a hole, keeps the size.
     Punch {
         /// File.
         path: Path,
@@ -107,7 +107,7 @@ pub enum Op {
     Unlink(Path),
     /// Removes an empty directory.
     Rmdir(Path),
-    /// Renames, replacing what is there.
+    /// Renames, replacing an existing target.
     Rename(Path, Path),
     /// Renames unless the new name is taken.
     RenameNoReplace(Path, Path),
@@ -118,9 +118,9 @@ pub enum Op {
     /// Changes owner and group.
     Chown(Path, u32, u32),
     /// Sets the times of the last change and the last read by [`set_times`] of these seconds since 1970,
-    /// which are none of [`CLOCK_SECS`].
+    /// which are outside [`CLOCK_SECS`].
     Utimens {
-        /// Any kind; a symbolic link is not followed.
+        /// A node of any kind; a symbolic link is not followed.
         path: Path,
         /// Seconds.
         secs: i64,
@@ -129,16 +129,16 @@ pub enum Op {
     SetXattr(Path, u16, u8),
     /// Removes `user.k`.
     RemoveXattr(Path),
-    /// Makes everything before it durable.
+    /// Makes all earlier operations durable.
     Fsync(Path),
-    /// All of these in one transaction, or none.
+    /// All of these operations in one transaction, or none.
     Together(Vec<Op>),
 }
 
 /// Device that [`Op::Mknod`] makes: `/dev/full`, in the kernel's own encoding.
 pub const RDEV: u32 = 0x107;
 
-/// Seconds since 1970 that a clock may show. All others were set by hand: a time tells by itself whether
+/// Seconds since 1970 that a clock may show. All others were set explicitly: a time shows by itself whether
 /// [`Op::Utimens`] set it.
 pub const CLOCK_SECS: Range<i64> = 1_000_000_000..4_000_000_000;
 
@@ -151,13 +151,13 @@ pub const fn set_times(secs: i64) -> (i64, i64) {
     (mtime_ns, mtime_ns + SECOND_NS)
 }
 
-/// The time, unless a clock may show it.
+/// Returns the time, unless a clock may show it.
 #[must_use]
 pub fn set_by_hand(time_ns: i64) -> Option<i64> {
     (!CLOCK_SECS.contains(&time_ns.div_euclid(SECOND_NS))).then_some(time_ns)
 }
 
-/// The bytes of pattern `seed` from `offset` on: they differ by position, so misplaced data is seen.
+/// The bytes of pattern `seed` from `offset` on: they differ by position, so that misplaced data is detected.
 #[must_use]
 pub fn pattern(seed: u8, offset: u64, len: usize) -> Vec<u8> {
     (0..len as u64)

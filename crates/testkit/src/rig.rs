@@ -1,5 +1,5 @@
 //! A whole pool in one process on a simulated machine: store, daemon, sessions; a manual clock, no background
-//! threads of the daemon. Owns starting, killing, and the machine's crash; refuses to know what is done in
+//! threads of the daemon. Owns starting, killing, and the machine's crash; refuses to know the work in
 //! between.
 
 use crate::turns::Turns;
@@ -23,37 +23,37 @@ const MIB: u64 = 1 << 20;
 /// Sizes and media of a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
-    /// Rules of NVM, journal and logs.
+    /// Rules of the media of NVM, journal and logs.
     pub medium: SimMedium,
     /// Bytes of NVM.
     pub nvm_bytes: u64,
     /// Bytes of the journal.
     pub journal_bytes: u64,
-    /// Bytes of the SSD and of the HDD; 0: none.
+    /// Bytes of the SSD and of the HDD; 0: there is neither.
     pub blocks_bytes: u64,
-    /// Where data goes, and what moves.
+    /// Placement of data.
     pub policy: Policy,
     /// `verify_nvm_reads` of the daemon's settings.
     pub verify_nvm: bool,
 }
 
-/// Where data goes, and what moves.
+/// Placement of new data, and moves between tiers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Policy {
-    /// New data of every inode to one of the tiers, so that all of them are in use; nothing moves.
+    /// New data of every inode goes to one of the tiers, so that all of them are in use; nothing moves.
     Scatter,
-    /// The same, and each step of placement moves data to the next tier, round and round.
+    /// As [`Self::Scatter`], and each step of placement moves data to the next tier, cyclically.
     Rotate,
-    /// The product's policy, with low marks, so that a small pool has something to move.
+    /// The product's policy, with low watermarks, so that a small pool has data to move.
     Hierarchy,
-    /// The product's policy with the product's marks and steps: a tier is left at 95 percent.
+    /// The product's policy with its own watermarks and steps: a tier is full at 95 percent.
     Product,
-    /// New data to SSD and HDD while they have room, by turns; nothing moves.
+    /// New data goes to SSD and HDD in turn while they have room; nothing moves.
     Slow,
 }
 
 impl Policy {
-    /// All of them.
+    /// All policies.
     pub const ALL: [Self; 5] = [
         Self::Scatter,
         Self::Rotate,
@@ -62,7 +62,7 @@ impl Policy {
         Self::Slow,
     ];
 
-    /// Settings, of which those of placement count.
+    /// Daemon settings, of which only those of placement are used.
     fn config(self) -> Config {
         match self {
             Self::Product => Config::default(),
@@ -90,7 +90,7 @@ impl Shape {
         }
     }
 
-    /// A smaller one, of which an image is checked faster.
+    /// A smaller pool, whose images are checked faster.
     #[must_use]
     pub const fn tiny(medium: SimMedium) -> Self {
         Self {
@@ -103,7 +103,7 @@ impl Shape {
         }
     }
 
-    /// The same pool, in which reads of NVM are compared with their checksums.
+    /// This shape, with reads of NVM verified by checksums.
     #[must_use]
     pub const fn verifying(self) -> Self {
         Self {
@@ -112,23 +112,23 @@ impl Shape {
         }
     }
 
-    /// The same pool with another policy.
+    /// This shape with another policy.
     #[must_use]
     pub const fn with(self, policy: Policy) -> Self {
         Self { policy, ..self }
     }
 }
 
-/// Why a pool could not be taken into service, or is not sound.
+/// Reason why a pool could not be started, or is not sound.
 #[derive(Debug, thiserror::Error)]
 pub enum RigError {
-    /// The store.
+    /// Error of the store.
     #[error("store: {0}")]
     Store(#[from] StoreError),
-    /// The daemon.
+    /// Error of the daemon.
     #[error("daemon: {0}")]
     Kernel(#[from] KernelError),
-    /// A mount.
+    /// Error of a mount.
     #[error("mount: {0}")]
     Mount(#[from] MountError),
     /// Structures or data are damaged.
@@ -136,7 +136,7 @@ pub enum RigError {
     Check(String),
 }
 
-/// See [`Policy::Slow`].
+/// The placement of [`Policy::Slow`].
 struct Slow;
 
 impl Placement for Slow {
@@ -149,12 +149,12 @@ impl Placement for Slow {
     }
 }
 
-/// See [`Policy::Scatter`] and [`Policy::Rotate`].
+/// The placement of [`Policy::Scatter`] and [`Policy::Rotate`].
 struct Scatter {
     rotate: bool,
 }
 
-/// Most files that one step of rotation looks at.
+/// Most files that one step of rotation examines.
 const ROTATED_MAX: usize = 64;
 
 impl Placement for Scatter {
@@ -164,7 +164,7 @@ impl Placement for Scatter {
             .filter(|tier| space.tiers[*tier as usize].total > 0)
             .collect();
         let dice = key.ino.0.wrapping_mul(0x9e37_79b9).wrapping_add(bytes / 4096);
-        // NVM most often: only there is metadata and data side by side.
+        // NVM most often: only NVM holds metadata and data side by side.
         let tier = there.get((dice % 5) as usize).copied().unwrap_or(Tier::Nvm);
         DataTarget::prefer(tier).with_reserve()
     }
@@ -205,11 +205,11 @@ impl Placement for Scatter {
 
 /// A pool with its daemon.
 pub struct Rig {
-    /// The machine.
+    /// The simulated machine.
     pub world: SimWorld,
-    /// Time.
+    /// The clock.
     pub clock: Arc<RigClock>,
-    /// Whose turn it is.
+    /// The scheduler of threads.
     pub turns: Arc<Turns>,
     shape: Shape,
     logs: Arc<SimLogs>,
@@ -220,22 +220,22 @@ pub struct Rig {
     tokens: Arc<AtomicU64>,
 }
 
-/// A mount of a rig, by number.
+/// Number of a mount of a rig.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct MountNo(usize);
 
 impl MountNo {
-    /// Number of its process among those that take turns.
+    /// Number of its process in [`Turns`].
     #[must_use]
     pub const fn number(self) -> usize {
         self.0
     }
 }
 
-/// The devices of a pool on a machine that nobody serves.
+/// Opens the devices of a pool on a machine without a daemon.
 ///
 /// # Errors
-/// One is missing.
+/// A device is missing.
 pub fn devices(world: &SimWorld) -> Result<Devices, RigError> {
     let region = |name: &str| {
         world
@@ -250,19 +250,19 @@ pub fn devices(world: &SimWorld) -> Result<Devices, RigError> {
     })
 }
 
-/// What goes wrong with which medium of a rig. Scripts are shared: a test fills them while the pool is in
-/// use. A restart of the daemon begins with devices that have not failed yet.
+/// Faults of each medium of a rig. Scripts are shared: a test fills them while the pool is in use. A restart
+/// of the daemon begins with devices that have not failed yet.
 #[derive(Clone, Default)]
 pub struct Faults {
-    /// NVM.
+    /// Faults of NVM.
     pub nvm: FaultScript,
-    /// Journal.
+    /// Faults of the journal.
     pub journal: FaultScript,
-    /// Logs of all sessions.
+    /// Faults of the logs of all sessions.
     pub log: FaultScript,
-    /// SSD.
+    /// Faults of the SSD.
     pub ssd: FaultScript,
-    /// HDD.
+    /// Faults of the HDD.
     pub hdd: FaultScript,
 }
 
@@ -278,14 +278,14 @@ impl Faults {
         }
     }
 
-    /// Nothing goes wrong any more (what has failed stays so until the next start).
+    /// Removes all faults (a failed device stays failed until the next start).
     pub fn clear(&self) {
         [&self.nvm, &self.journal, &self.log, &self.ssd, &self.hdd]
             .iter()
             .for_each(|script| script.clear());
     }
 
-    /// Faults that have happened.
+    /// Number of faults that have happened.
     #[must_use]
     pub fn fired(&self) -> u64 {
         [&self.nvm, &self.journal, &self.log, &self.ssd, &self.hdd]
@@ -295,7 +295,7 @@ impl Faults {
     }
 }
 
-/// Logs on media that fail.
+/// Logs on faulty media.
 struct FaultyLogs {
     inner: Arc<SimLogs>,
     script: FaultScript,
@@ -338,18 +338,18 @@ impl LogStore for FaultyLogs {
 }
 
 impl Rig {
-    /// Makes a pool and takes it into service; past the grace time.
+    /// Makes a pool and starts it; returns after the grace time.
     ///
     /// # Errors
-    /// Of the store and the daemon.
+    /// Errors of the store and the daemon.
     pub fn new(shape: Shape) -> Result<Self, RigError> {
         Self::scheduled(shape, 0)
     }
 
-    /// The same; whose turn it is is drawn from `schedule`.
+    /// As [`new`](Self::new), with the turns drawn from `schedule`.
     ///
     /// # Errors
-    /// Of the store and the daemon.
+    /// Errors of the store and the daemon.
     pub fn scheduled(shape: Shape, schedule: u64) -> Result<Self, RigError> {
         let world = SimWorld::new();
         world.add_region("nvm", shape.medium, shape.nvm_bytes, shape.nvm_bytes);
@@ -371,18 +371,18 @@ impl Rig {
         Self::start_on(world, shape, None, schedule)
     }
 
-    /// Takes the pool on a machine into service after everything on it died: recovery.
+    /// Starts the pool on a machine after everything on it died: recovery.
     ///
     /// # Errors
-    /// Of the store and the daemon.
+    /// Errors of the store and the daemon.
     pub fn start(world: SimWorld, shape: Shape) -> Result<Self, RigError> {
         Self::start_on(world, shape, None, 0)
     }
 
-    /// The same on media that can be made to fail.
+    /// As [`start`](Self::start), on media that can be made to fail.
     ///
     /// # Errors
-    /// Of the store and the daemon.
+    /// Errors of the store and the daemon.
     pub fn start_with_faults(world: SimWorld, shape: Shape, faults: &Faults) -> Result<Self, RigError> {
         Self::start_on(world, shape, Some(faults.clone()), 0)
     }
@@ -399,11 +399,11 @@ impl Rig {
             min_hold_ms: 0,
             sync_ms: 0,
             log_initial_bytes: 2 * MIB,
-            // So many chunks that each thread of the process has a lane of its own: with fewer it would
-            // matter which threads other tests have.
+            // Enough chunks that each thread of the process has a lane of its own: with fewer, the threads of
+            // other tests would matter.
             log_max_bytes: 256 * MIB,
             digest_percent: 5,
-            // A stopped client is waited for until it is late, whatever the machine does meanwhile.
+            // Long enough that a stopped client is waited for until it is late, however slow the machine is.
             wait_ms: 600_000,
             verify_nvm_reads: shape.verify_nvm.into(),
             ..shape.policy.config()
@@ -421,7 +421,7 @@ impl Rig {
             config,
             door: Arc::new(Door::new(turns)),
             mounts: AtomicUsize::new(0),
-            // Other numbers than those that this pool gave out before.
+            // Other numbers than this pool gave out before.
             tokens: Arc::new(AtomicU64::new(seed)),
         };
         rig.raise()?;
@@ -443,7 +443,7 @@ impl Rig {
         };
         let (store, _) = Store::open(devices, OpenOptions::default())?;
         let mut parts = Parts::new(store, logs, self.config.clone(), Arc::clone(&self.clock) as _);
-        // The same work leaves the same bytes.
+        // Deterministic, so that equal work leaves equal bytes.
         let tokens = Arc::clone(&self.tokens);
         parts.tokens = Some(Box::new(move || {
             u128::from(tokens.fetch_add(1, Ordering::Relaxed))
@@ -461,18 +461,18 @@ impl Rig {
         Ok(())
     }
 
-    /// Lets the grace time pass, and what waits for it happen.
+    /// Lets the grace time pass, and runs the work that waits for it.
     pub fn settle(&self) {
         self.clock.advance_ms(self.config.grace_ms + 1);
         self.kernel().tick();
     }
 
-    /// Lets all threads go on that have something to do, until none has.
+    /// Lets threads run until all of them wait.
     pub fn rest(&self) {
         let now_ms = || varve_ipc::Clock::monotonic_ms(&*self.clock);
         let until_ms = now_ms() + 1;
         while now_ms() < until_ms {
-            // Time moves when nobody can go on.
+            // Time advances only when no thread can run.
             self.turns.pause(Duration::from_millis(1));
         }
     }
@@ -480,7 +480,7 @@ impl Rig {
     /// The daemon.
     ///
     /// # Panics
-    /// Between a kill and the next start, which no caller can see.
+    /// Between a kill and the next start, which no caller can observe.
     #[must_use]
     pub fn kernel(&self) -> Arc<KernelFs> {
         match &self.door.lock().kernel {
@@ -489,7 +489,7 @@ impl Rig {
         }
     }
 
-    /// The daemon, if there is one at this moment.
+    /// The daemon, if one is running.
     #[must_use]
     pub fn kernel_if_any(&self) -> Option<Arc<KernelFs>> {
         self.door.lock().kernel.clone()
@@ -501,17 +501,17 @@ impl Rig {
         self.shape
     }
 
-    /// Kills the daemon without a word and starts another one on the same machine; sessions resume by
+    /// Kills the daemon without notice and starts another one on the same machine; sessions resume by
     /// themselves.
     ///
     /// # Errors
-    /// Of the store and the new daemon.
+    /// Errors of the store and the new daemon.
     pub fn restart(&self) -> Result<(), RigError> {
         self.kill();
         self.raise()
     }
 
-    /// Kills the daemon without a word: what it does for clients at this moment ends where it waits.
+    /// Kills the daemon without notice: its work for clients ends at the next point where it waits.
     /// [`restart`](Self::restart) starts another.
     pub fn kill(&self) {
         let (kernel, sessions, number) = {
@@ -519,7 +519,7 @@ impl Rig {
             let sessions = std::mem::take(&mut gate.sessions);
             (gate.kernel.take(), sessions, gate.daemons)
         };
-        // Nobody gets at it from here on, and nothing of it is left before the next one starts.
+        // From here on no thread reaches it, and all of it is gone before the next one starts.
         let old = kernel.as_ref().map(Arc::downgrade);
         drop(kernel);
         sessions.iter().for_each(Seat::close);
@@ -534,8 +534,7 @@ impl Rig {
         self.cut(|_| true);
     }
 
-    /// Cuts the connection of one mount: its log is sealed and digested. The client resumes if it is used
-    /// again.
+    /// Cuts the connection of one mount: its log is sealed and digested. The client resumes at its next use.
     pub fn seal(&self, mount: MountNo) {
         self.cut(|seat| seat.mount == mount.0);
     }
@@ -547,19 +546,19 @@ impl Rig {
         cut.for_each(|seat| kernel.gone(seat.id));
     }
 
-    /// Seals the session whose client makes the `stores`-th store to a log from now on, just before that
-    /// store.
+    /// Seals a session just before the `stores`-th store from now on that any client makes to its log: the
+    /// session of that client.
     pub fn seal_before_store(&self, stores: u64) {
         self.door.amid.store(stores, Ordering::Relaxed);
     }
 
-    /// Stops the process of a mount, or continues it. Time moves when all others wait for it.
+    /// Stops or continues the process of a mount. Time advances when all others wait for it.
     pub fn freeze(&self, mount: MountNo, frozen: bool) {
         self.turns.tell(|| format!("{mount:?} is stopped: {frozen}"));
         self.turns.stop(mount.0, frozen);
     }
 
-    /// The client of a mount is gone from here on: what it was doing is never seen. Its connection breaks.
+    /// Kills the client of a mount: its call in progress never returns, and its connection breaks.
     pub fn die(&self, mount: MountNo) {
         self.turns.tell(|| format!("{mount:?} dies"));
         self.door.lock().dead.insert(mount.0);
@@ -567,12 +566,12 @@ impl Rig {
         self.seal(mount);
     }
 
-    /// Something happens to the process of a mount before the `stores`-th store to its log from now on.
+    /// Arms `ambush` for the process of a mount, before the `stores`-th store to its log from now on.
     pub fn lie_in_wait(&self, mount: MountNo, stores: u64, ambush: Ambush) {
         self.door.lock().ambushes.insert(mount.0, (stores.max(1), ambush));
     }
 
-    /// Nobody lies in wait any more.
+    /// Disarms all ambushes.
     pub fn spring_no_ambush(&self) {
         self.door.lock().ambushes.clear();
     }
@@ -589,35 +588,35 @@ impl Rig {
         self.door.lock().dead.contains(&mount.0)
     }
 
-    /// What happens to messages from now on.
+    /// Sets the fates of messages from now on.
     pub fn set_weather(&self, weather: Weather) {
         self.door.lock().weather = weather;
     }
 
-    /// Messages that were lost with their connections so far.
+    /// Number of messages lost with their connections so far.
     #[must_use]
     pub fn lost(&self) -> u64 {
         self.door.lock().lost
     }
 
-    /// Number of the daemon of the moment.
+    /// Number of the current daemon.
     #[must_use]
     pub fn daemon(&self) -> u64 {
         self.door.lock().daemons
     }
 
-    /// A new session.
+    /// Opens a new session.
     ///
     /// # Errors
-    /// Of the daemon.
+    /// Errors of the daemon.
     pub fn mount(&self) -> Result<Fs, RigError> {
         self.mount_no().map(|(fs, _)| fs)
     }
 
-    /// A new session, and its number.
+    /// Opens a new session; also returns its number.
     ///
     /// # Errors
-    /// Of the daemon.
+    /// Errors of the daemon.
     pub fn mount_no(&self) -> Result<(Fs, MountNo), RigError> {
         self.mount_as(FsOptions {
             kind: ClientKind::Linked,
@@ -625,10 +624,10 @@ impl Rig {
         })
     }
 
-    /// A new session of this kind, and its number. The clock is the rig's.
+    /// Opens a new session with these options; also returns its number. The clock is the rig's.
     ///
     /// # Errors
-    /// Of the daemon.
+    /// Errors of the daemon.
     pub fn mount_as(&self, options: FsOptions) -> Result<(Fs, MountNo), RigError> {
         let mount = self.mounts.fetch_add(1, Ordering::Relaxed);
         let options = FsOptions {
@@ -642,11 +641,11 @@ impl Rig {
         Ok((Fs::mount(Arc::new(entrance), options)?, MountNo(mount)))
     }
 
-    /// Requires that what is reserved for sessions is what these clients, who are all, may still use. Digests
-    /// all logs.
+    /// Requires that the reservations of all sessions equal the blocks that these clients may still use;
+    /// `clients` must include all of them. Digests all logs.
     ///
     /// # Errors
-    /// Both, or the digest's.
+    /// Both numbers, or the digest's error.
     pub fn check_reservations<'f>(&self, clients: impl Iterator<Item = &'f Fs>) -> Result<(), RigError> {
         let kernel = self.kernel();
         kernel.digest_all().map_err(KernelError::from)?;
@@ -663,7 +662,7 @@ impl Rig {
     /// Requires that all structures are sound, and that data matches its checksums.
     ///
     /// # Errors
-    /// What is found.
+    /// The damage found.
     pub fn check(&self) -> Result<(), RigError> {
         let kernel = self.kernel();
         let mut findings = kernel.store().check()?;

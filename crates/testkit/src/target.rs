@@ -1,4 +1,4 @@
-//! Runs operations on a mounted [`Fs`] and reads back everything that is seen.
+//! Runs operations on a mounted [`Fs`] and reads its visible attributes back.
 
 use crate::lookup::{find, open};
 use crate::model::{LINK_TARGET, Seen, Tree};
@@ -50,8 +50,7 @@ fn fallocate(fs: &Fs, path: &Path, mode: FallocateMode, offset: u64, len: u64) -
     open(fs, path)?.fallocate(mode, offset, len, &Cred::root())
 }
 
-/// Sets both times, and looks at once whether they are as told: a later read may move the one of the last
-/// read.
+/// Sets both times, and checks them at once: a later read may update the access time.
 fn utimens(fs: &Fs, path: &Path, secs: i64) -> Outcome<()> {
     let (mtime_ns, atime_ns) = set_times(secs);
     let change = AttrChange {
@@ -80,7 +79,7 @@ fn full(written: usize, wanted: usize) -> Outcome<()> {
 /// Carries out one operation as the superuser.
 ///
 /// # Errors
-/// What the file system said.
+/// The file system's error.
 pub fn apply(fs: &Fs, op: &Op) -> Outcome<()> {
     let root = Cred::root();
     match op {
@@ -185,10 +184,10 @@ pub fn apply(fs: &Fs, op: &Op) -> Outcome<()> {
     }
 }
 
-/// Everything that is seen through `fs`.
+/// Everything visible through `fs`.
 ///
 /// # Errors
-/// The first error of any call: a tree that cannot be read is never right.
+/// The first error of any call: an unreadable tree is never right.
 pub fn tree(fs: &Fs) -> Outcome<Tree> {
     tree_without(fs, &[])
 }
@@ -210,7 +209,7 @@ fn content_of(fs: &Fs, attr: &InodeAttr) -> Outcome<Vec<u8>> {
     Ok(content)
 }
 
-/// The same without some names of the root directory, where others are at work.
+/// As [`tree`], without some names of the root directory, which others are changing.
 ///
 /// # Errors
 /// As [`tree`].
@@ -267,7 +266,7 @@ fn walk(
         },
         _ => None,
     };
-    // What a directory's is, is the file system's own affair.
+    // The size of a directory is up to the file system.
     let size = if attr.is_dir() { 0 } else { attr.size_bytes };
     let mtime_ns = set_by_hand(attr.mtime_ns);
     if let (Some(mtime_ns), Some(atime_ns)) = (mtime_ns, set_by_hand(attr.atime_ns))
@@ -314,7 +313,7 @@ fn walk(
     Ok(())
 }
 
-/// What differs between two trees, a line each (at most 20).
+/// The differences between two trees, one a line (at most 20).
 #[must_use]
 pub fn difference(want: &Tree, got: &Tree) -> Vec<String> {
     let mut lines = Vec::new();

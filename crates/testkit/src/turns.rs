@@ -1,10 +1,10 @@
-//! Threads that take turns: of all that take part in a run exactly one goes on, and which one is drawn from a
-//! seed whenever that one waits or lets others go on. Time is simulated, and moves only when nobody can go
-//! on. Owns turns and time; refuses to know what is done in them.
+//! Threads that take turns: exactly one thread of a run executes at a time. When it waits or steps aside, the
+//! next is drawn from a seed. Time is simulated, and advances only when no thread can run. Owns turns and
+//! time; refuses to know the work in them.
 //!
-//! A thread that waits is looked at again when something has happened ([`Turns::tell`]) or its time is over.
-//! Threads belong to a process or to none (the daemon's, the test's). A process that is stopped has no turns,
-//! but for what the daemon does for it at that moment.
+//! A waiting thread is ready again when something has happened ([`Turns::tell`]) or its time is over. Threads
+//! belong to a process or to none (the daemon's, the test's). A stopped process has no turns, except for work
+//! that the daemon does for it at that moment.
 
 use crate::workload::Rng;
 use std::any::Any;
@@ -18,20 +18,20 @@ use std::time::Duration;
 use varve_format::seeded;
 use varve_ipc::{Clock, ManualClock};
 
-/// Turns after which a run counts as one that does not end.
+/// Turns after which a run counts as endless.
 const TURNS_MAX: u64 = 20_000_000;
-/// Real time in which no turn ends only if a thread waits for one that has no turn.
+/// Real time without the end of a turn after which a thread must be waiting for one that has no turn.
 const STUCK: Duration = Duration::from_secs(60);
-/// Kept of what happened last, for people.
+/// Number of recent events kept for messages.
 const LATELY_MAX: usize = 400;
 
-/// What a daemon that was killed leaves its threads with.
+/// Panic payload that ends the threads of a killed daemon.
 struct Killed;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Status {
     Ready,
-    /// Looks again when something has happened since `seen`, or at `until_ms`.
+    /// Ready again when something has happened since `seen`, or at `until_ms`.
     Waiting {
         until_ms: u64,
         seen: u64,
@@ -43,11 +43,11 @@ struct Party {
     name: String,
     process: Option<usize>,
     status: Status,
-    /// Has no turn before so many turns.
+    /// Number of the turn before which it is not drawn.
     held_until: u64,
-    /// Has done something since it last waited.
+    /// Whether it has done something since it last waited.
     active: bool,
-    /// It is in the daemon of this number.
+    /// Number of the daemon that it executes in.
     served_by: Option<u64>,
     turn: Arc<Condvar>,
 }
@@ -59,7 +59,7 @@ struct State {
     turns: u64,
     happened: u64,
     stopped: Vec<usize>,
-    /// Where a process was stopped amid something: it goes on with that.
+    /// Threads in which a process was stopped: they continue before others of their process.
     amid: Vec<(usize, usize)>,
     /// Daemons up to this number were killed.
     killed: u64,
@@ -69,7 +69,7 @@ struct State {
     over: bool,
 }
 
-/// See the module.
+/// The scheduler of a run. See the module.
 pub struct Turns {
     number: u64,
     clock: Arc<ManualClock>,
@@ -77,12 +77,12 @@ pub struct Turns {
 }
 
 thread_local! {
-    /// The parts that this thread has in runs.
+    /// The runs that this thread takes part in, with its index in each.
     static PARTS: RefCell<Vec<(u64, usize)>> = const { RefCell::new(Vec::new()) };
 }
 
 impl Turns {
-    /// A run in which the calling thread takes the first turn.
+    /// Creates a run in which the calling thread has the first turn.
     #[must_use]
     pub fn new(seed: u64, clock: Arc<ManualClock>) -> Arc<Self> {
         static NUMBERS: AtomicU64 = AtomicU64::new(1);
@@ -121,7 +121,7 @@ impl Turns {
         PARTS.try_with(mine).ok().flatten()
     }
 
-    /// The run is over: whoever still has a part in it goes on by itself.
+    /// Ends the run: the remaining threads execute freely.
     pub fn end(&self) {
         let mut state = self.lock();
         state.over = true;
@@ -135,12 +135,12 @@ impl Turns {
         self.lock().over
     }
 
-    /// A number below `bound`, drawn from the seed.
+    /// Draws a number below `bound` from the seed.
     pub fn draw(&self, bound: u64) -> u64 {
         self.lock().rng.below(bound)
     }
 
-    /// Notes what happens, in the trace. Whoever waits looks again.
+    /// Notes an event in the trace. Waiting threads become ready.
     pub fn tell(&self, what: impl FnOnce() -> String) {
         let Some(me) = self.me() else { return };
         let mut state = self.lock();
@@ -163,28 +163,28 @@ impl Turns {
         state.lately.push_back(line);
     }
 
-    /// Hash of all that has happened: equal for equal runs.
+    /// Hash of all events: equal for equal runs.
     pub fn trace(&self) -> u64 {
         self.lock().trace
     }
 
-    /// What happened last, in order.
+    /// The most recent events, in order.
     pub fn lately(&self) -> Vec<String> {
         self.lock().lately.iter().cloned().collect()
     }
 
-    /// Turns so far.
+    /// Number of turns so far.
     pub fn count(&self) -> u64 {
         self.lock().turns
     }
 
-    /// What a thread of the run said when it panicked.
+    /// The message of a thread of the run that panicked.
     pub fn panicked(&self) -> Option<String> {
         self.lock().panicked.clone()
     }
 
-    /// Lets others go on, and comes back when it is drawn, not before `turns` turns of others if they have as
-    /// many.
+    /// Lets others run, and returns when the thread is drawn, after at least `turns` turns of others if they
+    /// have as many.
     pub fn step_aside(&self, turns: u64) {
         let Some(me) = self.me() else { return };
         let mut state = self.lock();
@@ -193,10 +193,10 @@ impl Turns {
         self.hand_over(state, me);
     }
 
-    /// Waits until something has happened, at most so long.
+    /// Waits until something has happened, for at most `time`.
     pub fn pause(&self, time: Duration) {
         let Some(me) = self.me() else {
-            // Not of this run, or it is over.
+            // The thread is not of this run, or the run is over.
             std::thread::sleep(time.min(Duration::from_millis(1)));
             return;
         };
@@ -211,7 +211,7 @@ impl Turns {
         self.hand_over(state, me);
     }
 
-    /// Gives the turn to whoever is drawn, and waits for the next one.
+    /// Gives the turn to the drawn thread, and waits for the next one.
     fn hand_over<'s>(&'s self, mut state: MutexGuard<'s, State>, me: usize) {
         if !state.over {
             let next = self.next(&mut state);
@@ -221,7 +221,7 @@ impl Turns {
         }
         if state.over {
             drop(state);
-            // Whoever is left looks at the clock.
+            // The remaining threads wait by the clock.
             self.clock.advance_ms(10);
             std::thread::sleep(Duration::from_micros(200));
             return;
@@ -244,7 +244,7 @@ impl Turns {
                 .wait_timeout(state, STUCK)
                 .unwrap_or_else(PoisonError::into_inner);
             state = next;
-            // The test's own thread says so, and everything ends.
+            // Only the test's own thread reports it, which ends the run.
             if me == 0 && waited.timed_out() && state.running != me {
                 assert!(
                     seen != state.turns,
@@ -258,7 +258,7 @@ impl Turns {
         state
     }
 
-    /// Draws whose turn it is; moves time if nobody can go on.
+    /// Draws the next thread; advances time if none can run.
     fn next(&self, state: &mut State) -> usize {
         loop {
             state.turns += 1;
@@ -301,7 +301,7 @@ impl Turns {
     /// thread has armed is armed in it too.
     ///
     /// # Errors
-    /// The system has none to spare.
+    /// The system cannot start a thread.
     pub fn spawn(
         self: &Arc<Self>,
         name: &str,
@@ -347,8 +347,8 @@ impl Turns {
         started.map(drop)
     }
 
-    /// Runs `work` as the daemon of this number does for whoever asked: it is not stopped with its process.
-    /// `None`: the daemon was killed in it.
+    /// Runs `work` as the daemon of this number does for a client: it is not stopped with the client's
+    /// process. Returns `None` if the daemon was killed meanwhile.
     pub fn in_daemon<T>(&self, daemon: u64, work: impl FnOnce() -> T) -> Option<T> {
         let Some(me) = self.me() else {
             return Some(work());
@@ -363,7 +363,7 @@ impl Turns {
         }
     }
 
-    /// Kills the daemons up to this number: their threads end where they wait. Returns when they have.
+    /// Kills the daemons up to this number: their threads end where they wait. Returns when they have ended.
     pub fn kill_daemons(&self, upto: u64) {
         self.lock().killed = upto;
         loop {
@@ -382,7 +382,7 @@ impl Turns {
         }
     }
 
-    /// Stops a process, or continues it.
+    /// Stops or continues a process.
     pub fn stop(&self, process: usize, stopped: bool) {
         let mut state = self.lock();
         state.stopped.retain(|other| *other != process);
@@ -396,8 +396,8 @@ impl Turns {
         self.lock().stopped.contains(&process)
     }
 
-    /// Stops the process of the calling thread here and now; returns when it is continued, and before any
-    /// other thread of it goes on.
+    /// Stops the process of the calling thread here; returns when it is continued, and before any other
+    /// thread of it continues.
     pub fn stop_here(&self, process: usize) {
         let Some(me) = self.me() else { return };
         let mut state = self.lock();

@@ -1,10 +1,11 @@
-//! Between sessions and the daemon of a rig: where sessions find it, their links, their logs, and what goes
-//! wrong on the way. Owns what a transport may do to messages; refuses to know what they say.
+//! The connection between sessions and the daemon of a rig: connecting, links, logs, and faults on the way.
+//! Owns the faults of a transport; refuses to know the messages' meaning.
 //!
-//! What the real one can do (`ipc::socket`): a request, an answer or an upcall takes any time, during which
-//! others go on; an upcall overtakes an answer or is overtaken by it, while upcalls stay in order; the
-//! connection breaks, and with it what is on its way: then the daemon has carried out what it had got by
-//! then, and the client does not know. Nothing is lost alone, doubled, or changed.
+//! Possible behaviour of the real transport (`ipc::socket`): a request, an answer or an upcall takes any
+//! time, during which other threads run; an upcall overtakes an answer or is overtaken by it, while upcalls
+//! stay in order; the connection breaks, and messages in flight are lost: the daemon has carried out the
+//! requests that it had received, and the client does not know. No message is lost without its connection,
+//! doubled, or changed.
 
 use crate::turns::Turns;
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,28 +21,28 @@ use varve_kernelfs::KernelFs;
 use varve_libfs::{Connection, Connector};
 use varve_media::{DeviceInfo, DeviceState, MediaError, Region};
 
-/// What happens to messages, each in so many of a thousand.
+/// Probabilities of the fates of messages, each per mille.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Weather {
-    /// Others go on before a request comes to the daemon, or its answer to the client.
+    /// Others run before a request reaches the daemon, or its answer the client.
     pub slow: u64,
-    /// The connection breaks before the request comes.
+    /// The connection breaks before the request arrives.
     pub request_lost: u64,
-    /// The connection breaks before the answer comes.
+    /// The connection breaks before the answer arrives.
     pub answer_lost: u64,
-    /// The connection breaks while an upcall is under way.
+    /// The connection breaks while an upcall is in flight.
     pub upcall_lost: u64,
 }
 
 impl Weather {
-    /// Messages take their time and arrive.
+    /// Messages are delayed but arrive.
     pub const SLOW: Self = Self {
         slow: 700,
         request_lost: 0,
         answer_lost: 0,
         upcall_lost: 0,
     };
-    /// Now and then a connection breaks.
+    /// A connection breaks now and then.
     pub const ROUGH: Self = Self {
         slow: 700,
         request_lost: 15,
@@ -57,15 +58,15 @@ impl Weather {
     };
 }
 
-/// Most turns that others have while a message is under way.
+/// Most turns of others while a message is in flight.
 const UNDER_WAY_MAX: u64 = 24;
 
-/// What happens to a client at a store to its log.
+/// An event at a client's store to its log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ambush {
-    /// It is stopped before it.
+    /// The client is stopped before the store.
     Stop,
-    /// It dies before it.
+    /// The client dies before the store.
     Die,
 }
 
@@ -79,7 +80,7 @@ pub(crate) struct Seat {
 }
 
 impl Seat {
-    /// Its connection ends with the daemon.
+    /// Ends its connection, as the daemon ends.
     pub(crate) fn close(&self) {
         self.broken.store(true, Ordering::Relaxed);
         self.upcalls.close();
@@ -89,23 +90,23 @@ impl Seat {
 #[derive(Default)]
 pub(crate) struct Gate {
     pub kernel: Option<Arc<KernelFs>>,
-    /// How many daemons there were.
+    /// Number of daemons so far.
     pub daemons: u64,
     pub sessions: Vec<Seat>,
     /// Mounts whose process is dead.
     pub dead: BTreeSet<usize>,
-    /// What happens to a mount's process, and after how many stores.
+    /// Number of stores until an event for a mount's process, and the event.
     pub ambushes: BTreeMap<usize, (u64, Ambush)>,
     pub weather: Weather,
-    /// Messages that were lost.
+    /// Number of lost messages.
     pub lost: u64,
 }
 
-/// Where sessions find the daemon of the moment.
+/// The place where sessions find the current daemon.
 pub(crate) struct Door {
     gate: Mutex<Gate>,
     pub turns: Arc<Turns>,
-    /// Stores of clients to their logs until one of them finds its session sealed; 0: none will.
+    /// Stores of all clients to their logs until a session is sealed just before one; 0: none will be.
     pub amid: AtomicU64,
 }
 
@@ -126,12 +127,12 @@ impl Door {
         self.lock().dead.contains(&mount)
     }
 
-    /// Whether something happens that happens in so many of a thousand.
+    /// Draws an event with this probability per mille.
     fn falls(&self, per_mille: u64) -> bool {
         per_mille > 0 && self.turns.draw(1000) < per_mille
     }
 
-    /// A message is under way.
+    /// Delays a message.
     fn carry(&self) {
         let weather = self.lock().weather;
         if self.falls(weather.slow) {
@@ -140,11 +141,11 @@ impl Door {
         }
     }
 
-    /// The daemon learns that a connection is gone.
+    /// Tells the daemon that a connection is gone.
     fn hang_up(self: &Arc<Self>, daemon: u64, kernel: &Weak<KernelFs>, session: SessionId) {
         let (door, kernel) = (Arc::clone(self), kernel.clone());
         let learn = move || {
-            // In a moment.
+            // Runs later, in a thread of its own.
             door.turns
                 .tell(|| format!("the daemon hears that {session} is gone"));
             door.turns.in_daemon(daemon, || {
@@ -161,7 +162,7 @@ impl Door {
     }
 }
 
-/// Time as the threads of one process see it, or those of none.
+/// Time as the threads of one process see it, or the threads of none.
 pub struct RigClock {
     manual: Arc<ManualClock>,
     turns: Arc<Turns>,
@@ -177,12 +178,12 @@ impl RigClock {
         }
     }
 
-    /// The same time, for a process.
+    /// The same clock, for a process.
     pub(crate) fn of(&self, process: usize) -> Self {
         Self::new(Arc::clone(&self.manual), Arc::clone(&self.turns), Some(process))
     }
 
-    /// Moves the clock on.
+    /// Advances the clock.
     pub fn advance_ms(&self, ms: u64) {
         self.manual.advance_ms(ms);
     }
@@ -234,7 +235,7 @@ impl DoorLink {
         self.broken.load(Ordering::Relaxed) || self.door.is_dead(self.mount)
     }
 
-    /// The connection breaks: both sides learn of it.
+    /// Breaks the connection: both sides learn of it.
     fn break_off(&self, what: &str) -> IpcError {
         if !self.broken.swap(true, Ordering::Relaxed) {
             self.door.lock().lost += 1;
@@ -312,8 +313,8 @@ impl Drop for DoorLink {
     }
 }
 
-/// A client's log, at a store to which something happens: its session is sealed, as another client's want may
-/// do at any moment; its process is stopped; it dies, and stores nothing any more.
+/// A client's log with events at stores: its session is sealed, as another client's request may do at any
+/// moment; its process is stopped; or it dies, and stores nothing from then on.
 struct AmidLog {
     inner: Arc<dyn Region>,
     door: Arc<Door>,
@@ -322,7 +323,7 @@ struct AmidLog {
 }
 
 impl AmidLog {
-    /// `false`: the client is dead.
+    /// Returns `false` if the client is dead.
     fn before_store(&self) -> bool {
         if self.door.amid.load(Ordering::Relaxed) > 0
             && self.door.amid.fetch_sub(1, Ordering::Relaxed) == 1
@@ -412,7 +413,7 @@ impl Region for AmidLog {
     }
 }
 
-/// The way in of one mount.
+/// The connector of one mount.
 pub(crate) struct Entrance {
     pub door: Arc<Door>,
     pub mount: usize,

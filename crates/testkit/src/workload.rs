@@ -4,7 +4,7 @@
 use crate::model::Model;
 use crate::ops::{CLOCK_SECS, Op, Path};
 
-/// A small generator of numbers (splitmix64): the same seed, the same workload, on every machine and version.
+/// A small generator of numbers (splitmix64): equal seeds give equal workloads, on every machine and version.
 #[derive(Debug, Clone)]
 pub struct Rng(u64);
 
@@ -53,7 +53,7 @@ pub fn dir_paths() -> Vec<Path> {
     vec![vec!["d"], vec!["e"], vec!["d", "s"]]
 }
 
-/// What stands before the sequences of [`singles`] and [`pairs`] begin.
+/// The operations before the sequences of [`singles`] and [`pairs`].
 #[must_use]
 pub fn setup() -> Vec<Op> {
     vec![
@@ -75,7 +75,7 @@ pub fn setup() -> Vec<Op> {
     ]
 }
 
-/// One representative of every operation kind and its interesting shapes.
+/// One representative of every operation kind and its interesting variants.
 #[must_use]
 pub fn singles() -> Vec<Op> {
     vec![
@@ -147,7 +147,7 @@ pub fn singles() -> Vec<Op> {
         Op::SetXattr(vec!["d"], 3000, 10),
         Op::RemoveXattr(vec!["f"]),
         Op::Fsync(vec!["f"]),
-        // Those that came later stand at the end: the seeds of the others are by their place.
+        // Later additions stand at the end: the seeds of the others depend on their place.
         Op::Mknod(vec!["g"]),
         Op::Tmpfile {
             path: vec!["g"],
@@ -185,8 +185,8 @@ pub fn pairs() -> Vec<[Op; 2]> {
         .collect()
 }
 
-/// A random operation that mostly can be done now (about one in six fails, which is part of the test); also
-/// done on `model`.
+/// A random operation that can mostly be carried out (about one in six fails, which is part of the test); it
+/// is also applied to `model`.
 pub fn likely_op(rng: &mut Rng, model: &mut Model) -> Op {
     for _ in 0..8 {
         let op = random_op(rng);
@@ -201,7 +201,7 @@ pub fn likely_op(rng: &mut Rng, model: &mut Model) -> Op {
     op
 }
 
-/// A random operation, whether it can be done or not.
+/// A random operation, whether it can be carried out or not.
 pub fn random_op(rng: &mut Rng) -> Op {
     let files = file_paths();
     let dirs = dir_paths();
@@ -221,7 +221,7 @@ pub fn random_op(rng: &mut Rng) -> Op {
             len: len as u32,
             seed,
         },
-        // Whole blocks, which may be written in place.
+        // Whole blocks, which may be overwritten in place.
         13 => Op::Write {
             path: file,
             offset: offset / 4096 * 4096,

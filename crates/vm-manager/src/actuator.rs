@@ -1,6 +1,6 @@
 //! Carries out decisions with the kernel's calls: `move_pages`, `process_madvise`, compaction, cooperation.
 //!
-//! Owns what was changed, so that leaving can undo it. Refuses to know why anything is done.
+//! Owns the accounting of their cost. Refuses to know why anything is done.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -18,42 +18,43 @@ use crate::types::{
 /// Longest round of compaction.
 const COMPACTION_TIME: Duration = Duration::from_secs(1);
 
-/// How a tier is made of nodes.
+/// The NUMA nodes of a tier.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tier {
-    /// Its nodes.
+    /// The nodes.
     pub nodes: Vec<NodeId>,
 }
 
-/// What it cost.
+/// Cost of the actuator's work.
 #[derive(Debug, Clone, Copy, Default, serde::Serialize)]
 pub struct Cost {
     /// Processor time of our own thread spent in calls that change memory, µs.
     pub busy_us: u64,
     /// Time in compaction, µs.
     pub compaction_us: u64,
-    /// Bytes moved while compacting (by the whole machine: the kernel does not count by whom).
+    /// Bytes moved during compaction, by the whole machine: the kernel has no counter per process.
     pub compaction_bytes: u64,
     /// Free huge pages gained by compaction.
     pub compaction_gained: u64,
-    /// Splits asked for.
+    /// Requested splits.
     pub split_calls: u64,
 }
 
-/// The kernel as actuator.
+/// The actuator over the kernel.
 #[derive(Debug)]
 pub struct KernelActuator {
     processes: SharedProcesses,
     tiers: Vec<Tier>,
     cost: Cost,
     frames: sys::Frames,
-    /// Whether compaction may be asked for.
+    /// Whether compaction is allowed.
     pub may_compact: bool,
-    /// Nothing is done, everything is reported as declined: for measuring the cost of looking alone.
+    /// Whether to report every action as declined without carrying it out, to measure the cost of tracking
+    /// alone.
     pub dry_run: bool,
 }
 
-/// errno as outcome for calls on one region or page.
+/// Maps the errno of a call on one region or page to an outcome.
 fn outcome(error: &io::Error) -> Outcome {
     match error.raw_os_error() {
         Some(libc::ESRCH | libc::EFAULT | libc::ENOENT) => Outcome::Gone,
@@ -64,7 +65,7 @@ fn outcome(error: &io::Error) -> Outcome {
 }
 
 impl KernelActuator {
-    /// An actuator for these processes and tiers.
+    /// Makes an actuator for these processes and tiers.
     pub fn new(processes: SharedProcesses, tiers: Vec<Tier>) -> Self {
         Self {
             processes,
@@ -76,7 +77,7 @@ impl KernelActuator {
         }
     }
 
-    /// What it cost so far.
+    /// Returns the cost since the start.
     pub const fn cost(&self) -> Cost {
         self.cost
     }
@@ -88,7 +89,7 @@ impl KernelActuator {
         };
         match process.handle.advise(address, len, advice) {
             Ok(_) => Outcome::Done,
-            // A mapping that vanished looks like bad arguments; the next survey finds out.
+            // A vanished mapping also gives EINVAL; the next survey finds out.
             Err(e) if e.raw_os_error() == Some(libc::EINVAL) && advice == Advice::Collapse => {
                 Outcome::Unsupported
             }
@@ -188,7 +189,7 @@ impl KernelActuator {
             .map(|t| TierId(t as u8))
     }
 
-    /// Moves pages of one process to one tier; outcomes in the order of `pages`.
+    /// Moves pages of one process to one tier; returns the outcomes in the order of `pages`.
     fn move_batch(&self, proc: ProcId, pages: &[VirtPage], to: TierId) -> Vec<Outcome> {
         let processes = self.processes.borrow();
         let Some(process) = processes.get(proc) else {
@@ -291,7 +292,7 @@ impl Actuator for KernelActuator {
         let Some(process) = processes.get(proc) else {
             return 0;
         };
-        // One short read says for most processes that nothing of theirs is merged.
+        // For most processes this one short read shows that nothing is merged.
         let merging = std::fs::read_to_string(format!("/proc/{}/ksm_merging_pages", process.pid));
         if merging.map_or(true, |t| t.trim() == "0") {
             return 0;
@@ -309,7 +310,7 @@ impl Actuator for KernelActuator {
     }
 }
 
-/// Time that a cost in µs stands for.
+/// Returns the processor time in a cost.
 pub const fn busy(cost: Cost) -> Duration {
     Duration::from_micros(cost.busy_us)
 }

@@ -8,11 +8,11 @@ use crate::ingens::IngensConfig;
 use crate::multiclock::MultiClockConfig;
 use crate::tracker::DamonConfig;
 
-/// Where access bits come from.
+/// The source of access bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TrackerChoice {
-    /// The best that the kernel has: idle bitmap, DAMON, write tracking, none.
+    /// The best that the kernel offers: idle bitmap, DAMON, write tracking, none.
     Auto,
     /// Idle page tracking.
     Idle,
@@ -24,7 +24,7 @@ pub enum TrackerChoice {
     None,
 }
 
-/// When the contents of huge pages are looked at to find hollow ones.
+/// When to read huge pages to find hollow ones, whose base pages are mostly zeros.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Hollow {
@@ -36,13 +36,13 @@ pub enum Hollow {
     Always,
 }
 
-/// What becomes of a process that is left.
+/// The memory of a process after the manager leaves it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Leave {
-    /// Huge pages that we made are split, moved pages go back to where they were.
+    /// Split the huge pages that the manager made, and move pages back.
     Restore,
-    /// Memory stays as it is; only settings of the kernel are put back.
+    /// Keep the memory as it is; restore only settings of the kernel.
     Keep,
 }
 
@@ -52,7 +52,7 @@ pub enum Leave {
 pub struct TierConfig {
     /// NUMA nodes of the tier.
     pub nodes: Vec<u32>,
-    /// Most memory that managed processes may fill in it, MiB (1..=67108864); all of it if not given.
+    /// Most memory of the tier that managed processes may fill, MiB (1..=67108864); if absent, all of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit_mib: Option<u64>,
 }
@@ -63,31 +63,31 @@ pub struct TierConfig {
 pub struct PolicyFile {
     /// Whether huge pages are managed (Ingens).
     pub huge_pages: bool,
-    /// Whether tiers are managed (MULTI-CLOCK); rests on machines with one tier.
+    /// Whether tiers are managed (MULTI-CLOCK); has no effect with one tier.
     pub tiering: bool,
-    /// Where access bits come from.
+    /// The source of access bits.
     pub tracker: TrackerChoice,
-    /// With `tracker = "written"`: take a page that was not written for idle, reads or not.
+    /// With `tracker = "written"`: whether an unwritten page counts as idle, although it may have been read.
     pub unwritten_is_idle: bool,
-    /// Processor share of one core for looking (0.0001..=0.5).
+    /// Share of one core for tracking and surveys (0.0001..=0.5).
     pub scan_cpu_share: f64,
-    /// Processor share of one core for moving, collapsing and splitting (0.001..=1.0).
+    /// Share of one core for moving, collapsing and splitting (0.001..=1.0).
     pub work_cpu_share: f64,
     /// Shortest time between two surveys of a process' page tables, ms (50..=600000).
     pub survey_period_ms: u64,
     /// Address space surveyed in one step, bytes (2 MiB..=1 TiB).
     pub survey_bytes: u64,
-    /// When to look into huge pages for base pages that hold only zeros.
+    /// When to read huge pages to find base pages that hold only zeros.
     pub hollow: Hollow,
-    /// Huge pages looked into in one step (1..=4096).
+    /// Huge pages read in one step (1..=4096).
     pub hollow_batch: u64,
     /// Whether `run` keeps huge pages out of the program's fault path (Linux 6.18).
     pub thp_by_request: bool,
     /// Whether children are managed too.
     pub follow_children: bool,
-    /// What leaving does.
+    /// The memory of processes after the manager leaves them.
     pub leave: Leave,
-    /// Look and decide, but change nothing.
+    /// Whether to track and decide only, without changing anything.
     pub dry_run: bool,
     /// Tiers, fastest first; empty: nodes with processors, then memory-only ones.
     pub tier: Vec<TierConfig>,
@@ -124,7 +124,7 @@ impl Default for PolicyFile {
     }
 }
 
-/// What is wrong with a policy file.
+/// Errors of a policy file.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
@@ -132,7 +132,7 @@ pub enum ConfigError {
     Io {
         /// The file.
         path: String,
-        /// Why.
+        /// The cause.
         error: std::io::Error,
     },
     /// Not TOML, or a field that does not exist.
@@ -143,14 +143,14 @@ pub enum ConfigError {
     Bounds {
         /// The field, with its table.
         field: &'static str,
-        /// What it is.
+        /// Its value.
         value: f64,
         /// Least allowed.
         least: f64,
         /// Most allowed.
         most: f64,
     },
-    /// Tiers that cannot be.
+    /// The tiers are inconsistent.
     #[error("policy file: {0}")]
     Tiers(String),
 }
@@ -161,7 +161,7 @@ impl PolicyFile {
     /// Reads and checks a file.
     ///
     /// # Errors
-    /// [`ConfigError`]; nothing is silently replaced by a default.
+    /// [`ConfigError`]; an invalid value is never replaced by a default.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
         let text = std::fs::read_to_string(path).map_err(|error| ConfigError::Io {
             path: path.display().to_string(),
@@ -180,7 +180,7 @@ impl PolicyFile {
         Ok(file)
     }
 
-    /// The file as text, for `varve vm policy`.
+    /// Formats the policy as TOML, for `varve vm policy`.
     pub fn to_toml(&self) -> String {
         toml::to_string(self).unwrap_or_default()
     }
@@ -280,7 +280,7 @@ impl PolicyFile {
             ),
         ];
         for (field, value, least, most) in bounds.iter().copied() {
-            // A NaN is out of every bound.
+            // This form of the test rejects NaN too.
             if !(least..=most).contains(&value) {
                 return Err(ConfigError::Bounds {
                     field,

@@ -1,8 +1,9 @@
-//! Cooperation: what only a process can do to itself, on request of the manager over a Unix socket.
+//! Cooperation: operations that only a process can do on its own memory, requested by the manager over a Unix
+//! socket.
 //!
-//! A program that wants it calls [`Cooperator::start`] with its arenas; the thread it starts gives back
-//! memory that the program says is free, switches same-page merging, and registers for write tracking. It
-//! touches nothing outside of the arenas, whatever the manager asks.
+//! A cooperating program calls [`Cooperator::start`] with its arenas. The thread that this starts gives back
+//! memory that the program reports as free, switches same-page merging, and registers for write tracking. It
+//! never touches memory outside of the arenas, whatever the manager requests.
 
 use std::io::{self, Read, Write};
 use std::ops::Range;
@@ -18,11 +19,11 @@ pub const SOCKET_VARIABLE: &str = "VARVE_VM_SOCKET";
 pub const MAX_ARENAS: usize = 64;
 const MAGIC: u64 = 0x4556_5241_564d_5631;
 
-/// What the manager may ask.
+/// A request of the manager.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u64)]
 pub enum Request {
-    /// Give back what the program says is free in the range.
+    /// Give back the memory in the range that the program reports as free.
     Release = 1,
     /// Allow same-page merging.
     Mergeable = 2,
@@ -62,7 +63,7 @@ fn write_words(to: &mut impl Write, words: &[u64]) -> io::Result<()> {
     to.write_all(&bytes)
 }
 
-/// The manager's end of the line to one cooperating process.
+/// The manager's end of the connection to one cooperating process.
 #[derive(Debug)]
 pub struct CoopLink {
     stream: UnixStream,
@@ -70,10 +71,10 @@ pub struct CoopLink {
 }
 
 impl CoopLink {
-    /// Takes the greeting of a process that connected.
+    /// Receives the greeting of a process that connected.
     ///
     /// # Errors
-    /// `InvalidData` for a greeting that is not ours, or times out after a second.
+    /// `InvalidData` for a malformed greeting; a timeout after a second.
     pub fn accept(mut stream: UnixStream) -> io::Result<Self> {
         stream.set_read_timeout(Some(Duration::from_secs(1)))?;
         stream.set_write_timeout(Some(Duration::from_secs(1)))?;
@@ -93,16 +94,16 @@ impl CoopLink {
         Ok(Self { stream, arenas })
     }
 
-    /// The parts of a range of page numbers that lie in the arenas.
+    /// Returns the parts of a range of page numbers that lie in the arenas.
     pub fn clip(&self, (from, to): (u64, u64)) -> Vec<(u64, u64)> {
         let cut = |a: &Range<u64>| (from.max(a.start / PAGE_BYTES), to.min(a.end / PAGE_BYTES));
         self.arenas.iter().map(cut).filter(|(f, t)| f < t).collect()
     }
 
-    /// Asks for something in a range of bytes; gives how many bytes were affected.
+    /// Sends a request about a range of bytes; returns the number of affected bytes.
     ///
     /// # Errors
-    /// The process' errno, or that of the socket when it is gone.
+    /// The errno that the process reports, or that of a broken connection.
     pub fn ask(&mut self, request: Request, range: Range<u64>) -> io::Result<u64> {
         write_words(&mut self.stream, &[request as u64, range.start, range.end])?;
         let [errno, bytes] = read_words(&mut self.stream)?;
@@ -114,11 +115,11 @@ impl CoopLink {
     }
 }
 
-/// Says which parts of a range hold nothing and may be dropped. Must hold its own lock against reuse until
-/// the `drop_range` it is given returns.
+/// Calls its second argument, `drop_range`, for the parts of the range that hold nothing and may be dropped.
+/// Must lock them against reuse until `drop_range` returns.
 pub type ReleaseHook = Box<dyn Fn(Range<u64>, &mut dyn FnMut(Range<u64>)) + Send>;
 
-/// A process' end: the thread that does what the manager asks. It ends when the manager leaves.
+/// The process' end: the thread that carries out the manager's requests. It ends when the manager leaves.
 #[derive(Debug)]
 pub struct Cooperator {
     thread: Option<std::thread::JoinHandle<()>>,
@@ -129,7 +130,7 @@ impl Cooperator {
     /// are dropped only where `release` says that they hold nothing.
     ///
     /// # Errors
-    /// When the manager cannot be reached, or there are more than [`MAX_ARENAS`] arenas.
+    /// The manager cannot be reached, or there are more than [`MAX_ARENAS`] arenas.
     pub fn start(arenas: Arenas, release: ReleaseHook) -> io::Result<Option<Self>> {
         let Some(path) = std::env::var_os(SOCKET_VARIABLE) else {
             return Ok(None);

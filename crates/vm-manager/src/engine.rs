@@ -1,6 +1,7 @@
-//! The loop: surveys, steps the policies, keeps to its processor share, reports, and undoes on leaving.
+//! The main loop: surveys, steps the policies, keeps to its processor share, reports, and undoes changes on
+//! leaving.
 //!
-//! Owns the order of things. Refuses to know policies' inside and the command line.
+//! Owns the order of these tasks. Refuses to know the policies' internals and the command line.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -27,17 +28,17 @@ use crate::types::{NodeId, PAGE_BYTES, Pid, ProcId};
 /// Time between two rounds of housekeeping: children, ended processes, state of the machine.
 const HOUSEKEEPING: Duration = Duration::from_millis(1_000);
 
-/// Address space surveyed between two looks at the clock.
+/// Address space surveyed between two reads of the clock.
 const SURVEY_CHUNK: u64 = 16 << 20;
 
-/// Looking is spread out: one round takes what its share gives in the time since the start, but at least in
-/// the first and at most in the second of these, in seconds.
+/// Spreads out the cost of surveys: one round may use the share of the time since the start, where that time
+/// counts as at least the first and at most the second of these, in seconds.
 const LOOK_AHEAD_S: (f64, f64) = (1.0, 4.0);
 
-/// Processes whose control groups are looked at in one round.
+/// Most processes whose control groups are read in one round.
 const MOST_GROUPS: usize = 64;
 
-/// Steps in a row in which the source of access bits may fail before it is given up.
+/// Consecutive failed steps after which the source of access bits is given up.
 const MOST_TRACKER_FAILURES: u32 = 16;
 
 /// The running manager.
@@ -125,7 +126,7 @@ fn choose_tracker(
 }
 
 impl Engine {
-    /// A manager with nobody to manage yet.
+    /// Makes a manager without processes.
     pub fn new(config: PolicyFile) -> Self {
         let probe = Probe::run();
         let processes = SharedProcesses::default();
@@ -200,17 +201,17 @@ impl Engine {
         }
     }
 
-    /// What the kernel has and lacks.
+    /// Returns the available and missing features of the kernel.
     pub const fn probe(&self) -> &Probe {
         &self.probe
     }
 
-    /// The tiering policy, where there is more than one tier.
+    /// Returns the tiering policy, if there is more than one tier.
     pub const fn multi_clock(&self) -> Option<&MultiClock> {
         self.multi_clock.as_ref()
     }
 
-    /// The huge page policy, where the kernel can do it.
+    /// Returns the huge page policy, if the kernel supports it.
     pub const fn ingens(&self) -> Option<&Ingens> {
         self.ingens.as_ref()
     }
@@ -225,10 +226,10 @@ impl Engine {
         Ok(id)
     }
 
-    /// Manages whoever is in a control group, now and later.
+    /// Manages all processes of a control group, also those that join it later.
     ///
     /// # Errors
-    /// When it is not a control group.
+    /// `path` is not a control group.
     pub fn attach_cgroup(&mut self, path: &Path) -> io::Result<()> {
         crate::processes::cgroup_pids(path)?;
         self.cgroup = Some(path.to_owned());
@@ -238,7 +239,7 @@ impl Engine {
     /// Listens for cooperating processes on a socket at `path`.
     ///
     /// # Errors
-    /// When the socket cannot be made.
+    /// The socket cannot be made.
     pub fn listen(&mut self, path: &Path) -> io::Result<()> {
         let _ = std::fs::remove_file(path);
         let listener = UnixListener::bind(path)?;
@@ -247,10 +248,10 @@ impl Engine {
         Ok(())
     }
 
-    /// Writes every touch that is seen to `out`.
+    /// Writes every observed touch to `out`.
     ///
     /// # Errors
-    /// When the trace cannot be started.
+    /// The start of the trace cannot be written.
     pub fn record(&mut self, out: impl io::Write + 'static) -> io::Result<()> {
         let inner = std::mem::replace(&mut self.tracker, Box::new(Blind));
         self.tracker = Box::new(Recorder::new(inner, out)?);
@@ -262,19 +263,19 @@ impl Engine {
         self.processes.borrow().get(id).is_some_and(|p| p.coop.is_some())
     }
 
-    /// Carries out actions at once, outside of any policy; gives what became of each.
+    /// Carries out actions at once, outside of any policy; returns the outcome of each.
     pub fn carry_out(&mut self, actions: &[Action]) -> Vec<crate::interfaces::Outcome> {
         let mut outcomes = Vec::new();
         self.actuator.apply(actions, &mut outcomes);
         outcomes
     }
 
-    /// Whether nobody is left to manage.
+    /// Whether no process is left to manage.
     pub fn idle(&self) -> bool {
         self.processes.borrow().is_empty() && self.cgroup.is_none()
     }
 
-    /// One round; gives how long to rest before the next.
+    /// Runs one round; returns how long to rest before the next.
     pub fn tick(&mut self) -> Duration {
         let began = Instant::now();
         let (cpu, work) = (thread_cpu_time(), actuator::busy(self.actuator.cost()));
@@ -289,7 +290,7 @@ impl Engine {
         {
             self.look_for_hollow();
         }
-        // The first round only surveys: setting up DAMON costs as much again and can wait for the second.
+        // The first round only surveys: the set-up of DAMON costs as much again and can wait for the second.
         if std::mem::replace(&mut self.surveyed, true) {
             self.step();
         }
@@ -337,7 +338,8 @@ impl Engine {
         self.judge_tracker(failed);
     }
 
-    /// Once is an accident, said but survived; a source that fails time after time is given up.
+    /// Counts failures of the tracker: a single one is reported; after [`MOST_TRACKER_FAILURES`] in a row the
+    /// tracker is given up.
     fn judge_tracker(&mut self, failed: Option<String>) {
         let Some(e) = failed else {
             self.tracker_failures = 0;
@@ -359,8 +361,8 @@ impl Engine {
         }
     }
 
-    /// Surveys who is due. A process in which nothing changed is looked at less and less often, down to an
-    /// eighth.
+    /// Surveys the processes that are due. An unchanged process is surveyed less and less often, down to an
+    /// eighth of the rate.
     fn survey(&mut self) {
         let now = Instant::now();
         let due = |id: &ProcId| self.survey_due.get(id).is_none_or(|(at, ..)| *at <= now);
@@ -409,7 +411,8 @@ impl Engine {
     }
 
     fn look_for_hollow(&mut self) {
-        // Frequently used huge pages are spared unless memory is short; the walk goes round.
+        // Frequently used huge pages are skipped unless memory is short. After a full pass the walk starts
+        // again.
         let Some(ingens) = self.ingens.as_mut() else {
             return;
         };
@@ -473,7 +476,7 @@ impl Engine {
         let me = std::process::id() as i32;
         for pid in members.into_iter().filter(|p| p.0 != me) {
             if let Err(e) = self.processes.borrow_mut().add(pid) {
-                // Ended in between, or not ours: said once for each reason.
+                // The process has ended, or belongs to another user; each reason is reported once.
                 let note = format!("cannot manage some processes: {e}");
                 if e.raw_os_error() != Some(libc::ESRCH)
                     && e.kind() != io::ErrorKind::NotFound
@@ -494,7 +497,7 @@ impl Engine {
             let (Ok(pid), Ok(mut link)) = (peer, CoopLink::accept(stream)) else {
                 continue;
             };
-            // Only processes that are managed anyway may cooperate.
+            // Only managed processes may cooperate.
             let mut processes = self.processes.borrow_mut();
             let Some(process) = processes.find(pid).and_then(|id| processes.get_mut(id)) else {
                 continue;
@@ -508,8 +511,8 @@ impl Engine {
         }
     }
 
-    /// Puts memory back to how it was found, as configured, and lets go. Settings of the kernel (DAMON, write
-    /// tracking) are put back in any case. Gives how many pages and huge pages were put back.
+    /// Restores memory as configured and releases all processes. Settings of the kernel (DAMON, write
+    /// tracking) are always restored. Returns the numbers of pages moved back and of huge pages split.
     pub fn leave(&mut self) -> (u64, u64) {
         let ids: Vec<ProcId> = self.processes.borrow().iter().map(|(id, _)| id).collect();
         let (mut moved, mut split) = (0, 0);
@@ -519,7 +522,7 @@ impl Engine {
                 Leave::Restore => self.policies().flat_map(|p| p.undo(id)).collect(),
             };
             let mut left = actions;
-            // Pages that are just being used refuse for a moment; ask again, but not for ever.
+            // Pages in use are busy for a moment: retry, a bounded number of times.
             for _ in 0..20 {
                 let mut outcomes = Vec::new();
                 self.actuator.apply(&left, &mut outcomes);
@@ -550,15 +553,16 @@ impl Engine {
     }
 }
 
-/// Processor time that looking may take in one round: a manager that just started has a little, so that its
-/// first look at a large program does not stand out.
+/// Returns the processor time of one round of surveys. A manager that has just started gets little, so that
+/// its first survey of a large program is not a load peak.
 fn look_allowance(share: f64, uptime: Duration) -> Duration {
     let (least, most) = LOOK_AHEAD_S;
     Duration::from_secs_f64(share * uptime.as_secs_f64().clamp(least, most))
 }
 
-/// Walks one process bit by bit until a pass is complete, `bytes` are walked or `allowance` of processor time
-/// is used up; one bit in any case, so that everybody gets round. Gives whether a pass was completed.
+/// Walks one process chunk by chunk until a pass is complete, `bytes` are walked or `allowance` of processor
+/// time is used up. At least one chunk is walked, so that every process makes progress. Returns whether a
+/// pass was completed.
 fn walk_for(
     allowance: Duration,
     bytes: u64,

@@ -1,11 +1,11 @@
-//! Keeps the manager's own processor time within its share: looking and working each have one.
+//! Keeps the manager's own processor time within its shares: one for tracking, one for carrying out actions.
 //!
-//! After a step that used `c`, the next one starts no sooner than `c / share` later, so the share holds
-//! whatever a step costs; and the number of pages asked for in a step follows from what the last steps cost.
+//! After a step that used `c`, the next one starts no sooner than `c / share` later, so the share holds for
+//! steps of any cost. The number of pages requested in a step follows from the cost of the last steps.
 
 use std::time::Duration;
 
-/// Fewest pages in a step: the rest between steps keeps the share, a smaller step would only never get round.
+/// Fewest pages in a step. The rest between steps keeps the share; a smaller step would only prolong a pass.
 const LEAST_PAGES: u64 = 2_048;
 
 /// The governor.
@@ -20,7 +20,7 @@ pub struct Governor {
 }
 
 impl Governor {
-    /// Shares of one core, and the most pages that a step may ask for.
+    /// Makes a governor of these shares of one core and this bound on the pages of a step.
     pub const fn new(scan_share: f64, work_share: f64, most_pages: u64) -> Self {
         let (scan_total, work_total) = (Duration::ZERO, Duration::ZERO);
         Self {
@@ -33,7 +33,7 @@ impl Governor {
         }
     }
 
-    /// Accounts one step; gives how long to rest at least before the next.
+    /// Accounts one step; returns the least time to rest before the next.
     pub fn account(&mut self, scan: Duration, work: Duration, step: Duration) -> Duration {
         self.scan_total += scan;
         self.work_total += work;
@@ -45,16 +45,16 @@ impl Governor {
         }
         let for_scan = scan.as_secs_f64() / self.scan_share - scan.as_secs_f64();
         let for_work = work.as_secs_f64() / self.work_share - work.as_secs_f64();
-        // Bounded, so that one enormous step does not put the manager to sleep for minutes.
+        // Bounded, so that one very expensive step does not stop the manager for minutes.
         Duration::from_secs_f64(for_scan.max(for_work).clamp(0.0, 10.0))
     }
 
-    /// Pages that the next step may ask for.
+    /// Returns the number of pages that the next step may request.
     pub const fn budget_pages(&self) -> u64 {
         self.budget_pages
     }
 
-    /// Processor time so far: looking, working.
+    /// Returns the processor time since the start: tracking, and carrying out actions.
     pub const fn totals(&self) -> (Duration, Duration) {
         (self.scan_total, self.work_total)
     }

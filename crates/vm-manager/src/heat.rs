@@ -1,4 +1,4 @@
-//! Heat maps: address space over time, in the terminal and as SVG. What was not seen is shown as not seen.
+//! Heat maps: address space over time, in the terminal and as SVG. Unobserved ranges are drawn as "not seen".
 
 use std::fmt::Write;
 
@@ -6,30 +6,30 @@ use serde::{Deserialize, Serialize};
 
 /// Most rows (address ranges) of a map.
 pub const ROWS: usize = 48;
-/// Most columns (moments) of a map.
+/// Most columns (samples) of a map.
 pub const COLUMNS: usize = 72;
 
-/// One process' heat over time.
+/// Heat map of one process.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct HeatMap {
     /// The process.
     pub pid: i32,
-    /// Its name.
+    /// Name of the process.
     pub name: String,
     /// First and last address of each row.
     pub rows: Vec<(u64, u64)>,
-    /// Moments, oldest first; heat 0..=100 of each row, `None` where nothing was seen.
+    /// Samples, oldest first: heat 0..=100 of each row, `None` where nothing was observed.
     pub columns: Vec<Vec<Option<u8>>>,
     /// Seconds between two columns.
     pub step_s: f64,
 }
 
 impl HeatMap {
-    /// Adds a moment. `regions` are (first address, one past the last, heat 0.0..=1.0 if seen) in rising
-    /// order. When the layout of rows changes, older moments are dropped: they would lie at wrong addresses.
+    /// Adds a sample. `regions` are (first address, one past the last, heat 0.0..=1.0 if observed) in rising
+    /// order. When the layout of rows changes, older samples are dropped: their addresses would be wrong.
     pub fn push(&mut self, regions: &[(u64, u64, Option<f64>)]) {
-        // Rows never cross a gap, unless there are too many gaps to show.
+        // A row spans a gap only if there are too many gaps to show.
         let runs = regions.chunk_by(|a, b| a.1 == b.0);
         let per_row = regions.len().div_ceil(ROWS / 2).max(1);
         let mut chunks: Vec<_> = runs.flat_map(|run| run.chunks(per_row)).collect();
@@ -52,7 +52,7 @@ impl HeatMap {
         }
     }
 
-    /// The map for a terminal; `color` uses 24-bit escapes, else shades of characters.
+    /// Draws the map for a terminal: with `color` by 24-bit escapes, else by characters.
     pub fn terminal(&self, color: bool) -> String {
         let mut out = String::new();
         let _ = writeln!(
@@ -90,7 +90,7 @@ impl HeatMap {
         out
     }
 
-    /// The map as an SVG drawing.
+    /// Draws the map as SVG.
     pub fn svg(&self) -> String {
         const CELL: usize = 10;
         const LEFT: usize = 190;
@@ -144,7 +144,7 @@ impl HeatMap {
     }
 }
 
-/// Blue to red through white-less steps; grey for "not seen".
+/// Maps heat to a colour from blue to red; grey for "not seen".
 fn rgb(heat: Option<u8>) -> (u8, u8, u8) {
     let Some(heat) = heat else { return (70, 70, 70) };
     let t = f64::from(heat.min(100)) / 100.0;

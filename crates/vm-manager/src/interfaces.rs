@@ -1,24 +1,24 @@
-//! The three seams of the manager: a [`Tracker`] says which pages were touched, a [`Policy`] decides, an
-//! [`Actuator`] carries out.
+//! The three interfaces of the manager: a [`Tracker`] reports which pages were touched, a [`Policy`] decides,
+//! an [`Actuator`] carries out.
 //!
-//! Each refuses to know the others' kind: the same policy code runs over a kernel and over [`crate::sim`].
+//! None knows the implementation of the others, so one policy runs over a kernel and over [`crate::sim`].
 
 use crate::types::{HugeIndex, PageClass, PageKey, ProcId, TierId, UtilVector};
 
-/// What a tracker saw of one page since it was last asked.
+/// Observation of one page since the previous query.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Touch {
-    /// The tracker cannot tell (page gone, first look, outside its reach). Never read as "idle".
+    /// Unknown to the tracker (page gone, first query, outside its reach). Never treated as "idle".
     Unknown,
     /// Not touched.
     Idle,
-    /// Touched; the tracker does not tell reads from writes, or it was a read.
+    /// Read; or touched, if the tracker cannot distinguish reads from writes.
     Read,
     /// Written.
     Written,
 }
 
-/// What a tracker can see, for people and for the choice among trackers.
+/// Capabilities of a tracker, for people and for the choice among trackers.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct TrackerInfo {
     /// Short name, as used in the policy file.
@@ -27,34 +27,34 @@ pub struct TrackerInfo {
     pub resolution_bytes: u64,
     /// Whether reads are seen.
     pub sees_reads: bool,
-    /// Whether writes are told from reads.
+    /// Whether writes are distinguished from reads.
     pub tells_writes: bool,
-    /// In one sentence, what it works on and where it is blind.
+    /// One sentence on its source and its blind spots.
     pub note: String,
 }
 
-/// Why a tracker could not look.
+/// Errors of a tracker.
 #[derive(Debug, thiserror::Error)]
 pub enum TrackerError {
-    /// The kernel refused or lacks it; the message says what and what would help.
+    /// The kernel refuses or lacks the source; the message says which part failed and how to help.
     #[error("{tracker} tracker: {what}")]
     Unusable {
         /// The tracker's name.
         tracker: &'static str,
-        /// What failed.
+        /// The failure.
         what: String,
     },
 }
 
-/// Which pages were touched.
+/// Reports which pages were touched.
 pub trait Tracker {
-    /// What this tracker sees.
+    /// Returns the capabilities of this tracker.
     fn info(&self) -> TrackerInfo;
 
-    /// Appends, for each of `pages` in order, what happened to it since the last question, and re-arms it.
+    /// Appends, for each of `pages` in order, its touches since the last query, and re-arms it.
     ///
     /// # Errors
-    /// When the source as a whole failed. A single page that cannot be judged is [`Touch::Unknown`].
+    /// The source as a whole failed. A single page that cannot be judged is [`Touch::Unknown`].
     fn observe(&mut self, pages: &[PageKey], out: &mut Vec<Touch>) -> Result<(), TrackerError>;
 }
 
@@ -65,7 +65,7 @@ pub enum Action {
     Move {
         /// The page.
         page: PageKey,
-        /// Where to.
+        /// The destination.
         to: TierId,
     },
     /// Write a page of the lowest tier back to storage (swap or its file).
@@ -91,7 +91,7 @@ pub enum Action {
     },
     /// Compact physical memory, about this much.
     Compact {
-        /// Upper bound wished for, in bytes; the kernel's interface may do more and the outcome tells.
+        /// Desired upper bound, in bytes; the kernel's interface may exceed it.
         bytes: u64,
     },
     /// Allow or deny same-page merging in a region.
@@ -105,44 +105,43 @@ pub enum Action {
     },
 }
 
-/// What became of an [`Action`].
+/// Outcome of an [`Action`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     /// Carried out.
     Done,
-    /// The page or process no longer exists; forget it.
+    /// The page or process no longer exists and is to be forgotten.
     Gone,
-    /// Locked, pinned or busy now; may work later.
+    /// Locked, pinned or busy; a retry may succeed.
     Busy,
     /// No room at the destination, or no contiguous memory.
     NoMemory,
-    /// Kernel or privileges do not allow this at all.
+    /// The kernel or the privileges do not allow this at all.
     Unsupported,
 }
 
-/// Carries out decisions and knows where pages are.
+/// Carries out decisions and locates pages.
 pub trait Actuator {
-    /// Short name for people.
+    /// Returns a short name for people.
     fn name(&self) -> &'static str;
-    /// Appends one outcome for each action, in order. Outcomes are facts: `Done` only if the kernel said so.
+    /// Appends one outcome for each action, in order. `Done` only if the kernel confirmed it.
     fn apply(&mut self, actions: &[Action], out: &mut Vec<Outcome>);
     /// Appends for each page the tier that holds it, or `None` when it is not in memory.
     fn locate(&mut self, pages: &[PageKey], out: &mut Vec<Option<TierId>>);
-    /// Looks again at which base pages of a region are in use right now; `None` when the actuator cannot
-    /// tell.
+    /// Returns which base pages of a region are in use at this moment; `None` when the actuator cannot tell.
     fn used_now(&mut self, _proc: ProcId, _region: HugeIndex) -> Option<UtilVector> {
         None
     }
-    /// How many base pages of a region are merged with identical pages right now; 0 when the actuator cannot
+    /// Returns how many base pages of a region are merged with identical pages; 0 when the actuator cannot
     /// tell.
     fn merged_now(&mut self, _proc: ProcId, _region: HugeIndex) -> u64 {
         0
     }
-    /// Free pages of a tier right now.
+    /// Returns the number of free pages of a tier.
     fn free_pages(&mut self, tier: TierId) -> u64;
 }
 
-/// What a survey found in one 2 MiB region.
+/// Finding of a survey about one 2 MiB region.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RegionSurvey {
     /// The process.
@@ -150,7 +149,7 @@ pub struct RegionSurvey {
     /// The region.
     pub region: HugeIndex,
     /// Base pages that hold data (present and not the shared zero page). For a huge page all bits, unless its
-    /// contents were looked at.
+    /// contents were read.
     pub used: UtilVector,
     /// Whether one huge page maps the region.
     pub huge: bool,
@@ -162,23 +161,23 @@ pub struct RegionSurvey {
     pub unevictable: bool,
 }
 
-/// The machine as a whole, as far as policies care.
+/// State of the machine that policies use.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct SystemView {
-    /// Free memory fragmentation index for huge pages, 0 (whole) to 1 (splinters); `None` if unknown.
+    /// Free memory fragmentation index for huge pages, 0 (unfragmented) to 1; `None` if unknown.
     pub fmfi: Option<f64>,
     /// Huge pages that could be allocated now without compaction.
     pub free_huge: u64,
-    /// Bytes that can be allocated before reclaim hurts (machine or control group, whichever is less).
+    /// Bytes that can be allocated before reclaim hurts, of the machine or the tightest control group.
     pub available_bytes: u64,
-    /// The total that `available_bytes` is part of.
+    /// Total of the machine or control group that `available_bytes` refers to.
     pub total_bytes: u64,
 }
 
-/// What one policy step did.
+/// Counts of one policy step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
 pub struct StepReport {
-    /// Pages whose reference state was asked for.
+    /// Pages whose reference state was queried.
     pub scanned: u64,
     /// Pages moved up.
     pub promoted: u64,
@@ -190,7 +189,7 @@ pub struct StepReport {
     pub collapsed: u64,
     /// Huge pages split.
     pub split: u64,
-    /// Actions the kernel declined.
+    /// Actions that the kernel declined.
     pub failed: u64,
     /// Compaction rounds started.
     pub compactions: u64,
@@ -211,38 +210,38 @@ impl StepReport {
         self.compactions += other.compactions;
         self.sharing += other.sharing;
     }
-    /// Whether anything but looking happened.
+    /// Whether the step changed memory.
     pub fn changed(&self) -> bool {
         self.promoted + self.demoted + self.evicted + self.collapsed + self.split + self.sharing > 0
     }
 }
 
-/// Decides what to do about pages.
+/// Decides which pages to move, collapse, split or evict.
 pub trait Policy {
-    /// Short name, as used in the policy file.
+    /// Returns a short name, as used in the policy file.
     fn name(&self) -> &'static str;
-    /// Takes in what a survey found; an empty `used` vector means the region holds nothing any more.
+    /// Takes in the finding of a survey; an empty `used` vector means that the region holds no data.
     fn survey(&mut self, survey: &RegionSurvey, actuator: &mut dyn Actuator);
     /// Takes in the state of the machine.
     fn system(&mut self, view: &SystemView);
     /// Forgets a process.
     fn forget(&mut self, proc: ProcId);
-    /// What would put a process' memory back to how it was found.
+    /// Returns the actions that restore a process' memory to its original state.
     fn undo(&self, proc: ProcId) -> Vec<Action>;
-    /// Works for one step at time `now_ms`; does nothing when it is not due.
+    /// Runs one step at time `now_ms`; does nothing when it is not due.
     ///
     /// # Errors
-    /// When the tracker failed as a whole.
+    /// The tracker failed as a whole.
     fn step(
         &mut self,
         now_ms: u64,
         tracker: &mut dyn Tracker,
         actuator: &mut dyn Actuator,
     ) -> Result<StepReport, TrackerError>;
-    /// When the next step is due.
+    /// Returns the time of the next step.
     fn next_due_ms(&self) -> u64;
-    /// Bytes of bookkeeping and pages kept in it.
+    /// Returns the bytes of bookkeeping and the number of pages in it.
     fn metadata(&self) -> (u64, u64);
-    /// Pages that may be asked for in one step; the governor of the scanning cost sets it.
+    /// Sets the most pages that one step may query; called by the governor of the tracking cost.
     fn set_scan_budget(&mut self, pages: u64);
 }

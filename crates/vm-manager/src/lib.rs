@@ -1,8 +1,9 @@
 //! Memory tiers for unmodified programs: MULTI-CLOCK page tiering and Ingens huge pages, from user space.
 //!
-//! Three small seams ([`interfaces`]): trackers see which pages are touched, policies decide, actuators act.
-//! The policies are pure and run the same over a kernel ([`tracker`], [`actuator`], [`sys`]) and over
-//! [`sim`].
+//! Three small interfaces ([`interfaces`]): trackers see which pages are touched, policies decide, actuators
+//! act. The policies are pure: one code runs over a kernel ([`tracker`], [`actuator`], [`sys`]) and over
+//! [`sim`]. "The seed" in comments is the publication that introduced the policy; chapters, sections,
+//! equations and figures are those of its text.
 
 #![deny(unsafe_code)]
 // `println!` and `eprintln!` panic when their reader has gone; `cli::out` does not.

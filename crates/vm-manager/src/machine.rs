@@ -1,6 +1,6 @@
 //! Facts about the machine: memory, fragmentation, NUMA nodes, swap, control-group limits.
 //!
-//! Reads `/proc` and `/sys`; keeps nothing.
+//! Reads `/proc` and `/sys`; keeps no state.
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +11,7 @@ use crate::types::{HUGE_BYTES, NodeId, PAGE_BYTES, Pid};
 /// Order of a 2 MiB block of free memory.
 const HUGE_ORDER: usize = 9;
 
-/// A value in KiB of `/proc/meminfo` (or a file of its form), in bytes.
+/// Returns a value of `/proc/meminfo` (or a file of its form), converted from KiB to bytes.
 pub fn meminfo(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find(|l| {
         l.split_ascii_whitespace()
@@ -23,8 +23,9 @@ pub fn meminfo(text: &str, name: &str) -> Option<u64> {
     words.nth(1)?.parse::<u64>().ok().map(|kib| kib * 1024)
 }
 
-/// Free memory fragmentation index for 2 MiB pages over all zones but DMA: the share of free memory that lies
-/// in smaller blocks (Gorman and Whitcroft's unusable free space index); and the free 2 MiB blocks.
+/// Returns the free memory fragmentation index for 2 MiB pages and the number of free 2 MiB blocks, over all
+/// zones but DMA. The index is the share of free memory in smaller blocks (Gorman and Whitcroft's unusable
+/// free space index).
 pub fn fragmentation(buddyinfo: &str) -> Option<(f64, u64)> {
     let (mut free, mut usable) = (0u64, 0u64);
     for line in buddyinfo.lines() {
@@ -47,7 +48,7 @@ pub fn fragmentation(buddyinfo: &str) -> Option<(f64, u64)> {
     })
 }
 
-/// NUMA nodes with memory: number, bytes, whether they have processors.
+/// Returns the NUMA nodes with memory: number, bytes, whether they have processors.
 pub fn nodes() -> Vec<(NodeId, u64, bool)> {
     let base = Path::new("/sys/devices/system/node");
     let mut out = Vec::new();
@@ -67,14 +68,14 @@ pub fn nodes() -> Vec<(NodeId, u64, bool)> {
     out
 }
 
-/// Free bytes of a node.
+/// Returns the free bytes of a node.
 pub fn node_free(node: NodeId) -> u64 {
     let text =
         fs::read_to_string(format!("/sys/devices/system/node/node{}/meminfo", node.0)).unwrap_or_default();
     meminfo(&text, "MemFree").unwrap_or(0)
 }
 
-/// Bytes of swap space.
+/// Returns the bytes of swap space.
 pub fn swap_bytes() -> u64 {
     meminfo(
         &fs::read_to_string("/proc/meminfo").unwrap_or_default(),
@@ -83,20 +84,21 @@ pub fn swap_bytes() -> u64 {
     .unwrap_or(0)
 }
 
-/// Pages that were moved in memory since the machine started, by anybody.
+/// Returns the number of pages migrated since the machine started, by any process.
 pub fn pages_migrated() -> u64 {
     let text = fs::read_to_string("/proc/vmstat").unwrap_or_default();
     counter(&text, "pgmigrate_success")
 }
 
-/// A value of `/proc/vmstat` or a control group's `memory.stat`; 0 when it is not there.
+/// Returns a value of `/proc/vmstat` or of a control group's `memory.stat`; 0 if it is absent.
 fn counter(text: &str, name: &str) -> u64 {
     let value = |l: &str| l.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok();
     text.lines().find_map(value).unwrap_or(0)
 }
 
-/// What can still be had in a control group: its file pages are reclaimed before anybody is killed, as in the
-/// kernel's `MemAvailable`. (A group that reads files is at its limit all the time, and in no danger.)
+/// Returns the bytes that a control group can still allocate. Its file pages count as free, as in the
+/// kernel's `MemAvailable`: they are reclaimed before any process is killed. (A group that reads files is at
+/// its limit all the time, and in no danger.)
 fn headroom(limit: u64, usage: u64, stat: &str) -> u64 {
     // Version 1 counts the group's descendants under `total_`.
     let prefix = if stat.lines().any(|l| l.starts_with("total_inactive_file ")) {
@@ -109,7 +111,7 @@ fn headroom(limit: u64, usage: u64, stat: &str) -> u64 {
     limit.saturating_sub(usage.saturating_sub(reclaimable))
 }
 
-/// (available, limit) of the tightest memory control group above a process, v1 or v2.
+/// Returns (available, limit) of the tightest memory control group above a process, v1 or v2.
 fn cgroup_headroom(pid: Pid) -> Option<(u64, u64)> {
     let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
     let mut best: Option<(u64, u64)> = None;
@@ -148,7 +150,8 @@ fn tightness((available, total): (u64, u64)) -> f64 {
     available as f64 / total.max(1) as f64
 }
 
-/// The machine as policies see it: the least of what is left of it and of the control groups of `pids`.
+/// Returns the state of the machine for policies; memory is that of the machine or of the tightest control
+/// group of `pids`.
 pub fn view(pids: &[Pid]) -> SystemView {
     let info = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let (fmfi, free_huge) = fragmentation(&fs::read_to_string("/proc/buddyinfo").unwrap_or_default())

@@ -1,4 +1,4 @@
-//! Prometheus metrics of a snapshot, and the little server that gives them out.
+//! Prometheus metrics of a snapshot, and a small HTTP server for them.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
@@ -16,7 +16,7 @@ use crate::snapshot::Snapshot;
 
 type Labels = Vec<(String, String)>;
 
-/// A snapshot in the text form of Prometheus (OpenMetrics).
+/// Formats a snapshot in the text format of Prometheus (OpenMetrics).
 pub fn text(s: &Snapshot) -> String {
     let mut registry = Registry::with_prefix("varve_vm");
     let mut gauge = |name: &str, help: &str, rows: Vec<(Labels, f64)>| {
@@ -129,10 +129,10 @@ pub fn text(s: &Snapshot) -> String {
 /// The latest snapshot, shared with the server.
 pub type Shared = Arc<Mutex<Snapshot>>;
 
-/// Serves `/metrics` on `address` until the process ends; gives the address bound.
+/// Serves `/metrics` on `address` until the process ends; returns the bound address.
 ///
 /// # Errors
-/// When the address cannot be bound.
+/// The address cannot be bound.
 pub fn serve(address: SocketAddr, shared: Shared) -> std::io::Result<SocketAddr> {
     let listener = TcpListener::bind(address)?;
     let bound = listener.local_addr()?;

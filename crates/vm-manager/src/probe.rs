@@ -1,4 +1,4 @@
-//! What the running kernel offers, what it lacks, and what would help: told to the user at start.
+//! Probe of the running kernel: features that it offers or lacks, and how to get them. Shown at the start.
 
 use std::path::Path;
 
@@ -16,16 +16,16 @@ pub struct Feature {
     pub name: &'static str,
     /// Whether it can be used now.
     pub usable: bool,
-    /// What it is for, or why it cannot be used and what would help.
+    /// Its purpose, or why it cannot be used and how to get it.
     pub note: String,
 }
 
-/// Everything that was found.
+/// Result of the probe.
 #[derive(Debug, Clone, Serialize)]
 pub struct Probe {
     /// Kernel release.
     pub kernel: String,
-    /// Whether we are root in effect.
+    /// Whether the effective user is root.
     pub root: bool,
     /// Features, in the order of the documentation.
     pub features: Vec<Feature>,
@@ -52,7 +52,7 @@ fn release() -> (String, (u32, u32)) {
 }
 
 impl Probe {
-    /// Looks at the running kernel with our present privileges. Changes nothing.
+    /// Probes the running kernel with the present privileges. Changes nothing.
     pub fn run() -> Self {
         let (kernel, version) = release();
         let root = rustix::process::geteuid().is_root();
@@ -157,7 +157,7 @@ fn write_tracking() -> Result<String, String> {
 
 fn process_madvise(me: Pid, root: bool) -> Result<String, String> {
     let handle = ProcessHandle::open(me).map_err(|e| format!("pidfd: {e}"))?;
-    // Advice about nothing: asks whether the call exists.
+    // An empty range: only checks that the call exists.
     handle
         .advise(0x1000, 0, Advice::Cold)
         .map_err(|e| format!("process_madvise: {e}"))?;
@@ -192,7 +192,7 @@ fn split(version: (u32, u32)) -> Result<String, String> {
 }
 
 fn thp_by_request() -> Result<String, String> {
-    // The setting is the whole process': try it and put back what was. Off completely stays off.
+    // The setting belongs to the whole process: try it, then restore it. "Completely off" stays as it is.
     let was = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     if was
         .lines()

@@ -1,6 +1,6 @@
 //! The processes under management: handles that survive pid reuse, and their page maps.
 //!
-//! Owns who is managed. Refuses to know what is done to them.
+//! Owns the set of managed processes. Refuses to know the operations on them.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -16,13 +16,13 @@ use crate::types::{PageKey, Pid, ProcId};
 pub struct Process {
     /// Its pid when it was added.
     pub pid: Pid,
-    /// A handle that cannot come to mean another process.
+    /// A handle that stays bound to this process when its pid is reused.
     pub handle: ProcessHandle,
     /// Its page map.
     pub pagemap: Pagemap,
-    /// Its name for people.
+    /// Its name, for messages.
     pub name: String,
-    /// The line to its cooperating thread, if it has one.
+    /// The connection to its cooperating thread, if any.
     pub coop: Option<CoopLink>,
 }
 
@@ -33,15 +33,15 @@ pub struct Processes {
     next: u16,
 }
 
-/// Shared between survey, tracker and actuator, which work one after the other on one thread.
+/// Shared by survey, tracker and actuator, which run one after the other on one thread.
 pub type SharedProcesses = Rc<RefCell<Processes>>;
 
 impl Processes {
-    /// Adds a process; gives its number, the old one when it is there already.
+    /// Adds a process; returns its number, which is the old one if the process is already managed.
     ///
     /// # Errors
-    /// The kernel's errno: `ESRCH` when gone, `EACCES` when it belongs to somebody else, `EMFILE` when we are
-    /// out of descriptors, `EUSERS` past 65,535 processes.
+    /// The kernel's errno: `ESRCH` if it has ended, `EACCES` if it belongs to another user, `EMFILE` without
+    /// free descriptors, `EUSERS` past 65,535 processes.
     pub fn add(&mut self, pid: Pid) -> io::Result<ProcId> {
         if let Some(id) = self.find(pid) {
             return Ok(id);
@@ -70,7 +70,7 @@ impl Processes {
         Ok(id)
     }
 
-    /// The number of a pid that is managed and still means the same process.
+    /// Returns the number of a managed pid, unless the pid was reused by another process.
     pub fn find(&self, pid: Pid) -> Option<ProcId> {
         self.map
             .iter()
@@ -78,17 +78,17 @@ impl Processes {
             .map(|(id, _)| *id)
     }
 
-    /// A process by number.
+    /// Returns a process by number.
     pub fn get(&self, id: ProcId) -> Option<&Process> {
         self.map.get(&id)
     }
 
-    /// A process by number, to change its cooperation.
+    /// Returns a process by number, to change its cooperation.
     pub fn get_mut(&mut self, id: ProcId) -> Option<&mut Process> {
         self.map.get_mut(&id)
     }
 
-    /// Forgets processes that ended; gives their numbers.
+    /// Removes the processes that have ended; returns their numbers.
     pub fn reap(&mut self) -> Vec<ProcId> {
         let gone: Vec<ProcId> = self
             .map
@@ -102,17 +102,17 @@ impl Processes {
         gone
     }
 
-    /// Forgets one process.
+    /// Removes one process.
     pub fn remove(&mut self, id: ProcId) {
         self.map.remove(&id);
     }
 
-    /// All of them.
+    /// Iterates over all processes.
     pub fn iter(&self) -> impl Iterator<Item = (ProcId, &Process)> {
         self.map.iter().map(|(id, p)| (*id, p))
     }
 
-    /// Whether nobody is managed.
+    /// Whether no process is managed.
     pub fn is_empty(&self) -> bool {
         self.map.is_empty()
     }
@@ -124,7 +124,7 @@ impl Processes {
         const FRAME: u64 = (1 << 55) - 1;
         let mut i = 0;
         while i < pages.len() {
-            // One read for neighbours in rising order, as lists mostly have them.
+            // Lists mostly hold neighbours in rising order: one read serves them.
             let next_to = |n: &usize| {
                 pages[*n].proc == pages[i].proc && pages[*n].page.0 == pages[i].page.0 + (*n - i) as u64
             };
@@ -140,10 +140,10 @@ impl Processes {
     }
 }
 
-/// Pids below a control group directory (v1 or v2), with its descendants.
+/// Returns the pids in a control group (v1 or v2) and its descendants.
 ///
 /// # Errors
-/// When the directory has no `cgroup.procs`.
+/// The directory has no `cgroup.procs`.
 pub fn cgroup_pids(path: &std::path::Path) -> io::Result<Vec<Pid>> {
     let text = std::fs::read_to_string(path.join("cgroup.procs"))?;
     let mut pids: Vec<Pid> = text
@@ -158,7 +158,7 @@ pub fn cgroup_pids(path: &std::path::Path) -> io::Result<Vec<Pid>> {
     Ok(pids)
 }
 
-/// The children of a process and theirs; bounded, because a fork bomb must not take the manager along.
+/// Returns the descendants of a process; bounded, so that a fork bomb does not exhaust the manager.
 pub fn descendants(pid: Pid) -> Vec<Pid> {
     const MOST: usize = 1024;
     let mut found = Vec::new();

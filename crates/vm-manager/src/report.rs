@@ -1,4 +1,4 @@
-//! The engine's account of itself: snapshots and heat.
+//! The engine's reports on itself: snapshots and heat.
 
 use crate::engine::Engine;
 use crate::heat::HeatMap;
@@ -8,10 +8,10 @@ use crate::multiclock::{ListKind, MultiClock};
 use crate::snapshot::{ProcessStatus, Snapshot, TierStatus, Totals};
 use crate::types::{HUGE_BYTES, PAGE_BYTES, ProcId, TierId};
 
-/// Clock ticks a second in `/proc/PID/stat`, the same on every Linux.
+/// Clock ticks a second in `/proc/PID/stat`; this value on every Linux.
 const TICKS: f64 = 100.0;
 
-/// Processor time of a (kernel) thread in clock ticks.
+/// Returns the processor time of a (kernel) thread in clock ticks.
 fn ticks(pid: u64) -> Option<u64> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let fields: Vec<&str> = text.rsplit_once(')')?.1.split_ascii_whitespace().collect();
@@ -19,8 +19,7 @@ fn ticks(pid: u64) -> Option<u64> {
 }
 
 impl Engine {
-    /// Adds a moment to the heat maps. Heat is Ingens' frequency of a region over 8, where it was ever looked
-    /// at.
+    /// Adds a sample to the heat maps. Heat is Ingens' frequency of a region over 8, if it was ever observed.
     pub(crate) fn take_heat(&mut self) {
         let Some(ingens) = &self.ingens else { return };
         for (id, process) in self.processes.borrow().iter() {
@@ -39,7 +38,7 @@ impl Engine {
             });
             map.push(&regions);
         }
-        // DAMON's kernel thread works for us: its time is ours to report.
+        // DAMON's kernel thread works for this manager, so its time is reported.
         let path = std::path::Path::new(crate::tracker::DAMON_ADMIN).join("0/pid");
         let pid = std::fs::read_to_string(path)
             .ok()
@@ -52,7 +51,7 @@ impl Engine {
         }
     }
 
-    /// What there is to tell now.
+    /// Returns a snapshot of the present state.
     pub fn snapshot(&mut self) -> Snapshot {
         let uptime_s = self.started.elapsed().as_secs_f64();
         let (scan, work) = self.governor.totals();

@@ -1,4 +1,4 @@
-//! What a running manager tells about itself: a JSON file that `status`, `top` and `heat` read.
+//! Published state of a running manager: a JSON file that `status`, `top` and `heat` read.
 //!
 //! The file is replaced atomically; its directory belongs to the user alone.
 
@@ -18,13 +18,13 @@ pub struct ProcessStatus {
     pub pid: i32,
     /// Its name.
     pub name: String,
-    /// 2 MiB regions that hold anything.
+    /// 2 MiB regions that hold data.
     pub regions: u64,
     /// Bytes of base pages in use.
     pub used_bytes: u64,
-    /// Huge pages it has.
+    /// Its huge pages.
     pub huge_pages: u64,
-    /// Of these, not frequently accessed.
+    /// Its huge pages that are not frequently accessed.
     pub idle_huge_pages: u64,
     /// Promotion metric M, shares per MiB.
     pub metric: f64,
@@ -36,7 +36,7 @@ pub struct ProcessStatus {
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TierStatus {
-    /// Its nodes.
+    /// The NUMA nodes.
     pub nodes: Vec<u32>,
     /// Free bytes.
     pub free_bytes: u64,
@@ -48,7 +48,7 @@ pub struct TierStatus {
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Totals {
-    /// Pages asked for their access bit.
+    /// Pages whose access bit was read.
     pub scanned: u64,
     /// Pages moved up.
     pub promoted: u64,
@@ -68,21 +68,21 @@ pub struct Totals {
     pub sharing: u64,
 }
 
-/// Everything.
+/// The whole state.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Snapshot {
-    /// Version of this form: 1.
+    /// Version of this format: 1.
     pub version: u32,
     /// The manager's pid.
     pub manager: u32,
     /// Seconds since it started.
     pub uptime_s: f64,
-    /// Policies at work.
+    /// Active policies.
     pub policies: Vec<String>,
     /// The tracker, with its resolution.
     pub tracker: String,
-    /// What could not be used and why.
+    /// Features that could not be used, with the reason.
     pub notes: Vec<String>,
     /// Processes.
     pub processes: Vec<ProcessStatus>,
@@ -90,9 +90,9 @@ pub struct Snapshot {
     pub tiers: Vec<TierStatus>,
     /// Sums.
     pub totals: Totals,
-    /// Processor time for looking, share of one core since start.
+    /// Processor time for tracking and surveys, share of one core since start.
     pub scan_cpu_share: f64,
-    /// Processor time for working, share of one core since start.
+    /// Processor time for carrying out actions, share of one core since start.
     pub work_cpu_share: f64,
     /// Processor time of DAMON's kernel thread, share of one core since start.
     pub kdamond_cpu_share: f64,
@@ -104,7 +104,7 @@ pub struct Snapshot {
     pub compaction_gained: u64,
     /// Bytes of bookkeeping.
     pub metadata_bytes: u64,
-    /// Pages kept in it.
+    /// Pages in the bookkeeping.
     pub metadata_pages: u64,
     /// Free memory fragmentation index.
     pub fmfi: Option<f64>,
@@ -116,10 +116,10 @@ pub struct Snapshot {
     pub heat: Vec<HeatMap>,
 }
 
-/// The directory for state files of the calling user, made private to them.
+/// Returns the directory for state files of the calling user; creates it, private to the user.
 ///
 /// # Errors
-/// When it cannot be made, or exists and belongs to somebody else.
+/// It cannot be made, or exists and belongs to another user.
 pub fn state_dir() -> io::Result<PathBuf> {
     use std::os::unix::fs::{DirBuilderExt, MetadataExt};
     let uid = rustix::process::geteuid().as_raw();
@@ -137,7 +137,7 @@ pub fn state_dir() -> io::Result<PathBuf> {
     Ok(dir)
 }
 
-/// The state file of a manager.
+/// Returns the path of the state file of a manager.
 pub fn state_file(dir: &Path, manager: u32) -> PathBuf {
     dir.join(format!("{manager}.json"))
 }
@@ -146,17 +146,17 @@ impl Snapshot {
     /// Replaces the state file.
     ///
     /// # Errors
-    /// What writing gave; the old file stays then.
+    /// Errors of writing; the old file stays then.
     pub fn write(&self, path: &Path) -> io::Result<()> {
         let new = path.with_extension("new");
         fs::write(&new, serde_json::to_vec(self)?)?;
         fs::rename(&new, path)
     }
 
-    /// Snapshots of all managers of this user that still run; files of dead ones are removed.
+    /// Reads the snapshots of all running managers of this user; files of dead ones are removed.
     ///
     /// # Errors
-    /// When the directory cannot be read.
+    /// The directory cannot be read.
     pub fn all() -> io::Result<Vec<Self>> {
         let mut out: Vec<Self> = Vec::new();
         for entry in fs::read_dir(state_dir()?)?.flatten() {

@@ -1,6 +1,6 @@
 //! Walks address spaces: which base pages of each 2 MiB region hold data, and whether a huge page maps it.
 //!
-//! Bounded by bytes of address space a call; goes on where it stopped.
+//! A call is bounded by bytes of address space; the next one continues from there.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -23,8 +23,8 @@ struct Mapping {
     locked: bool,
 }
 
-/// Mappings of a process worth managing: private writable memory, and files mapped shared. The kernel's own
-/// (`[vdso]`, `[vvar]`, `[vsyscall]`) and hugetlb are left alone.
+/// Returns the mappings of a process to manage: private writable memory, and files mapped shared. The
+/// kernel's own mappings (`[vdso]`, `[vvar]`, `[vsyscall]`) and hugetlb are left out.
 fn mappings(maps: &str, locked: &BTreeSet<u64>) -> Vec<Mapping> {
     let parse = |line: &str| {
         let mut words = line.split_ascii_whitespace();
@@ -50,8 +50,8 @@ fn mappings(maps: &str, locked: &BTreeSet<u64>) -> Vec<Mapping> {
     maps.lines().filter_map(parse).collect()
 }
 
-/// Starts of the mappings that are locked in memory. Asked only when the process locked anything, as `smaps`
-/// is slow.
+/// Returns the start addresses of the mappings that are locked in memory. Reads `smaps`, which is slow, only
+/// if the process locked any memory.
 fn locked_mappings(pid: Pid) -> BTreeSet<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let locked = status
@@ -87,13 +87,13 @@ struct Cursor {
     offset: u64,
     known: BTreeSet<HugeIndex>,
     seen: BTreeSet<HugeIndex>,
-    /// The last region seen: the next mapping may go on in it.
+    /// The last region of the walk, kept open: the next mapping may continue in it.
     open: Option<RegionSurvey>,
 }
 
-/// Takes in the next survey of a walk; gives one that is complete. A region that several mappings share is
-/// one survey, or each of them would say that the pages of the others are gone. None of them covers it, so it
-/// cannot become a huge page; where one is locked, all of it is left alone.
+/// Merges the next survey of a walk into `open`; returns a completed one. A region that several mappings
+/// share must be one survey, or each of them would report the pages of the others as gone. None of them
+/// covers it, so it cannot become a huge page; if one of them is locked, the whole region counts as locked.
 fn complete(open: &mut Option<RegionSurvey>, next: RegionSurvey) -> Option<RegionSurvey> {
     match open {
         Some(last) if last.region == next.region && last.proc == next.proc => {
@@ -120,7 +120,8 @@ pub struct Surveyor {
 }
 
 impl Surveyor {
-    /// A walk that uses `PAGEMAP_SCAN` when `ioctl` says that the kernel has it, else the page map's entries.
+    /// Makes a walk that uses `PAGEMAP_SCAN` if `ioctl` says that the kernel has it, else the page map's
+    /// entries.
     pub fn new(processes: SharedProcesses, ioctl: bool) -> Self {
         Self {
             processes,
@@ -135,12 +136,12 @@ impl Surveyor {
         self.cursors.remove(&proc);
     }
 
-    /// Surveys up to `bytes` of address space of one process from where the last call stopped. Gives how much
-    /// was walked and whether a pass over the process was completed; regions that vanished since the last
+    /// Surveys up to `bytes` of address space of one process from where the last call stopped. Returns the
+    /// bytes walked and whether a pass over the process was completed. Regions that vanished since the last
     /// pass are reported empty at its end.
     ///
     /// # Errors
-    /// When the process' maps cannot be read (it ended, or is not ours).
+    /// The process' maps cannot be read: it ended, or belongs to another user.
     pub fn walk(
         &mut self,
         proc: ProcId,
@@ -249,7 +250,8 @@ impl Surveyor {
         Ok(out)
     }
 
-    /// Without the ioctl: one entry a page; huge and zero pages are told apart by `/proc/kpageflags` (root).
+    /// Walks without the ioctl: one entry a page; `/proc/kpageflags` (root only) identifies huge and zero
+    /// pages.
     fn entries(
         &self,
         process: &Process,
@@ -284,11 +286,11 @@ impl Surveyor {
     }
 }
 
-/// Which base pages of a region hold anything but zeros: the use of a huge page, seen from outside. Reads 2
-/// MiB of the process' memory through `/proc/PID/mem`, so it is asked for only when it may pay.
+/// Returns which base pages of a region hold anything but zeros, that is the real utilisation of a huge page.
+/// Reads 2 MiB of the process' memory through `/proc/PID/mem`, so it is called only when it may pay.
 ///
 /// # Errors
-/// When the memory cannot be read.
+/// The memory cannot be read.
 pub fn contents(pid: Pid, region: HugeIndex) -> io::Result<UtilVector> {
     let file = File::open(format!("/proc/{pid}/mem"))?;
     let mut buffer = vec![0u8; HUGE_BYTES as usize];

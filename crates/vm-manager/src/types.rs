@@ -11,7 +11,7 @@ pub const HUGE_PAGES: u64 = 512;
 /// Bytes in a huge page.
 pub const HUGE_BYTES: u64 = PAGE_BYTES * HUGE_PAGES;
 
-/// A process id as the kernel gives it.
+/// A process id of the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Pid(pub i32);
@@ -33,15 +33,15 @@ pub struct ProcId(pub u16);
 pub struct VirtPage(pub u64);
 
 impl VirtPage {
-    /// The page that holds `address`.
+    /// Returns the page that holds `address`.
     pub const fn of_address(address: u64) -> Self {
         Self(address / PAGE_BYTES)
     }
-    /// First byte of the page.
+    /// Returns the address of the page's first byte.
     pub const fn address(self) -> u64 {
         self.0 * PAGE_BYTES
     }
-    /// The 2 MiB region around the page.
+    /// Returns the 2 MiB region around the page.
     pub const fn region(self) -> HugeIndex {
         HugeIndex(self.0 / HUGE_PAGES)
     }
@@ -53,11 +53,11 @@ impl VirtPage {
 pub struct HugeIndex(pub u64);
 
 impl HugeIndex {
-    /// First byte of the region.
+    /// Returns the address of the region's first byte.
     pub const fn address(self) -> u64 {
         self.0 * HUGE_BYTES
     }
-    /// The region's page number `offset` (0..512).
+    /// Returns the region's page number `offset` (0..512).
     pub const fn page(self, offset: u64) -> VirtPage {
         VirtPage(self.0 * HUGE_PAGES + offset)
     }
@@ -73,7 +73,7 @@ pub struct PageKey {
 }
 
 impl PageKey {
-    /// Page `page` of process `proc`.
+    /// Makes the key of page `page` of process `proc`.
     pub const fn new(proc: ProcId, page: VirtPage) -> Self {
         Self { proc, page }
     }
@@ -85,14 +85,14 @@ impl PageKey {
 pub struct TierId(pub u8);
 
 impl TierId {
-    /// The tier above, unless this is the fastest.
+    /// Returns the tier above, unless this is the fastest.
     pub const fn upper(self) -> Option<Self> {
         match self.0 {
             0 => None,
             n => Some(Self(n - 1)),
         }
     }
-    /// Index into tables of tiers.
+    /// Returns the index into tables of tiers.
     pub const fn index(self) -> usize {
         self.0 as usize
     }
@@ -103,7 +103,7 @@ impl TierId {
 #[serde(transparent)]
 pub struct NodeId(pub u32);
 
-/// Whether a page belongs to a file or to nobody but the process.
+/// Whether a page belongs to a file or only to the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PageClass {
@@ -146,32 +146,32 @@ impl UtilVector {
     pub fn get(&self, offset: usize) -> bool {
         self.0[offset / 64] >> (offset % 64) & 1 == 1
     }
-    /// The pages of `self` that are not in `other`.
+    /// Returns the pages of `self` that are not in `other`.
     #[must_use]
     pub fn without(&self, other: &Self) -> Self {
         Self(std::array::from_fn(|i| self.0[i] & !other.0[i]))
     }
-    /// The pages of either.
+    /// Returns the pages of either.
     #[must_use]
     pub fn with(&self, other: &Self) -> Self {
         Self(std::array::from_fn(|i| self.0[i] | other.0[i]))
     }
-    /// How many pages are used, 0..=512.
+    /// Returns the number of used pages, 0..=512.
     pub fn weight(&self) -> u32 {
         self.0.iter().map(|w| w.count_ones()).sum()
     }
-    /// Used share, 0.0..=1.0.
+    /// Returns the used share, 0.0..=1.0.
     pub fn share(&self) -> f64 {
         f64::from(self.weight()) / HUGE_PAGES as f64
     }
-    /// Lowest used page, if any.
+    /// Returns the lowest used page, if any.
     pub fn first(&self) -> Option<usize> {
         self.0
             .iter()
             .position(|w| *w != 0)
             .map(|i| i * 64 + self.0[i].trailing_zeros() as usize)
     }
-    /// Used pages in rising order.
+    /// Iterates over the used pages in rising order.
     pub fn iter(&self) -> impl Iterator<Item = usize> + '_ {
         (0..HUGE_PAGES as usize).filter(|offset| self.get(*offset))
     }

@@ -1,4 +1,4 @@
-//! Answers from stored responses: the whole, a part, "not modified", with age and how it came about.
+//! Answers from stored responses: the whole, a part, or "not modified", with their age and `Cache-Status`.
 
 use super::{Asked, Proxy};
 use crate::body::{BodyError, Outgoing};
@@ -14,11 +14,11 @@ use std::ops::Range;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
-/// A response and how it came about.
+/// A response and its outcome for the metrics.
 pub struct Answer {
     /// The response.
     pub response: Response<Outgoing>,
-    /// How it came about.
+    /// How the request was answered.
     pub outcome: Outcome,
 }
 
@@ -34,14 +34,14 @@ const NOT_IN_304: [HeaderName; 5] = [
     header::CONTENT_RANGE,
 ];
 
-/// How an answer came about (RFC 9211).
+/// Adds the `Cache-Status` of an answer (RFC 9211).
 pub fn cache_status(headers: &mut HeaderMap, text: &str) {
     if let Ok(value) = HeaderValue::from_str(&format!("varve; {text}")) {
         headers.append(HeaderName::from_static("cache-status"), value);
     }
 }
 
-/// What a proxy that stands for the origin keeps for itself.
+/// Removes the fields that are meant for the proxy if it acts as a surrogate of the origin.
 pub fn strip_for_client(headers: &mut HeaderMap, is_surrogate: bool) {
     if is_surrogate {
         headers.remove("surrogate-control");
@@ -49,7 +49,8 @@ pub fn strip_for_client(headers: &mut HeaderMap, is_surrogate: bool) {
 }
 
 impl Proxy {
-    /// An answer from what was found. `None` if its bytes are gone by now, or are not those asked for.
+    /// Builds the answer from a stored response. `None` if its bytes are gone, or do not cover the requested
+    /// range.
     pub(super) async fn from_store(
         self: &Arc<Self>,
         asked: &Asked,
@@ -124,7 +125,7 @@ impl Proxy {
         Some(made(status, headers, body, outcome))
     }
 
-    /// Bytes of what was found: small ones at once, others piece by piece as the client takes them.
+    /// Makes a body of stored bytes: small ones at once, larger ones piece by piece as the client reads them.
     async fn stored_body(self: &Arc<Self>, found: &Found, range: Range<u64>) -> Option<Outgoing> {
         if range.is_empty() {
             return Some(Outgoing::empty());
@@ -134,8 +135,8 @@ impl Proxy {
         if end == range.end {
             return Some(Outgoing::Full(Some(first)));
         }
-        // One piece ahead of the client and no more. Nothing in the store waits for it: when the log comes to
-        // the object first, the body breaks off.
+        // Reads one piece ahead of the client. The store does not wait for the reader: if the log overwrites
+        // the object meanwhile, the body breaks off.
         let (pieces, body) = mpsc::channel(1);
         let (storage, found) = (Arc::clone(&self.storage), found.clone());
         tokio::spawn(async move {
@@ -162,7 +163,7 @@ fn made(status: StatusCode, headers: HeaderMap, body: Outgoing, outcome: Outcome
     Answer { response, outcome }
 }
 
-/// `Date`, if an origin has no clock.
+/// Adds `Date` if the origin sent none.
 pub fn ensure_date(headers: &mut HeaderMap, now_ms: u64) {
     if !headers.contains_key(header::DATE) {
         headers.insert(header::DATE, headers::format_date(now_ms / 1000));

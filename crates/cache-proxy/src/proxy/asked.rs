@@ -1,4 +1,4 @@
-//! What a request asks for, after everything was removed that must not go further.
+//! A parsed request, without the fields that must not be forwarded.
 
 use super::{Answer, Live, is_forward};
 use crate::cache_control::CacheControl;
@@ -13,12 +13,12 @@ use http::uri::{Authority, PathAndQuery};
 use http::{Method, StatusCode};
 use std::net::SocketAddr;
 
-/// Where a request came in.
+/// The client and listener of a request.
 #[derive(Debug, Clone, Copy)]
 pub struct Client {
-    /// Its address.
+    /// Address of the client.
     pub peer: SocketAddr,
-    /// What its listener serves.
+    /// Mode of the listener.
     pub mode: Mode,
     /// Whether the connection is encrypted.
     pub is_tls: bool,
@@ -27,28 +27,28 @@ pub struct Client {
 /// A request to answer.
 #[derive(Debug, Clone)]
 pub struct Asked {
-    /// Its method.
+    /// The method.
     pub method: Method,
     /// End-to-end fields, without those that origins may reflect.
     pub headers: HeaderMap,
     /// `http` or `https`.
     pub scheme: &'static str,
-    /// Whom it is for.
+    /// Authority of the target.
     pub authority: Authority,
-    /// What it is for.
+    /// Path and query of the target.
     pub path: PathAndQuery,
     /// The mode of the listener.
     pub mode: Mode,
     /// The site, in reverse mode.
     pub site: usize,
-    /// What it is stored under.
+    /// Key of the response in the store.
     pub key: Key,
-    /// Its `Cache-Control`.
+    /// The parsed `Cache-Control`.
     pub directives: CacheControl,
 }
 
 impl Asked {
-    /// What a request asks for, or why it is not answered.
+    /// Parses a request; the error is the refusal to answer with.
     pub fn of(live: &Live, client: Client, parts: &Parts) -> Result<Self, Box<Answer>> {
         let refuse = |status, text| Box::new(Answer::refuse(status, text));
         let bad = |text| refuse(StatusCode::BAD_REQUEST, text);
@@ -137,7 +137,7 @@ impl Asked {
             && !self.headers.contains_key(header::IF_UNMODIFIED_SINCE)
     }
 
-    /// The key of a URL that a response names, if it is on the same host.
+    /// Returns the key of a URL that a response names, if it is on the same host.
     pub fn key_nearby(&self, reference: &str) -> Option<Key> {
         let absolute = if reference.contains("://") {
             reference.to_owned()
@@ -156,7 +156,7 @@ impl Asked {
     }
 }
 
-/// Whom a request is for: the target's authority or `Host`; both, if they are the same.
+/// Returns the authority of a request: that of the target, or `Host`. If both are given, they must be equal.
 fn authority_of(parts: &Parts) -> Result<Authority, &'static str> {
     let mut hosts = parts.headers.get_all(header::HOST).iter();
     let host = match (hosts.next(), hosts.next()) {

@@ -1,5 +1,5 @@
-//! GET and HEAD by way of the store: fresh answers, validation, stale ones where they are allowed, and one
-//! fetch for many that wait.
+//! GET and HEAD through the store: fresh answers, validation, stale answers where they are allowed, and
+//! request coalescing.
 
 use super::answer::{ensure_date, strip_for_client};
 use super::{Answer, Asked, Live, Proxy};
@@ -17,7 +17,7 @@ use http::header::{self, HeaderMap};
 use http::{Method, StatusCode};
 use std::sync::Arc;
 
-/// Whether this answer of an origin lets a stale response be served instead (RFC 5861 §4).
+/// Whether this status of an origin allows to serve a stale response instead (RFC 5861 §4).
 const fn is_failure(status: StatusCode) -> bool {
     matches!(status.as_u16(), 500 | 502 | 503 | 504)
 }
@@ -33,7 +33,7 @@ pub(super) fn freshness_of(stored: &Stored, rules: &Rules) -> Freshness {
     )
 }
 
-/// What others wait for: the whole, or just this part.
+/// Returns the key that requests coalesce on: the whole response, or one range of it.
 fn flight_key(asked: &Asked) -> Vec<u8> {
     let mut key = asked.key.bytes().to_vec();
     if let Some(range) = asked.headers.get(header::RANGE) {
@@ -84,7 +84,8 @@ impl Proxy {
             if may_wait_for_whole {
                 may_wait_for_whole = false;
                 let limits = live.limits();
-                // A part may come from the whole that is on its way, if that is not a long one.
+                // A fetch of the whole response may serve the part; wait for it briefly only, as it may be
+                // long.
                 let timeout = Limits::ms(limits.waiting_timeout_ms / 10);
                 let whole = self
                     .flights
@@ -103,7 +104,7 @@ impl Proxy {
                     .join(&flight_key(&asked), limits.waiting, timeout)
                     .await
                 {
-                    // Look again: it may have been stored between the look and the lead.
+                    // Look again: the response may have been stored between the lookup and the lead.
                     Joined::Lead(taken) => lead = Some(taken),
                     Joined::Waited => {
                         self.metrics.collapsed.inc();
@@ -124,7 +125,7 @@ impl Proxy {
         }
     }
 
-    /// Whether others may wait for the answer to this request, or it for another's.
+    /// Whether this request may coalesce with others.
     fn may_wait(&self, asked: &Asked) -> bool {
         asked.method == Method::GET
             && !asked.headers.contains_key(header::AUTHORIZATION)
@@ -143,7 +144,7 @@ impl Proxy {
         None
     }
 
-    /// Nothing is stored, or not what is asked for.
+    /// Fetches from the origin: the store has nothing usable for the request.
     async fn miss(self: &Arc<Self>, live: &Arc<Live>, asked: &Arc<Asked>, lead: Option<Lead>) -> Answer {
         let turn = self.storage.turn(&asked.key);
         let asked_ms = now_ms();
@@ -156,7 +157,7 @@ impl Proxy {
         }
     }
 
-    /// Something is stored that must not be served unasked.
+    /// Validates a stored response with the origin before it is served.
     async fn validate(
         self: &Arc<Self>,
         live: &Arc<Live>,
@@ -203,7 +204,7 @@ impl Proxy {
                 return answer;
             }
         }
-        // The origin speaks of something else, or the bytes are gone: what is stored is of no use.
+        // The 304 is about another response, or the stored bytes are gone: the stored response is of no use.
         self.forget(asked).await;
         let mut plain = Asked::clone(asked);
         conditional::CONDITIONS.iter().for_each(|name| {
@@ -212,7 +213,8 @@ impl Proxy {
         self.miss(live, &Arc::new(plain), lead).await
     }
 
-    /// What was found as an answer, as fresh as it is now; `None` as of [`from_store`](Self::from_store).
+    /// Answers from a stored response with its present freshness; `None` as for
+    /// [`from_store`](Self::from_store).
     async fn stored_answer(
         self: &Arc<Self>,
         asked: &Asked,
@@ -225,7 +227,7 @@ impl Proxy {
             .await
     }
 
-    /// Takes over what a 304 or a HEAD says.
+    /// Updates a stored response from a 304 or from a response to HEAD.
     async fn freshen(&self, asked: &Asked, found: &mut Found, new: &HeaderMap, asked_ms: u64) {
         let came_ms = now_ms();
         let mut new = new.clone();
@@ -237,7 +239,8 @@ impl Proxy {
         self.storage.update(&asked.key, found, found.stored.clone()).await;
     }
 
-    /// A HEAD goes to the origin as it is, and tells whether what is stored is still right (RFC 9111 §4.3.5).
+    /// Validates by forwarding a HEAD: its response shows whether the stored one is still valid (RFC 9111
+    /// §4.3.5).
     async fn validate_by_head(
         self: &Arc<Self>,
         live: &Arc<Live>,
@@ -295,9 +298,9 @@ impl Proxy {
         }
     }
 
-    /// Asks the origin, while the client has its answer already.
+    /// Validates a stored response in the background, after the client got its answer.
     fn revalidate_later(self: &Arc<Self>, live: &Arc<Live>, asked: &Arc<Asked>, found: &Found) {
-        // The next request for it asks again, if there is no room now.
+        // Bounds the background fetches; a later request for the key tries again.
         if self.flights.len() >= live.limits().connections {
             return;
         }
@@ -312,7 +315,7 @@ impl Proxy {
         asked.headers.remove(header::RANGE);
         let (proxy, live, found) = (Arc::clone(self), Arc::clone(live), found.clone());
         tokio::spawn(async move {
-            // Whatever is stored goes on without whoever takes the answer.
+            // The answer has no reader; storing the body continues in a task of its own.
             drop(
                 proxy
                     .validate(&live, &Arc::new(asked), found, true, Some(lead))
@@ -322,7 +325,7 @@ impl Proxy {
     }
 }
 
-/// The fields of a response as they are stored: without those that it keeps for one user or one use.
+/// Returns the fields to store: without those that the response restricts to one user or one use.
 pub(super) fn stored_headers(response: &HeaderMap) -> HeaderMap {
     let mut headers = response.clone();
     let said = crate::cache_control::CacheControl::of(response);
@@ -334,7 +337,7 @@ pub(super) fn stored_headers(response: &HeaderMap) -> HeaderMap {
     headers
 }
 
-/// What the client gets of a response that goes by.
+/// Prepares the fields of a response that is passed on without storing.
 pub(super) fn passing_headers(headers: &mut HeaderMap, surrogate: bool, now_ms: u64) {
     headers::strip_hop_by_hop(headers);
     ensure_date(headers, now_ms);

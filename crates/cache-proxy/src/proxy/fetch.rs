@@ -1,4 +1,4 @@
-//! Requests to origins, and what becomes of their answers: stored on the way to the client, or passed on.
+//! Requests to origins. Their responses are stored on the way to the client, or passed on.
 
 use super::answer::{cache_status, ensure_date, strip_for_client};
 use super::cached::{passing_headers, stored_headers};
@@ -21,15 +21,15 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
 
-/// Origins that are tried for one request.
+/// Most origins to try for one request.
 const TRIES: usize = 3;
-/// Pieces of a body between the origin and the client.
+/// Pieces of a body buffered between the origin and the client.
 const AHEAD: usize = 32;
-/// What is left of an object whose client has gone is still fetched up to this.
+/// When a client disconnects, the rest of its object is still fetched if it is at most this long.
 const FINISH_BYTES: u64 = 64 << 20;
 
 impl Proxy {
-    /// Asks the origin; of several, the next one if one cannot be reached.
+    /// Sends a request to the origin; of several, to the next one if one cannot be reached.
     pub(super) async fn ask(
         &self,
         live: &Live,
@@ -88,7 +88,7 @@ impl Proxy {
             debug_assert_eq!(SURROGATE, "varve");
             headers.insert(HeaderName::from_static("surrogate-capability"), value);
         }
-        // A body can be sent once only.
+        // A streamed body can be sent only once.
         let may_repeat = body.is_end_stream() && method.is_idempotent();
         let tries = if may_repeat { TRIES } else { 1 };
         let mut body = Some(body);
@@ -116,7 +116,7 @@ impl Proxy {
         Err(last)
     }
 
-    /// What a client is told when the origin gave no answer.
+    /// Builds the answer to the client when the origin gave none.
     pub(super) fn origin_failed(error: &OriginError) -> Answer {
         let status = match error {
             OriginError::Unreachable(_) | OriginError::Ambiguous => StatusCode::BAD_GATEWAY,
@@ -143,7 +143,8 @@ impl Proxy {
         Answer::own(status, text, Outcome::Error)
     }
 
-    /// Takes the answer to a GET or HEAD: stores it, if it may and there is room, and gives it to the client.
+    /// Handles the response to a GET or HEAD: stores it if allowed and if there is room, and passes it to the
+    /// client.
     pub(super) async fn take(
         self: &Arc<Self>,
         live: &Arc<Live>,
@@ -157,7 +158,7 @@ impl Proxy {
         let idle = Limits::ms(live.limits().idle_timeout_ms);
         let came_ms = now_ms();
         let (mut parts, body) = response.into_parts();
-        // The version that the client is answered with is the proxy's own.
+        // The HTTP version of the answer is the proxy's own.
         parts.version = Version::HTTP_11;
         headers::strip_hop_by_hop(&mut parts.headers);
         ensure_date(&mut parts.headers, came_ms);
@@ -190,7 +191,7 @@ impl Proxy {
                 .begin(&asked.key, &asked.headers, stored, len, unknown_max, turn)
                 .await
         } else {
-            // A newer answer that may not be stored ends the older one.
+            // A newer response that may not be stored invalidates the stored one.
             if asked.method == Method::GET
                 && parts.status.is_success()
                 && parts.status != StatusCode::PARTIAL_CONTENT
@@ -226,7 +227,7 @@ impl Proxy {
         }
     }
 
-    /// Gives a body to the client and to the store. The store gets the rest also when the client has gone.
+    /// Copies a body to the client and to the store. Storing may continue after the client has disconnected.
     fn copy(
         self: &Arc<Self>,
         body: Incoming,
@@ -248,7 +249,7 @@ impl Proxy {
                     );
                 }
             }
-            // Whoever waits looks again now; the client learns the end after that.
+            // Wakes the waiting requests before the client sees the end of the body.
             drop(lead);
             drop(pieces);
         });
@@ -258,7 +259,8 @@ impl Proxy {
         }
     }
 
-    /// What is not for the store. What it changes at the origin is not served from the store any more.
+    /// Passes a request to the origin past the store. A successful unsafe method invalidates the stored
+    /// responses of its key.
     pub(super) async fn pass(self: &Arc<Self>, live: &Arc<Live>, asked: &Asked, body: Incoming) -> Answer {
         let limits = live.limits();
         let most = limits.request_body_bytes.0;
@@ -295,7 +297,7 @@ impl Proxy {
         }
     }
 
-    /// RFC 9111 §4.4.
+    /// Invalidates stored responses after an unsafe method (RFC 9111 §4.4).
     async fn invalidate(&self, asked: &Asked, response: &HeaderMap) {
         self.forget(asked).await;
         for name in [header::LOCATION, header::CONTENT_LOCATION] {
@@ -309,7 +311,7 @@ impl Proxy {
     }
 }
 
-/// Copies a body. Gives the sink back when all of it has come.
+/// Copies a body to the client and to `sink`. Returns the sink when the whole body has arrived.
 async fn copy_pieces(
     from: &mut Through,
     sink: Sink,
@@ -345,7 +347,7 @@ async fn copy_pieces(
     sink
 }
 
-/// Whether an answer is stored: the policy's verdict, and what this program can keep.
+/// Whether a response is stored: the policy's verdict, and the limits of this implementation.
 fn may_store(
     asked: &Asked,
     response: &HeaderMap,

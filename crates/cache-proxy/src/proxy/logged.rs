@@ -1,4 +1,4 @@
-//! A body that tells the access log and the counters how it ended.
+//! A body that reports its end to the access log and the counters.
 
 use super::Client;
 use crate::access_log::{AccessLog, Line};
@@ -13,14 +13,14 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
-/// Bytes of a URL or agent in the log.
+/// Longest method, URL or agent in the log, characters.
 const TEXT_MAX: usize = 2048;
 
 fn short(text: &str) -> String {
     text.chars().take(TEXT_MAX).collect()
 }
 
-/// What is known of a request when it comes.
+/// Makes the log line of a request at its arrival.
 pub(super) fn begin<B>(client: &Client, request: &Request<B>) -> Line {
     let host = request
         .headers()
@@ -53,7 +53,7 @@ pub(super) fn begin<B>(client: &Client, request: &Request<B>) -> Line {
     }
 }
 
-/// What is known when the answer begins.
+/// Adds the values that are known at the start of the answer.
 pub(super) fn answered(line: Line, status: StatusCode, outcome: Outcome, first_byte: Duration) -> Line {
     Line {
         status: status.as_u16(),
@@ -63,7 +63,7 @@ pub(super) fn answered(line: Line, status: StatusCode, outcome: Outcome, first_b
     }
 }
 
-/// A body on its way to a client.
+/// A body in transit to a client.
 pub struct Logged {
     inner: Outgoing,
     line: Option<Line>,

@@ -1,4 +1,4 @@
-//! What becomes of a request: refused, tunnelled, answered from the store, or passed to an origin.
+//! Request dispatch: refuses, tunnels, answers from the store, or passes to an origin.
 
 mod answer;
 mod asked;
@@ -28,7 +28,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// What a reload changes.
+/// State that a reload replaces.
 pub struct Live {
     /// The configuration.
     pub config: Config,
@@ -40,7 +40,7 @@ pub struct Live {
 }
 
 impl Live {
-    /// For a configuration that was checked; begins to look after its origins.
+    /// Builds the state for a checked configuration and starts the health checks of its origins.
     ///
     /// # Errors
     /// Trusted certificates cannot be read.
@@ -75,20 +75,20 @@ impl Live {
 /// The proxy, without its listeners.
 pub struct Proxy {
     live: RwLock<Arc<Live>>,
-    /// Where responses are stored.
+    /// The store of responses.
     pub storage: Arc<Storage>,
     flights: Arc<Flights>,
     seats: Arc<Seats>,
     /// Counters.
     pub metrics: Arc<Metrics>,
     log: AccessLog,
-    /// Its name in `Via`; no other process has the same.
+    /// Name in `Via`, unique to this process.
     pseudonym: String,
     started: Instant,
 }
 
 impl Proxy {
-    /// Over a store that is open.
+    /// Makes a proxy over an open store.
     pub fn new(live: Live, storage: Storage, metrics: Arc<Metrics>, log: AccessLog) -> Self {
         Self {
             live: RwLock::new(Arc::new(live)),
@@ -102,28 +102,28 @@ impl Proxy {
         }
     }
 
-    /// What is in force now.
+    /// Returns the configuration in force.
     pub fn live(&self) -> Arc<Live> {
         Arc::clone(&self.live.read())
     }
 
-    /// Requests that begin from now on follow another configuration.
+    /// Replaces the configuration for requests that begin after this call.
     pub fn replace(&self, live: Live) {
         *self.live.write() = Arc::new(live);
         self.log.reopen();
     }
 
-    /// A place for a connection of a client, or for a tunnel, which outlives its connection.
+    /// Reserves a slot for a client's connection, or for a tunnel, which outlives its connection.
     pub fn seat(&self, address: IpAddr) -> Option<Seat> {
         self.seats.take(self.live().limits(), &self.metrics, address)
     }
 
-    /// Requests that wait for another's fetch.
+    /// Returns the number of requests that wait for another request's fetch.
     pub fn waiting(&self) -> usize {
         self.flights.waiting()
     }
 
-    /// Seconds since it was started.
+    /// Returns the seconds since the proxy started.
     pub fn uptime_s(&self) -> u64 {
         self.started.elapsed().as_secs()
     }
@@ -176,7 +176,7 @@ impl Proxy {
         answer
     }
 
-    /// A request that came by here before.
+    /// Refuses a request that has passed through this proxy before.
     fn loops(&self, asked: &Asked) -> Option<Answer> {
         let passed = headers::list(&asked.headers, &http::header::VIA)
             .any(|hop| hop.split_ascii_whitespace().nth(1) == Some(self.pseudonym.as_str()));
@@ -197,7 +197,7 @@ impl Proxy {
 }
 
 impl Answer {
-    /// An answer of the proxy's own to what it does not do.
+    /// Makes an answer that refuses a request.
     pub fn refuse(status: StatusCode, text: &str) -> Self {
         Self::own(status, text, Outcome::Refused)
     }
@@ -218,7 +218,7 @@ impl Answer {
     }
 }
 
-/// Whether a mode takes requests for anything, and not for its own sites only.
+/// Whether a mode accepts requests for any target, not only for configured sites.
 const fn is_forward(mode: Mode) -> bool {
     matches!(mode, Mode::Forward)
 }

@@ -1,5 +1,5 @@
-//! CONNECT: bytes to and fro between a client and a target that both may use. Nothing of it is cached: only
-//! client and target can read it.
+//! CONNECT: forwards bytes between a client and a target, if both are allowed. Nothing is cached: the bytes
+//! are encrypted end to end.
 
 use super::{Answer, Client, Live, Proxy, is_forward};
 use crate::body::Outgoing;
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// A refusal ends the connection: what follows a CONNECT need not be HTTP.
+/// Makes a refusal that ends the connection: the bytes after a CONNECT need not be HTTP.
 fn refuse(status: StatusCode, text: &str) -> Answer {
     let mut answer = Answer::refuse(status, text);
     answer
@@ -106,7 +106,7 @@ async fn connect(addresses: &[SocketAddr], timeout: Duration) -> Option<TcpStrea
     None
 }
 
-/// Carries bytes both ways, until both ends are done or neither has sent anything for `idle`.
+/// Forwards bytes both ways until both sides have ended or neither has sent anything for `idle`.
 async fn carry(client: impl AsyncRead + AsyncWrite, target: TcpStream, idle: Duration) {
     let (client_reads, client_writes) = tokio::io::split(client);
     let (target_reads, target_writes) = target.into_split();
@@ -117,7 +117,7 @@ async fn carry(client: impl AsyncRead + AsyncWrite, target: TcpStream, idle: Dur
     };
     let up = pump(client_reads, target_writes, &activity);
     let down = pump(target_reads, client_writes, &activity);
-    // A direction that fails ends both; one that ends well lets the other go on.
+    // An error in one direction ends both; after an orderly end the other direction goes on.
     let (mut up, mut down) = (std::pin::pin!(up), std::pin::pin!(down));
     let (mut up_ended, mut down_ended) = (false, false);
     while !(up_ended && down_ended) {

@@ -1,4 +1,4 @@
-//! Counts what a disk's arm would do, and fails on demand.
+//! A device wrapper that counts reads, writes and seeks, and fails on demand.
 
 use super::{Device, DeviceError};
 use parking_lot::Mutex;
@@ -6,7 +6,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What was asked of a device. A seek is a call that does not begin where the one before it ended.
+/// Calls to a device. A seek is a call that does not begin at the end of the call before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counts {
     /// Reads.
@@ -31,8 +31,8 @@ struct Arm {
     counts: Counts,
 }
 
-/// Another device, counted; [`fail_reads`](Self::fail_reads) and [`fail_writes`](Self::fail_writes) make it
-/// fail.
+/// Wraps another device and counts its calls; [`fail_reads`](Self::fail_reads) and
+/// [`fail_writes`](Self::fail_writes) make it fail.
 pub struct CountingDevice {
     inner: Arc<dyn Device>,
     arm: Mutex<Arm>,
@@ -41,7 +41,7 @@ pub struct CountingDevice {
 }
 
 impl CountingDevice {
-    /// Counts what goes to `inner`.
+    /// Wraps `inner`.
     pub fn new(inner: Arc<dyn Device>) -> Self {
         Self {
             inner,
@@ -51,17 +51,17 @@ impl CountingDevice {
         }
     }
 
-    /// What was counted since the last call of this.
+    /// Returns the counts since the last call of this function.
     pub fn take(&self) -> Counts {
         std::mem::take(&mut self.arm.lock().counts)
     }
 
-    /// From now on reads fail with EIO, or no longer do.
+    /// Makes later reads fail with EIO, or stops that.
     pub fn fail_reads(&self, fail: bool) {
         self.reads_fail.store(fail, Ordering::Relaxed);
     }
 
-    /// From now on writes and flushes fail with EIO, or no longer do.
+    /// Makes later writes and flushes fail with EIO, or stops that.
     pub fn fail_writes(&self, fail: bool) {
         self.writes_fail.store(fail, Ordering::Relaxed);
     }

@@ -1,4 +1,4 @@
-//! A device that loses power: of what was not flushed any sectors may be old or new.
+//! A device that loses power: any sector of an unflushed write may be old or new afterwards.
 
 use super::{Device, DeviceError, MemoryDevice};
 use parking_lot::Mutex;
@@ -11,12 +11,12 @@ struct Unflushed {
     data: Vec<u8>,
 }
 
-/// Memory with a volatile cache before it.
+/// Memory behind a volatile write cache.
 #[derive(Debug)]
 pub struct CrashDevice {
-    /// As the running program sees it.
+    /// The bytes that the running program reads.
     now: MemoryDevice,
-    /// What is surely on the medium.
+    /// The bytes that are durable.
     flushed: MemoryDevice,
     unflushed: Mutex<Vec<Unflushed>>,
 }
@@ -31,9 +31,8 @@ impl CrashDevice {
         }
     }
 
-    /// Cuts the power: what is on the medium. `random` decides for each write that was not flushed whether it
-    /// is lost, whole or torn into sectors that made it and others that did not. The running program is not
-    /// disturbed.
+    /// Returns the medium as a power cut leaves it. `random` decides for each unflushed write whether it is
+    /// lost, complete, or torn into new and old sectors. The running program is not disturbed.
     pub fn cut(&self, mut random: impl FnMut() -> u64) -> MemoryDevice {
         let unflushed = self.unflushed.lock();
         let image = self.flushed.copy();
@@ -55,7 +54,7 @@ impl CrashDevice {
         image
     }
 
-    /// What a kill of the program leaves: everything that was written.
+    /// Returns the medium as a kill of the program leaves it: all writes are there.
     pub fn kill(&self) -> MemoryDevice {
         self.now.copy()
     }

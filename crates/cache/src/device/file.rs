@@ -1,4 +1,5 @@
-//! A file or block device by system calls, past the page cache where the file system allows it.
+//! A file or block device, accessed by system calls that bypass the page cache where the file system allows
+//! it.
 
 use super::{DEVICE_BLOCK_BYTES, Device, DeviceError, check_range};
 use parking_lot::Mutex;
@@ -8,7 +9,7 @@ use std::io::{self, Seek};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
-/// Bytes that go through an aligned buffer at once.
+/// Bytes that one aligned bounce buffer holds.
 const BOUNCE_BYTES: usize = 1 << 20;
 /// Bounce buffers kept for reuse.
 const IDLE_MAX: usize = 4;
@@ -23,7 +24,7 @@ pub struct FileDevice {
     idle: Mutex<Vec<Aligned>>,
 }
 
-/// Memory aligned as direct I/O wants it.
+/// Memory with the alignment that direct I/O needs.
 #[derive(Debug)]
 struct Aligned {
     raw: Vec<u8>,
@@ -45,7 +46,8 @@ impl Aligned {
 }
 
 impl Drop for FileDevice {
-    /// Lets the lock go at once: a child that is being started has a copy of the descriptor for a moment.
+    /// Releases the lock at once: a child process that is being started may hold a copy of the descriptor for
+    /// a moment.
     fn drop(&mut self) {
         let _ = rustix::fs::flock(&self.file, FlockOperation::Unlock);
     }
@@ -60,7 +62,7 @@ impl FileDevice {
         Self::open_with(path, true)
     }
 
-    /// Opens one to look at it: it is never written, and another process may have it open.
+    /// Opens a file or block device for reading only; another process may have it open.
     ///
     /// # Errors
     /// It is not there or cannot be read.
@@ -68,7 +70,7 @@ impl FileDevice {
         Self::open_with(path, false)
     }
 
-    /// Makes a sparse file of `len_bytes`, or takes one that is there and shorter or as long.
+    /// Makes a sparse file of `len_bytes`, or extends an existing one of at most that length.
     ///
     /// # Errors
     /// It cannot be made or lengthened.
@@ -119,15 +121,15 @@ impl FileDevice {
         })
     }
 
-    /// Whether the page cache is passed by.
+    /// Whether I/O bypasses the page cache.
     pub const fn is_direct(&self) -> bool {
         self.is_direct
     }
 
-    /// Gives space of a file to the file system so that later writes do not run out of it.
+    /// Allocates the file's blocks in the file system, so that later writes cannot run out of space.
     ///
     /// # Errors
-    /// There is not enough space, or the file system cannot.
+    /// The file system has too little space, or does not support it.
     pub fn preallocate(&self) -> Result<(), DeviceError> {
         let all = rustix::fs::fallocate(&self.file, FallocateFlags::empty(), 0, self.len_bytes);
         all.map_err(|error| DeviceError::new(&self.name, "open", 0, 0, error.into()))

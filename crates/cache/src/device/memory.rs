@@ -1,4 +1,4 @@
-//! A device in memory; chunks that were never written take none.
+//! A device in memory; chunks that were never written take no memory.
 
 use super::{Device, DeviceError, check_range};
 use parking_lot::RwLock;
@@ -6,7 +6,7 @@ use std::collections::HashMap;
 
 const CHUNK_BYTES: u64 = 16 << 10;
 
-/// Memory that looks like a device.
+/// A device in memory.
 #[derive(Debug, Default)]
 pub struct MemoryDevice {
     len_bytes: u64,

@@ -1,7 +1,7 @@
-//! What a store lies on. Knows bytes and errors, nothing of what they mean.
+//! Devices that stores lie on. This module knows bytes and errors, not their meaning.
 //!
 //! [`FileDevice`] is a file or block device, read and written past the page cache where that is possible;
-//! [`MemoryDevice`] is memory; [`CountingDevice`] counts seeks, and fails when told to; [`CrashDevice`] loses
+//! [`MemoryDevice`] is memory; [`CountingDevice`] counts seeks and fails on demand; [`CrashDevice`] loses
 //! power.
 
 mod counting;
@@ -29,11 +29,11 @@ pub struct DeviceError {
     pub device: String,
     /// "read", "write", "flush" or "open".
     pub op: &'static str,
-    /// Where, in bytes.
+    /// Offset, in bytes.
     pub off: u64,
-    /// How many bytes.
+    /// Length, in bytes.
     pub len: u64,
-    /// Why.
+    /// The operating system's error.
     pub source: Arc<io::Error>,
 }
 
@@ -57,7 +57,7 @@ pub trait Device: Send + Sync {
     /// Its length in bytes.
     fn len_bytes(&self) -> u64;
 
-    /// Fills `out` from `off`. What was never written reads as zeros.
+    /// Fills `out` from `off`. Bytes that were never written read as zeros.
     ///
     /// # Errors
     /// Past the end, or the medium failed; `out` is then unspecified.
@@ -73,11 +73,11 @@ pub trait Device: Send + Sync {
     /// Makes all earlier writes durable.
     ///
     /// # Errors
-    /// The medium failed; nothing is known of earlier writes then.
+    /// The medium failed; earlier writes may or may not be durable then.
     fn flush(&self) -> Result<(), DeviceError>;
 }
 
-/// The error of a range past the end.
+/// Returns an error if the range passes the end of the device.
 fn check_range(device: &dyn Device, op: &'static str, off: u64, len: usize) -> Result<(), DeviceError> {
     match off.checked_add(len as u64) {
         Some(end) if end <= device.len_bytes() => Ok(()),

@@ -3,7 +3,7 @@
 use super::Set;
 use crate::policy::Shape;
 
-/// All sets. Memory that was never used is not touched, so an empty index takes none.
+/// All sets. Memory is touched when a set is first used, so an empty index takes none.
 #[derive(Debug)]
 pub struct FullIndex {
     shape: Shape,
@@ -28,7 +28,7 @@ impl FullIndex {
         }
     }
 
-    /// `sets` sets that are on disk only.
+    /// `sets` sets whose content is on disk only.
     pub fn unloaded(shape: Shape, sets: u64) -> Self {
         let mut index = Self::new(shape, sets);
         for bytes in index.bytes.chunks_exact_mut(shape.set_bytes()) {
@@ -54,7 +54,7 @@ impl FullIndex {
         set.pack(&mut self.bytes[range]);
     }
 
-    /// The sets as they are packed.
+    /// The sets in their packed form.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
@@ -64,7 +64,7 @@ impl FullIndex {
         &mut self.bytes
     }
 
-    /// Empties every set whose bytes are none. Gives how many.
+    /// Empties every set whose bytes do not unpack. Returns the number of these sets.
     pub fn mend(&mut self) -> u64 {
         let shape = self.shape;
         let mut mended = 0;

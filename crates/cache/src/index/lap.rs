@@ -1,5 +1,5 @@
-//! Places in a circular log: a position within a lap and four bits of the lap's number, against the point
-//! that counts for ever.
+//! Conversion between places in the circular log (a position within a lap and four bits of the lap's number)
+//! and log points, which grow without bound.
 
 use super::Place;
 
@@ -7,17 +7,17 @@ use super::Place;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct LogPoint(pub u64);
 
-/// The circular log as the index sees it: its length and how far it is written.
+/// The circular log as the index sees it: its length, and the point up to which it is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lap {
     /// Units of one lap.
     pub units: u64,
-    /// Where the next object goes; what lies one lap behind is gone.
+    /// The point of the next object; points one lap below it and lower are overwritten.
     pub head: LogPoint,
 }
 
 impl Lap {
-    /// The place of a point, as the index keeps it.
+    /// Converts a point to the form in which the index keeps it.
     pub const fn place(&self, point: LogPoint, prefetch: u8) -> Place {
         Place {
             position: (point.0 % self.units) as u32,
@@ -26,8 +26,8 @@ impl Lap {
         }
     }
 
-    /// The only point not yet overwritten that a place can mean; `None` if it is overwritten. A place 16 laps
-    /// old looks like a new one: the object's head says what it is.
+    /// Returns the one live point that a place can mean; `None` if it is overwritten. A place that is 16 laps
+    /// old looks like a new one: the object's head tells them apart.
     pub const fn point(&self, place: Place) -> Option<LogPoint> {
         let lap = self.head.0 / self.units;
         let head = self.head.0 % self.units;
@@ -44,7 +44,7 @@ impl Lap {
         None
     }
 
-    /// Whether an object of this generation can be there, for entries whose position is on disk.
+    /// Whether an object of this generation can be live, for entries whose position is on disk.
     pub const fn may_live(&self, generation: u8) -> bool {
         let lap = self.head.0 / self.units;
         generation as u64 == lap % 16 || lap > 0 && generation as u64 == (lap - 1) % 16
@@ -67,7 +67,7 @@ mod tests {
             let live = ahead <= units;
             match now.point(place) {
                 Some(found) if live => prop_assert_eq!(found, LogPoint(point)),
-                // A place 16 laps old is taken for a new one; never for a point that is not live.
+                // A place 16 laps old is taken for a new one, but never for a point that is not live.
                 Some(found) => {
                     prop_assert!(found.0 > point && (found.0 - point) % (16 * units) == 0);
                     prop_assert!(found < now.head && found.0 + units >= now.head.0);

@@ -1,5 +1,5 @@
-//! What is kept in memory about the objects on disk: sets of tags, ranks, generations, positions, prefetch
-//! lengths. Pure: no I/O, no clock, no keys; a set's number and a tag come from [`crate::KeyHash`].
+//! The index in memory of the objects on disk: sets of tags, ranks, generations, positions, prefetch lengths.
+//! Pure: no I/O, no clock, no keys; set numbers and tags come from [`crate::KeyHash`].
 
 mod full;
 mod lap;
@@ -20,12 +20,13 @@ pub enum Index {
     Absent,
     /// Every set.
     Full(FullIndex),
-    /// The sets used last.
+    /// The most recently used sets.
     Resident(ResidentIndex),
 }
 
 impl Index {
-    /// An empty index. `resident` is how many sets `SetMemLru` keeps; from half of `sets` on it keeps all.
+    /// An empty index. `resident` is the number of sets that `SetMemLru` keeps; from half of `sets` on it
+    /// keeps all.
     pub fn new(shape: Shape, sets: u64, resident: u64) -> Self {
         match shape.policy() {
             Policy::Basic | Policy::Set => Self::Absent,
@@ -37,7 +38,7 @@ impl Index {
         }
     }
 
-    /// The set `number`, if it is in memory and was read since the start.
+    /// Returns set `number`, if it is in memory and was read since the start.
     pub fn get(&mut self, number: u64) -> Option<Set> {
         match self {
             Self::Absent => None,
@@ -46,7 +47,7 @@ impl Index {
         }
     }
 
-    /// Replaces set `number`, or takes it in.
+    /// Stores set `number`, replacing an older copy.
     pub fn put(&mut self, number: u64, set: &Set) {
         match self {
             Self::Absent => {}
@@ -64,8 +65,8 @@ impl Index {
         }
     }
 
-    /// Keeps `resident` of `sets` sets from now on: at half of them `SetMemLru` becomes `SetMem` (sets not
-    /// yet in memory are read when they are first asked for), below half the other way round. Does nothing to
+    /// Changes the number of sets in memory to `resident` of `sets`. From half of them on `SetMemLru` becomes
+    /// `SetMem`, whose missing sets are read at their first use; below half the reverse. Does nothing for
     /// other policies.
     pub fn resize(&mut self, shape: Shape, sets: u64, resident: u64) {
         if shape.policy() != Policy::SetMemLru {
@@ -78,7 +79,7 @@ impl Index {
                 if matches!(next, Self::Full(_)) {
                     return;
                 }
-                // The last ones in stay.
+                // The last sets inserted remain.
                 for number in 0..sets {
                     if let Some(set) = full.get(number) {
                         next.put(number, &set);

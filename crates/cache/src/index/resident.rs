@@ -1,20 +1,20 @@
-//! The sets used last, for `SetMemLru`. Instead of list pointers and hash chains (the thesis: 64 bits and
-//! more for each set) sets lie in groups of 16, and each group keeps the order of use in four bits a set: 36
-//! bits a set beside its content.
+//! The most recently used sets, for `SetMemLru`. Instead of list pointers and hash chains (the thesis: 64
+//! bits and more for each set) sets lie in groups of 16, and each group keeps the order of use in four bits a
+//! set: 36 bits a set beside its content.
 
 use super::Set;
 use crate::policy::Shape;
 
-/// Sets of a group.
+/// Sets in a group.
 const GROUP: usize = 16;
-/// The order in which nobody was used: place n has rank n.
+/// The initial order of a group: place n has rank n.
 const IDENTITY: u64 = 0xFEDC_BA98_7654_3210;
 
-/// Some of the sets, the least used of a group giving way.
+/// Some of the sets; a new one replaces the least recently used set of its group.
 #[derive(Debug)]
 pub struct ResidentIndex {
     shape: Shape,
-    /// The number of the set at each place, plus one; 0: none.
+    /// The number of the set at each place, plus one; 0 if the place is empty.
     numbers: Vec<u32>,
     /// For each group the rank of each place, four bits each.
     orders: Vec<u64>,
@@ -33,7 +33,7 @@ impl ResidentIndex {
         }
     }
 
-    /// How many sets there is room for.
+    /// Number of sets that fit.
     pub fn capacity(&self) -> u64 {
         self.numbers.len() as u64
     }
@@ -44,7 +44,7 @@ impl ResidentIndex {
     }
 
     fn group_of(&self, number: u64) -> usize {
-        // Neighbouring numbers go to different groups; the numbers themselves come from a keyed hash.
+        // Spreads neighbouring numbers over groups; the numbers themselves come from a keyed hash.
         (number.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as usize % self.orders.len()
     }
 
@@ -79,7 +79,7 @@ impl ResidentIndex {
         start..start + len
     }
 
-    /// A set that is in memory; it counts as used.
+    /// Returns a set that is in memory and counts a use of it.
     pub fn get(&mut self, number: u64) -> Option<Set> {
         let (group, place) = self.find(number);
         let place = place?;
@@ -87,7 +87,7 @@ impl ResidentIndex {
         Set::unpack(self.shape, &self.bytes[self.range(group, place)])
     }
 
-    /// Replaces a set or takes it in; then the least used of its group goes.
+    /// Stores a set, replacing an older copy or the least recently used set of its group.
     ///
     /// # Panics
     /// If `number` does not fit 32 bits.
@@ -102,7 +102,7 @@ impl ResidentIndex {
         set.pack(&mut self.bytes[range]);
     }
 
-    /// Calls `work` for each set, in each group the least used first.
+    /// Calls `work` for each set, in each group the least recently used first.
     pub fn each_oldest_first(&self, mut work: impl FnMut(u64, &Set)) {
         for group in 0..self.orders.len() {
             for rank in (0..GROUP as u64).rev() {

@@ -1,17 +1,17 @@
-//! One set, unpacked: who is in which slot, who was used last, where each lies. Packed, its parts follow each
-//! other as whole bytes: tags, ranks (each xor its slot), generations, positions, prefetch lengths. All zeros
-//! is the empty set.
+//! One set, unpacked: the tag, rank and place of each slot. Packed, its parts follow each other as whole
+//! bytes: tags, ranks (each xor its slot), generations, positions, prefetch lengths. All zeros is the empty
+//! set.
 
 use crate::policy::{Shape, WAYS_MAX};
 
 /// Where an object lies in the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Place {
-    /// Units from the log's begin.
+    /// Units from the beginning of the log.
     pub position: u32,
     /// The lap's number modulo 16.
     pub generation: u8,
-    /// Blocks from here to the end of the group that was written together; 0: not known.
+    /// Blocks from here to the end of the group that was written together; 0: unknown.
     pub prefetch: u8,
 }
 
@@ -22,15 +22,15 @@ pub struct Entry {
     pub slot: usize,
     /// Eight bits of its key's hash.
     pub tag: u8,
-    /// 0 for the one used last.
+    /// Rank in the order of use; 0 is the most recently used object.
     pub rank: usize,
     /// Generation of the log it was written in; 0 for policies with a table.
     pub generation: u8,
-    /// Its place; `None` if that is on disk, or the policy keeps none.
+    /// Its place; `None` if the place is on disk, or the policy keeps none.
     pub place: Option<Place>,
 }
 
-/// An object whose position left memory: it has to be kept on disk.
+/// An object whose position left memory and has to be kept on disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Demoted {
     /// Its slot.
@@ -39,14 +39,14 @@ pub struct Demoted {
     pub place: Place,
 }
 
-/// What an insertion did.
+/// The result of an insertion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Inserted {
-    /// Where the object is now.
+    /// The object's slot.
     pub slot: usize,
-    /// Who was there before, dead or alive.
+    /// The former object of the slot, dead or alive.
     pub evicted: Option<Entry>,
-    /// Whose position left memory.
+    /// The object whose position left memory.
     pub demoted: Option<Demoted>,
 }
 
@@ -57,7 +57,7 @@ pub struct Set {
     tags: [u8; WAYS_MAX],
     ranks: [u8; WAYS_MAX],
     generations: [u8; WAYS_MAX],
-    /// By rank, the first `shape.positions()` of them.
+    /// Positions by rank, of the first `shape.positions()` ranks.
     positions: [u32; WAYS_MAX],
     prefetches: [u8; WAYS_MAX],
 }
@@ -79,14 +79,14 @@ impl Set {
         }
     }
 
-    /// The slot that holds an object with this tag.
+    /// Returns the object with this tag.
     pub fn find(&self, tag: u8) -> Option<Entry> {
         debug_assert_ne!(tag, 0, "0 is the empty slot");
         let slot = self.tags[..self.shape.ways()].iter().position(|&t| t == tag)?;
         Some(self.entry(slot))
     }
 
-    /// The object of a slot; a tag of 0 means there is none.
+    /// Returns the object of a slot; its tag is 0 if the slot is empty.
     pub fn entry(&self, slot: usize) -> Entry {
         let rank = usize::from(self.ranks[slot]);
         let place = (rank < self.shape.positions()).then(|| Place {
@@ -109,8 +109,8 @@ impl Set {
         slots.map(|slot| self.entry(slot))
     }
 
-    /// Moves a slot to rank 0. `place` is where its object lies (ignored by policies that keep no positions).
-    /// Gives the object whose position is no longer in memory, if there is one.
+    /// Moves a slot to rank 0. `place` is the place of its object (ignored by policies that keep no
+    /// positions). Returns the object whose position left memory, if there is one.
     pub fn touch(&mut self, slot: usize, place: Place) -> Option<Demoted> {
         let kept = self.shape.positions();
         let from = usize::from(self.ranks[slot]);
@@ -142,15 +142,15 @@ impl Set {
         demoted
     }
 
-    /// Puts an object with this tag at `place`, into the slot of the same tag, else an empty one, else that
-    /// of a dead object, else of the one not used for longest. An equal tag is mostly the object's old
-    /// version; it never stays beside a new one.
+    /// Puts an object with this tag at `place`: into the slot of the same tag, else an empty one, else that
+    /// of a dead object, else that of the least recently used object. An equal tag mostly belongs to the
+    /// object's old version; the old version never stays beside a new one.
     pub fn insert(&mut self, tag: u8, place: Place, dead: impl Fn(&Entry) -> bool) -> Inserted {
         let slot = self.victim(tag, dead);
         self.insert_at(slot, tag, place)
     }
 
-    /// Which slot [`insert`](Self::insert) would take.
+    /// Returns the slot that [`insert`](Self::insert) would take.
     pub fn victim(&self, tag: u8, dead: impl Fn(&Entry) -> bool) -> usize {
         let ways = self.shape.ways();
         let by_tag = |tag| self.tags[..ways].iter().position(|&t| t == tag);
@@ -164,7 +164,7 @@ impl Set {
             .unwrap_or_else(|| self.slot_of_rank(ways - 1))
     }
 
-    /// Puts an object into a slot, whoever was there. Another slot with the same tag is emptied.
+    /// Puts an object into a slot, replacing the object there. Another slot with the same tag is emptied.
     pub fn insert_at(&mut self, slot: usize, tag: u8, place: Place) -> Inserted {
         debug_assert_ne!(tag, 0, "0 is the empty slot");
         let old = self.entry(slot);
@@ -182,7 +182,7 @@ impl Set {
         }
     }
 
-    /// Empties a slot. Nobody's rank changes.
+    /// Empties a slot. All ranks stay.
     pub fn remove(&mut self, slot: usize) {
         self.tags[slot] = 0;
     }
@@ -219,8 +219,8 @@ impl Set {
         rest.copy_from_slice(&self.prefetches[..shape.prefetches()]);
     }
 
-    /// Reads a packed set; `None` if its ranks are no permutation or a tag is there twice, as in a set that
-    /// was never read from disk ([`unloaded`](Self::unloaded)) or in damaged bytes.
+    /// Reads a packed set; `None` if its ranks are no permutation or a tag occurs twice, as in a set whose
+    /// content is on disk ([`unloaded`](Self::unloaded)) or in damaged bytes.
     pub fn unpack(shape: Shape, bytes: &[u8]) -> Option<Self> {
         let ways = shape.ways();
         let mut set = Self::empty(shape);
@@ -258,10 +258,10 @@ impl Set {
         (!set.tags[..ways].iter().enumerate().any(twice)).then_some(set)
     }
 
-    /// Writes bytes that no set has: its content is on disk, not in memory.
+    /// Writes bytes that no valid set has: they mark a set whose content is on disk, not in memory.
     pub fn unloaded(shape: Shape, out: &mut [u8]) {
         out.fill(0);
-        // Slots 0 and 1 have the same rank.
+        // Slots 0 and 1 get equal ranks.
         out[shape.ways()] = 1;
     }
 }

@@ -1,5 +1,4 @@
-//! Each policy's sets against a plain model: a list in order of use and a map of the places that were put on
-//! disk.
+//! Each policy's sets against a plain model: a list in order of use and a map of the places on disk.
 
 use super::{Index, Place, ResidentIndex, Set};
 use crate::policy::{Policy, Shape};
@@ -23,7 +22,7 @@ fn place() -> impl Strategy<Value = Place> {
 }
 
 fn op() -> impl Strategy<Value = Op> {
-    // Few tags, so that they meet.
+    // Few tags, so that they collide.
     let tag = || 1u8..40;
     prop_oneof![
         6 => (tag(), place()).prop_map(|(tag, place)| Op::Insert { tag, place }),
@@ -43,7 +42,7 @@ fn shape() -> impl Strategy<Value = Shape> {
     proptest::sample::select(shapes)
 }
 
-/// What a set must be: objects in order of use, the last used first.
+/// The expected set: objects in order of use, the most recently used first.
 struct Model {
     shape: Shape,
     objects: Vec<(u8, Place)>,

@@ -1,19 +1,19 @@
-//! Which objects are worth a write.
+//! Admission policies: the choice of objects that are worth a write.
 
 use crate::hash::KeyHash;
 
-/// Which objects that are put are written.
+/// The choice of put objects that are written.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub enum Admission {
-    /// All.
+    /// All objects.
     #[default]
     All,
-    /// Those put for the second time within about `window` objects; two bytes of memory for each.
+    /// Objects put for the second time within about `window` objects; two bytes of memory for each.
     SecondRequest {
-        /// How many objects are remembered.
+        /// Number of remembered objects.
         window: u32,
     },
-    /// So many of them at random, 0 to 1.
+    /// A random share of the objects, 0 to 1.
     Probability(f64),
 }
 
@@ -31,7 +31,7 @@ pub struct Door {
 const FILTER_BITS: usize = 8;
 
 impl Door {
-    /// A door that has seen nothing. `seed` makes its choices its own.
+    /// A door that has seen no objects. `seed` starts its random choices.
     pub fn new(policy: Admission, seed: u64) -> Self {
         let words = match policy {
             Admission::SecondRequest { window } => (window.max(64) as usize / 2 * FILTER_BITS).div_ceil(64),
@@ -45,7 +45,7 @@ impl Door {
         }
     }
 
-    /// Whether an object is to be written now.
+    /// Decides whether to write an object.
     pub fn admits(&mut self, hash: KeyHash) -> bool {
         match self.policy {
             Admission::All => true,
@@ -100,7 +100,7 @@ mod tests {
         let first = (0..4000).filter(|&n| door.admits(hash(n))).count();
         assert!(first < 120, "false positives: {first}");
         assert!((0..4000).all(|n| door.admits(hash(n))));
-        // Forgotten after a window.
+        // A put is forgotten after a window.
         (100_000..120_000).for_each(|n| {
             door.admits(hash(n));
         });

@@ -1,4 +1,5 @@
-//! The whole index on the medium, two of them in turn, so that a start reads one sequential range.
+//! Checkpoints: the whole index on the medium, in two areas used in turn, so that a start reads one
+//! sequential range.
 
 use super::StoreError;
 use super::layout::{PAGE, PAGE_CONTENT, Superblock};
@@ -18,23 +19,23 @@ pub struct CheckpointHead {
     magic: u32,
     crc: u32,
     store_id: u64,
-    /// Counts checkpoints.
+    /// Number of the checkpoint.
     pub sequence: u64,
     /// The epoch that wrote it.
     pub epoch: u64,
-    /// The first journal page that is not in it.
+    /// The first journal page that the checkpoint does not include.
     pub journal: u64,
-    /// The log was promised up to here.
+    /// The point up to which the log was promised.
     pub head: u64,
-    /// Later writes have this version or a greater one.
+    /// Lower bound of the versions of later writes.
     pub version: u64,
-    /// Writes of lower versions are gone.
+    /// Objects with lower versions are discarded.
     pub floor: u64,
-    /// Purges that follow.
+    /// Number of purges that follow.
     pub purges: u64,
     /// Bytes of the index that follow.
     pub index_bytes: u64,
-    /// Whether the store was closed after it.
+    /// Whether the store was closed after this checkpoint.
     pub clean: u64,
 }
 
@@ -51,7 +52,7 @@ impl CheckpointHead {
     }
 }
 
-/// What a page ends with.
+/// The end of a page.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 struct Seal {
@@ -68,7 +69,8 @@ fn crc(content: &[u8], store_id: u64, sequence: u32, page: u64) -> u32 {
     )
 }
 
-/// Seals a page of content in place: its last 16 bytes say which page of which writing it is.
+/// Seals a page in place: its last 16 bytes hold its number and the sequence number of its checkpoint or
+/// sweep.
 pub fn seal(page: &mut [u8], store_id: u64, sequence: u32, number: u64) {
     let (content, end) = page.split_at_mut(PAGE_CONTENT as usize);
     let crc = crc(content, store_id, sequence, number);
@@ -82,7 +84,7 @@ pub fn seal(page: &mut [u8], store_id: u64, sequence: u32, number: u64) {
     );
 }
 
-/// The content of a sealed page. `sequence`: `None` for any.
+/// Returns the content of a sealed page. `sequence`: `None` for any.
 pub fn unseal(page: &[u8], store_id: u64, sequence: Option<u32>, number: u64) -> Option<&[u8]> {
     let (content, end) = page.split_at(PAGE_CONTENT as usize);
     let seal = Seal::read_from_bytes(end).ok()?;
@@ -128,11 +130,11 @@ impl Pages<'_> {
     }
 }
 
-/// Writes a checkpoint and makes it durable. `index(from, out)` copies bytes of the packed index; `head` says
-/// what it is of; its sequence decides where it goes.
+/// Writes a checkpoint and makes it durable. `index(from, out)` copies bytes of the packed index; `head`
+/// describes the checkpoint, and its sequence number chooses the area.
 ///
 /// # Errors
-/// The device failed; the checkpoint before stands.
+/// The device failed; the previous checkpoint remains valid.
 pub fn write(
     device: &dyn Device,
     layout: &Superblock,
@@ -149,7 +151,7 @@ pub fn write(
         number: 0,
         batch: Vec::new(),
     };
-    // Twice: without its purges a checkpoint is worth nothing.
+    // Written twice: without its purges a checkpoint is useless.
     let packed = purges.pack();
     for content in packed
         .chunks(PAGE_CONTENT as usize)
@@ -182,7 +184,7 @@ pub fn write(
     Ok(device.flush()?)
 }
 
-/// A head for [`write`].
+/// Returns a head for [`write`].
 pub fn head_of(
     sequence: u64,
     epoch: u64,
@@ -207,7 +209,7 @@ pub fn head_of(
     }
 }
 
-/// The newest checkpoint whose head is sound. Where none can be read, `None`.
+/// Returns the newest checkpoint whose head is sound; `None` if there is none.
 pub fn newest(device: &dyn Device, layout: &Superblock) -> Option<CheckpointHead> {
     let heads = layout.checkpoint.iter().flat_map(|area| {
         let mut first = vec![0; 2 * PAGE as usize];

@@ -1,4 +1,4 @@
-//! Lookups: where an object is, whether it is what was asked for, and its bytes.
+//! Lookups: finding an object's place, checking that it is the requested object, and reading its bytes.
 
 use super::StoreError;
 use super::hot::HotObject;
@@ -13,8 +13,8 @@ use crate::policy::Policy;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// An object that was found. What lies beside its head is in memory and checked; the rest is read when asked
-/// for, and may be gone by then: a slow reader keeps nothing from being overwritten.
+/// An object that was found. Its head and the bytes beside the head are in memory and checked. The other
+/// bytes are read on request and may be overwritten by then: a slow reader pins nothing.
 #[derive(Debug, Clone)]
 pub struct Hit {
     shard: Arc<Shard>,
@@ -27,7 +27,7 @@ impl Hit {
         &self.object.record.key
     }
 
-    /// The number of the write that it comes from.
+    /// The number of the write that produced it.
     pub fn version(&self) -> u64 {
         self.object.record.head.version
     }
@@ -42,12 +42,12 @@ impl Hit {
         self.object.record.head.meta_len.into()
     }
 
-    /// When it was put, seconds since 1970.
+    /// Time of the put, seconds since 1970.
     pub fn written_s(&self) -> u64 {
         self.object.record.head.written_s
     }
 
-    /// From when on it is not served, seconds since 1970; 0: never.
+    /// Expiry, seconds since 1970; 0: never.
     pub fn expires_s(&self) -> u64 {
         self.object.record.head.expires_s
     }
@@ -55,7 +55,7 @@ impl Hit {
     /// Its metadata.
     ///
     /// # Errors
-    /// `Gone`, if it is not all beside the head and was overwritten or damaged.
+    /// `Gone`, if a part that is not beside the head was overwritten or damaged.
     pub fn meta(&self) -> Result<Vec<u8>, StoreError> {
         self.content(0..u64::from(self.object.record.head.meta_len))
     }
@@ -63,7 +63,7 @@ impl Hit {
     /// Bytes of the body.
     ///
     /// # Errors
-    /// `OutOfRange`; `Gone`, if they were overwritten or damaged meanwhile; `Device`.
+    /// `OutOfRange`; `Gone`, if the bytes were overwritten or damaged meanwhile; `Device`.
     pub fn read(&self, range: Range<u64>) -> Result<Vec<u8>, StoreError> {
         let len = self.body_len();
         if range.start > range.end || range.end > len {
@@ -74,10 +74,10 @@ impl Hit {
         self.content(range.start + meta..range.end + meta)
     }
 
-    /// Fills `out` from byte `off` of the body on, as far as the body goes; how many bytes that were.
+    /// Fills `out` from byte `off` of the body on, as far as the body goes. Returns the number of bytes read.
     ///
     /// # Errors
-    /// As [`read`](Self::read), but for `OutOfRange`.
+    /// As [`read`](Self::read), except `OutOfRange`.
     pub fn read_at(&self, off: u64, out: &mut [u8]) -> Result<usize, StoreError> {
         let start = off.min(self.body_len());
         let end = start.saturating_add(out.len() as u64).min(self.body_len());
@@ -110,21 +110,21 @@ impl Hit {
 struct Candidate {
     record: Record,
     content: Vec<u8>,
-    /// What follows in the same read.
+    /// The bytes after the record that came with the same read.
     bytes: Vec<u8>,
 }
 
-/// What a lookup came to.
+/// The outcome of reading a record at a place.
 enum Found {
     Object(Candidate),
-    /// Another key's, or nothing.
+    /// Another key's record, or no record.
     Other,
-    /// This store's, but damaged or no longer there.
+    /// This store's record, but damaged or partly overwritten.
     Lost,
 }
 
 impl Shard {
-    /// Looks an object up. `hash` is its key's.
+    /// Looks an object up. `hash` is the hash of `key`.
     pub fn get(self: &Arc<Self>, key: &[u8], hash: KeyHash) -> Option<Hit> {
         let hit = if self.is_failed() {
             None
@@ -175,11 +175,11 @@ impl Shard {
         }
     }
 
-    /// Whether an object was purged, given up, overwritten in part, or has expired.
+    /// Whether an object was purged, discarded, partly overwritten, or has expired.
     pub(super) fn is_outdated(&self, state: &State, record: &Record) -> bool {
         let head = &record.head;
         let prefix_hash = |prefix: &[u8]| self.prefix_hash(prefix);
-        // The log may have come round to the rest of an object whose head is in the Disk Table.
+        // The log may have overwritten the tail of an object whose head is in the Disk Table.
         let tail_is_gone =
             record.tail_len() > 0 && state.lap.head.0 > head.tail.saturating_add(state.lap.units);
         tail_is_gone
@@ -218,15 +218,15 @@ impl Shard {
         }
     }
 
-    /// Takes a found object into memory, if nothing happened to its key meanwhile. `content` is all of it or
-    /// not.
+    /// Adds a found object to the hot objects, if its key was not changed meanwhile. Objects with a tail are
+    /// not kept.
     fn keep(&self, state: &mut State, hash: KeyHash, mutation: u32, object: &Arc<HotObject>) {
         if object.record.tail_len() == 0 && state.mutation(hash) == mutation {
             state.hot.insert(hash, Arc::clone(object));
         }
     }
 
-    /// `Log` and its kin.
+    /// Looks an object up for the policies without a Disk Table.
     fn find_in_log(&self, key: &[u8], hash: KeyHash) -> Result<Option<Arc<HotObject>>, StoreError> {
         let number = hash.set(self.layout.sets);
         let (entry, waiting, mutation) = {
@@ -278,7 +278,8 @@ impl Shard {
         }
     }
 
-    /// The place of an object: from the index, from what waits for the file, or from the file.
+    /// Returns the place of an object: from the index, from the positions that wait for the position file, or
+    /// from that file.
     fn place_of(
         &self,
         number: u64,
@@ -316,7 +317,7 @@ impl Shard {
         }
         let needed = record.head_bytes() + record.head.inline_len as usize;
         if needed > bytes.len() && bytes.len().is_multiple_of(self.layout.unit_bytes as usize) {
-            // Where the first read ended: no seek.
+            // The first read ended here, so this read costs no seek.
             let next = LogPoint(point.0 + in_units(&self.layout, bytes.len() as u64));
             bytes.extend(self.read_log(next, needed - bytes.len())?);
         }
@@ -355,8 +356,8 @@ impl Shard {
         state.index.put(number, &set);
     }
 
-    /// Takes an object out of the index, unless it has changed meanwhile. Not journaled: it would be found
-    /// lost again.
+    /// Removes a damaged or outdated object from the index, unless its entry has changed. Not journaled:
+    /// after a restart a lookup would find out again.
     fn forget(&self, state: &mut State, number: u64, entry: &Entry, hash: KeyHash, mutation: u32) {
         if state.mutation(hash) != mutation {
             return;
@@ -370,7 +371,7 @@ impl Shard {
         }
     }
 
-    /// Takes the objects that follow in the same read into memory: they were put together.
+    /// Adds the objects that follow in the same read to the hot objects: they were put together.
     fn keep_related(&self, state: &mut State, point: LogPoint, first: &Record, bytes: &[u8]) {
         let unit = u64::from(self.layout.unit_bytes);
         let Some(mut at) = record_bytes(&self.layout, first) else {
@@ -399,7 +400,7 @@ impl Shard {
                 let known = entry.place.map(|known| known.position);
                 entry.generation == place.generation && known.is_none_or(|known| known == place.position)
             };
-            // Only what the index would find here: an older version must not come back.
+            // Only objects that the index would find here, so that an older version does not come back.
             let current = set.and_then(|set| set.find(hash.tag())).filter(is_here);
             if current.is_some_and(|entry| entry.place.is_some()) {
                 let content = content.to_vec();
@@ -409,7 +410,7 @@ impl Shard {
         }
     }
 
-    /// `SetMem` and `SetMemLru`.
+    /// Looks an object up for `SetMem` and `SetMemLru`.
     fn find_in_table(&self, key: &[u8], hash: KeyHash) -> Result<Option<Arc<HotObject>>, StoreError> {
         let number = hash.set(self.layout.sets);
         let (set, mutation) = {
@@ -471,7 +472,7 @@ impl Shard {
         }
     }
 
-    /// Reads the whole set: `Basic`, `Set`, and sets of which nothing is in memory.
+    /// Looks an object up by reading its whole set: for `Basic`, `Set`, and sets that are not in memory.
     fn find_in_set(&self, key: &[u8], hash: KeyHash) -> Result<Option<Arc<HotObject>>, StoreError> {
         let number = hash.set(self.layout.sets);
         let mutation = self.state.lock().mutation(hash);
@@ -504,7 +505,7 @@ impl Shard {
         Ok(Some(object))
     }
 
-    /// A bin's block, as it will be on the device.
+    /// Reads a bin's block, including a write that still waits.
     pub(super) fn read_bin(&self, bin: u64) -> Result<Vec<u8>, StoreError> {
         if let Some(block) = self.state.lock().pending.get(&bin) {
             return Ok(block.to_vec());
@@ -516,7 +517,7 @@ impl Shard {
         Ok(bytes)
     }
 
-    /// Bytes of the content that is in frames, appended to `out`.
+    /// Appends the part of `range` that lies in frames to `out`.
     pub(super) fn read_tail(
         &self,
         record: &Record,

@@ -1,5 +1,5 @@
-//! Objects in memory: hot ones and prefetched ones. Gives way when the machine runs short of memory (thesis
-//! §2.4.3 asks the kernel to take the pages; here the kernel is asked how much is left).
+//! Objects in memory: hot ones and prefetched ones. They are dropped when the machine runs short of memory
+//! (thesis §2.4.3 asks the kernel to take the pages; this module asks the kernel for the available memory).
 
 use super::object::Record;
 use crate::hash::KeyHash;
@@ -21,10 +21,10 @@ impl HotObject {
     }
 }
 
-/// How many insertions go by between two looks at the machine's memory.
+/// Number of insertions between two checks of the machine's available memory.
 const LOOK_EVERY: u32 = 256;
 
-/// The objects used last, within a number of bytes.
+/// The most recently used objects, within a limit in bytes.
 #[derive(Debug)]
 pub struct Hot {
     objects: LruCache<KeyHash, Arc<HotObject>>,
@@ -49,8 +49,8 @@ impl Hot {
         self.bytes
     }
 
-    /// Takes an object in; the least used ones give way. One that would take more than an eighth of all is
-    /// not taken.
+    /// Adds an object and drops the least recently used ones beyond the limit. An object larger than an
+    /// eighth of the limit is not added.
     pub fn insert(&mut self, hash: KeyHash, object: Arc<HotObject>) {
         if object.cost() > self.most_bytes / 8 {
             return;
@@ -69,7 +69,7 @@ impl Hot {
         }
     }
 
-    /// The object of a hash; the caller compares keys.
+    /// Returns the object of a hash; the caller compares keys.
     pub fn get(&mut self, hash: KeyHash) -> Option<Arc<HotObject>> {
         self.objects.get(&hash).cloned()
     }
@@ -81,7 +81,7 @@ impl Hot {
         }
     }
 
-    /// Drops the least used objects until `bytes` are left.
+    /// Drops the least recently used objects until at most `bytes` remain.
     pub fn shrink_to(&mut self, bytes: usize) {
         while self.bytes > bytes {
             let Some((_, old)) = self.objects.pop_lru() else {

@@ -1,8 +1,9 @@
-//! What changed in the index since the last checkpoint, in a ring of pages written twice. Each page also says
-//! how far the log is promised, so that no point of the log is ever used for two writes.
+//! The journal: changes of the index since the last checkpoint, in a ring of pages, each written twice. Each
+//! page also records the point up to which the log is promised, so that no point of the log is used for two
+//! writes.
 //!
-//! A page that is missing although a later one says that it was flushed means damage in both copies: then it
-//! is not known what is outdated, and everything older is given up ([`Replay::floor`]).
+//! If a page is missing and a later page says that it was flushed, both copies are damaged: changes are lost,
+//! so all objects older than the damage are discarded ([`Replay::floor`]).
 
 use super::StoreError;
 use super::layout::{PAGE, Superblock};
@@ -11,15 +12,15 @@ use crate::index::{LogPoint, Place};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 const MAGIC: u32 = 0x6A43_7656;
-/// Changes of a page.
+/// The most changes in a page.
 pub const ENTRIES_MAX: usize = 168;
 /// Pages read at once.
 const READ_PAGES: u64 = 256;
 
-/// A change.
+/// A change of the index or of the purges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
-    /// An object came into a slot.
+    /// An object was put into a slot.
     Insert {
         /// Its set.
         set: u32,
@@ -27,7 +28,7 @@ pub enum Change {
         slot: u8,
         /// Its tag.
         tag: u8,
-        /// Where it lies.
+        /// Its place in the log.
         place: Place,
     },
     /// A slot was emptied.
@@ -36,7 +37,7 @@ pub enum Change {
         set: u32,
         /// The slot.
         slot: u8,
-        /// Only if it has this tag.
+        /// The tag that the slot must have; otherwise the change is ignored.
         tag: u8,
     },
     /// A scope was purged.
@@ -45,7 +46,7 @@ pub enum Change {
         scope: u64,
         /// Bytes of a prefix; 0 for a tag or a host.
         prefix_len: u16,
-        /// Writes of lower versions are gone.
+        /// Objects with lower versions are purged.
         version: u64,
     },
 }
@@ -73,11 +74,11 @@ struct PageHead {
     store_id: u64,
     sequence: u64,
     epoch: u64,
-    /// The log is promised up to here.
+    /// The point up to which the log is promised.
     head: u64,
-    /// Later writes have this version or a greater one.
+    /// Lower bound of the versions of later writes.
     version: u64,
-    /// Pages before this one had been flushed when this page was written.
+    /// Pages before this one were flushed before this page was written.
     durable: u64,
     count: u32,
     reserved: u32,
@@ -142,14 +143,14 @@ impl Change {
     }
 }
 
-/// The writing side.
+/// The writing side of the journal.
 #[derive(Debug)]
 pub struct Journal {
-    /// The next page.
+    /// Sequence number of the next page.
     pub sequence: u64,
     /// Pages before this are durable.
     pub durable: u64,
-    /// The first page that is not in the last checkpoint.
+    /// The first page that the last checkpoint does not include.
     pub since: u64,
     /// Changes not yet written.
     pub waiting: Vec<Change>,
@@ -162,10 +163,10 @@ impl Journal {
         self.sequence + waiting - self.since >= layout.journal[0].pages() * 3 / 4
     }
 
-    /// Writes what waits, at least one page. Durable after the device's next flush.
+    /// Writes the waiting changes, at least one page. Durable after the device's next flush.
     ///
     /// # Errors
-    /// The device failed, or the ring is full (a checkpoint was due long ago).
+    /// The device failed, or the ring is full (an overdue checkpoint did not happen).
     pub fn write(
         &mut self,
         device: &dyn Device,
@@ -227,28 +228,28 @@ fn parse(page: &[u8], store_id: u64) -> Option<PageHead> {
     (mine && head.crc == crc && head.count as usize <= ENTRIES_MAX).then_some(head)
 }
 
-/// What a journal says.
+/// The result of a replay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Replay {
-    /// The next page.
+    /// Sequence number of the next page.
     pub sequence: u64,
-    /// The log is promised up to here.
+    /// The point up to which the log is promised.
     pub head: LogPoint,
-    /// Later writes have this version or a greater one.
+    /// Lower bound of the versions of later writes.
     pub version: u64,
     /// The greatest epoch seen.
     pub epoch: u64,
-    /// Writes of lower versions have to be given up, because flushed pages are damaged. `u64::MAX`: all
-    /// earlier ones.
+    /// Objects with lower versions have to be discarded, because flushed pages are damaged. `u64::MAX`: all
+    /// existing objects.
     pub floor: u64,
     /// Pages replayed.
     pub pages: u64,
-    /// Pages of which one copy was damaged.
+    /// Pages with one damaged copy.
     pub healed: u64,
 }
 
-/// Reads the pages from `start.sequence` on and calls `apply` for each change. `start` is what the checkpoint
-/// says.
+/// Reads the pages from `start.sequence` on and calls `apply` for each change. `start` holds the values of
+/// the checkpoint.
 ///
 /// # Errors
 /// The device failed.
@@ -276,8 +277,8 @@ pub fn replay(
             let pages = [&copies[0][range.clone()], &copies[1][range]];
             let heads = pages.map(|page| parse(page, layout.store_id));
             if heads.iter().flatten().any(|head| head.sequence > at + n) {
-                // Overwritten since: the checkpoint after the one that is read is lost, and with it what
-                // changed.
+                // The page was reused: a checkpoint newer than the one that was read is lost, and its changes
+                // with it.
                 found.floor = u64::MAX;
             }
             let heads = heads.map(|head| head.filter(|head| head.sequence == at + n));
@@ -290,13 +291,13 @@ pub fn replay(
                 gap.get_or_insert(at + n);
                 continue;
             };
-            // Written before a crash after which the ring went on from an earlier page.
+            // The page was written before a crash, after which the ring continued from an earlier page.
             if page_head.epoch < found.epoch {
                 gap.get_or_insert(at + n);
                 continue;
             }
             match gap {
-                // Never flushed: a power cut took the page before. What follows was not flushed either.
+                // Never flushed: a power cut lost the page before it. This page was not flushed either.
                 Some(gap) if page_head.durable <= gap => continue,
                 Some(_) => found.floor = found.floor.max(page_head.version),
                 None => {}

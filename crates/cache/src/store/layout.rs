@@ -1,5 +1,5 @@
-//! The superblock, and where everything lies on a device. Two superblock copies are written in turn; the
-//! newer sound one counts.
+//! The superblock and the layout of a device. Two superblock copies are written in turn; the newer sound copy
+//! is valid.
 //!
 //! ```text
 //! superblock ×2 | journal A | journal B | checkpoint 0 | checkpoint 1 | position file | Disk Table |
@@ -13,33 +13,33 @@ use crate::policy::{Policy, Shape};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 const MAGIC: [u8; 8] = *b"VARVECA1";
-/// The version of everything below.
+/// The version of the format of all areas.
 pub const FORMAT_VERSION: u32 = 1;
-/// The most devices of a cache.
+/// The most devices in a cache.
 pub const DEVICES_MAX: usize = 16;
 /// Bytes of a page: superblock, journal, checkpoint and position file are made of them.
 pub const PAGE: u64 = DEVICE_BLOCK_BYTES;
-/// Bytes of a page's content, where each page ends with a seal.
+/// Content bytes of a page that ends with a seal.
 pub const PAGE_CONTENT: u64 = PAGE - 16;
 
 /// A range of the device, bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct Area {
-    /// Where it begins.
+    /// Offset of its beginning.
     pub off: u64,
-    /// How long it is.
+    /// Its length.
     pub len: u64,
 }
 
 impl Area {
-    /// Pages of it.
+    /// Number of its pages.
     pub const fn pages(&self) -> u64 {
         self.len / PAGE
     }
 }
 
-/// The first pages of a device. `crc32c` covers the bytes before it.
+/// The superblock. `crc32c` covers the bytes before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct Superblock {
@@ -48,39 +48,39 @@ pub struct Superblock {
     policy: u8,
     ways: u8,
     positions: u8,
-    /// Which of the cache's devices this is.
+    /// The number of this device among the cache's devices.
     pub device: u8,
-    /// Common to the devices of a cache.
+    /// Identifies the cache; equal on all its devices.
     pub cache_id: u64,
-    /// This device's own.
+    /// Identifies this device's store.
     pub store_id: u64,
-    /// Hashes keys; the same on all devices of a cache.
+    /// Secret that keys are hashed with; equal on all devices of a cache.
     pub secret: [u8; 16],
-    /// How often the store was opened.
+    /// Incremented at each opening of the store.
     pub epoch: u64,
-    /// Writes of lower versions are gone.
+    /// Objects with lower versions are discarded.
     pub floor: u64,
     /// Bytes of a bin of the Disk Table, and of the first read in the log.
     pub block_bytes: u32,
-    /// Bytes written to the log at once.
+    /// Bytes of a log segment, which are written at once.
     pub segment_bytes: u32,
-    /// Positions in the log count these.
+    /// The unit of positions in the log.
     pub unit_bytes: u32,
-    /// Devices of the cache.
+    /// Number of devices of the cache.
     pub device_count: u32,
     /// A key belongs to the first device whose share is above its hash.
     pub shares: [u32; DEVICES_MAX],
-    /// Sets of objects.
+    /// Number of sets.
     pub sets: u64,
-    /// Sets that `SetMemLru` keeps in memory.
+    /// Number of sets that `SetMemLru` keeps in memory.
     pub resident_sets: u64,
-    /// Purges that are kept one by one.
+    /// The most purges that are kept one by one.
     pub purges_max: u64,
     /// The journal and its mirror.
     pub journal: [Area; 2],
     /// Two checkpoints of the index, written in turn.
     pub checkpoint: [Area; 2],
-    /// Positions that are not in memory.
+    /// The position file: positions that are not in memory.
     pub positions_file: Area,
     /// The Disk Table.
     pub table: Area,
@@ -95,14 +95,14 @@ const _: () = {
     assert!(size_of::<Superblock>().is_multiple_of(8));
 };
 
-/// What a new store is made with.
+/// Parameters of a new store.
 #[derive(Debug, Clone)]
 pub struct StorePlan {
     /// Policy, set size, positions.
     pub shape: Shape,
     /// Bytes of a bin, of the first read in the log.
     pub block_bytes: u32,
-    /// Mean bytes of an object in the log: decides how many the index has room for.
+    /// Mean bytes of an object in the log: determines the number of objects that the index can hold.
     pub object_bytes: u64,
     /// Share of the device that the Disk Table gets; the rest is log for the tails.
     pub table_share: f64,
@@ -113,7 +113,7 @@ pub struct StorePlan {
 }
 
 impl StorePlan {
-    /// The seed's defaults for a policy.
+    /// The paper's defaults for a policy.
     pub const fn new(policy: Policy) -> Self {
         Self {
             shape: Shape::new(policy),
@@ -143,7 +143,7 @@ impl StorePlan {
     }
 }
 
-/// Pages of a journal, a checkpoint and the position file for so many objects.
+/// Pages of a journal, a checkpoint and the position file for `objects` objects.
 fn area_pages(shape: Shape, objects: u64, purges_max: u64) -> [u64; 3] {
     let policy = shape.policy();
     let sets = (objects / shape.ways() as u64).max(1);
@@ -166,7 +166,7 @@ fn area_pages(shape: Shape, objects: u64, purges_max: u64) -> [u64; 3] {
     ]
 }
 
-/// Rounds down.
+/// Rounds `bytes` down to a multiple of `step`.
 const fn floor_to(bytes: u64, step: u64) -> u64 {
     bytes / step * step
 }
@@ -183,7 +183,8 @@ impl Superblock {
         let ways = shape.ways() as u64;
         let set_disk_bytes = ways * u64::from(plan.block_bytes);
         let too_small = StoreError::TooSmall { len_bytes };
-        // Room for objects before the areas about them are taken off: those are sized for it.
+        // The areas before the log are sized for the objects of the whole device; their own room is
+        // subtracted later.
         let objects = if policy.has_table() {
             (len_bytes as f64 * plan.table_share) as u64 / u64::from(plan.block_bytes)
         } else {
@@ -247,7 +248,7 @@ impl Superblock {
         Ok(made)
     }
 
-    /// What a plan says, without places.
+    /// Returns a superblock with the plan's parameters and empty areas.
     fn of(plan: &StorePlan, sets: u64) -> Self {
         let shape = plan.shape;
         let mut made = Self::new_zeroed();
@@ -299,7 +300,8 @@ impl Superblock {
         found.is_sound(len_bytes).then_some(found)
     }
 
-    /// Whether its numbers fit each other and the device: a sound checksum proves no good will.
+    /// Whether its numbers are consistent with each other and the device: a correct checksum does not prove
+    /// it.
     fn is_sound(&self, len_bytes: u64) -> bool {
         let Some(policy) = Policy::from_code(self.policy) else {
             return false;
@@ -347,7 +349,7 @@ impl Superblock {
             && self.epoch < 1 << 23
     }
 
-    /// Writes the copy that is due. Durable after the device's next flush.
+    /// Writes the older of the two copies. Durable after the device's next flush.
     ///
     /// # Errors
     /// The device failed.
@@ -358,10 +360,10 @@ impl Superblock {
         Ok(device.write_at(self.epoch % 2 * PAGE, &page)?)
     }
 
-    /// The newer sound copy, and whether the other one was sound too.
+    /// Returns the newer sound copy, and whether the other one was sound too.
     ///
     /// # Errors
-    /// The device failed, or is no store.
+    /// The device failed, or holds no store.
     pub fn read(device: &dyn Device) -> Result<(Self, bool), StoreError> {
         let mut pages = vec![0; 2 * PAGE as usize];
         if device.len_bytes() < 2 * PAGE {

@@ -1,8 +1,7 @@
-//! The circular log: where the next bytes go, how they reach the device, and how they are read while they
-//! have not.
+//! The circular log: placing bytes, writing them to the device, and reading them before they are written.
 //!
-//! Space is given out by the segment, so a lap holds whole segments only. What lies one lap behind the end of
-//! the segment that is being filled counts as overwritten.
+//! Space is allocated by the segment, so a lap holds whole segments only. Bytes that lie one lap behind the
+//! end of the open segment count as overwritten.
 
 use super::StoreError;
 use super::layout::{PAGE, Superblock};
@@ -13,19 +12,19 @@ use crate::hash::KeyHash;
 use crate::index::LogPoint;
 use std::sync::Arc;
 
-/// A piece of the log in memory.
+/// A segment of the log in memory.
 #[derive(Debug)]
 pub(super) struct Segment {
-    /// Where it begins.
+    /// The point of its beginning.
     pub start: LogPoint,
-    /// What it holds so far.
+    /// Its bytes so far.
     pub bytes: Vec<u8>,
-    /// How much of that is on the device.
+    /// The number of its bytes that are on the device.
     pub written: usize,
 }
 
 impl Segment {
-    /// Bytes from `point` on, if it is within this segment.
+    /// Returns the bytes from `point` on, if it is within this segment.
     fn slice(&self, layout: &Superblock, point: LogPoint) -> Option<&[u8]> {
         let units = point.0.checked_sub(self.start.0)?;
         let within = usize::try_from(units * u64::from(layout.unit_bytes)).ok()?;
@@ -39,12 +38,12 @@ pub(super) const fn in_units(layout: &Superblock, bytes: u64) -> u64 {
 }
 
 impl Shard {
-    /// Where a point lies on the device.
+    /// Returns the device offset of a point.
     pub(super) fn device_off(&self, point: LogPoint) -> u64 {
         self.layout.log.off + point.0 % self.layout.lap_units() * u64::from(self.layout.unit_bytes)
     }
 
-    /// Reserves whole segments that follow each other on the device.
+    /// Reserves consecutive segments that are contiguous on the device.
     fn reserve(&self, state: &mut State, segments: u64) -> LogPoint {
         let (lap, units) = (self.layout.lap_units(), segments * self.layout.segment_units());
         let mut start = state.lap.head.0;
@@ -55,8 +54,7 @@ impl Shard {
         LogPoint(start)
     }
 
-    /// Reserves room for `bytes` outside of segments. Nothing else is written there before the log comes
-    /// round.
+    /// Reserves room for `bytes` in segments of its own. Nothing else is written there for a lap.
     pub(super) fn reserve_large(&self, writer: &mut Writer, bytes: u64) -> Result<LogPoint, StoreError> {
         let segments = bytes.div_ceil(u64::from(self.layout.segment_bytes));
         self.close_segment(writer)?;
@@ -69,12 +67,11 @@ impl Shard {
         Ok(start)
     }
 
-    /// Sees to it that the open segment has room for `bytes`, at most a segment. Gives the point at which
-    /// they go.
+    /// Makes room for `bytes`, at most a segment, in the open segment. Returns the point of the room.
     pub(super) fn make_room(&self, writer: &mut Writer, bytes: u64) -> Result<LogPoint, StoreError> {
         let full = u64::from(self.layout.segment_bytes);
         debug_assert!(bytes <= full);
-        // Objects that get their second chance may fill a segment again.
+        // Objects with a second chance may fill a segment again.
         for _ in 0..3 {
             let point = self.state.lock().segment.as_ref().and_then(|segment| {
                 let used = segment.bytes.len() as u64;
@@ -89,7 +86,7 @@ impl Shard {
         unreachable!("a fresh segment has room: second chances leave it");
     }
 
-    /// Takes the next segment; objects that lie there and were hit come along.
+    /// Opens the next segment and moves objects that lie there and had hits into it.
     fn open_segment(&self, writer: &mut Writer, wanted: u64) -> Result<(), StoreError> {
         let (start, end) = {
             let mut state = self.state.lock();
@@ -110,7 +107,7 @@ impl Shard {
         Ok(())
     }
 
-    /// Writes bytes at the point that [`make_room`](Self::make_room) gave, filled up to whole units.
+    /// Appends bytes at the point that [`make_room`](Self::make_room) returned, padded to whole units.
     pub(super) fn fill_segment(&self, state: &mut State, bytes: &[u8]) {
         let segment = state.segment.as_mut().expect("room was made");
         segment.bytes.extend_from_slice(bytes);
@@ -118,7 +115,7 @@ impl Shard {
         segment.bytes.resize(len as usize, 0);
     }
 
-    /// Writes the segment that is being filled, and what the index learnt from it.
+    /// Writes the open segment and the index changes of its objects.
     pub(super) fn close_segment(&self, writer: &mut Writer) -> Result<(), StoreError> {
         let segment = {
             let mut state = self.state.lock();
@@ -149,8 +146,8 @@ impl Shard {
         Ok(())
     }
 
-    /// Writes what the open segment has; it stays open. What follows begins in a block of its own, so that no
-    /// durable block is written again.
+    /// Writes the open segment's bytes so far and keeps it open. The next object begins in a new block, so
+    /// that no durable block is written again.
     pub(super) fn write_open_segment(&self) -> Result<(), StoreError> {
         let (off, bytes) = {
             let mut state = self.state.lock();
@@ -172,8 +169,8 @@ impl Shard {
         Ok(())
     }
 
-    /// Reads the log from `point` on, `len` bytes or up to the next block; less at the end of a segment in
-    /// memory or of the lap.
+    /// Reads `len` bytes of the log from `point` on, extended to a block boundary; fewer at the end of a
+    /// segment in memory or of the lap.
     pub(super) fn read_log(&self, point: LogPoint, len: usize) -> Result<Vec<u8>, StoreError> {
         {
             let state = self.state.lock();
@@ -195,7 +192,7 @@ impl Shard {
         Ok(bytes)
     }
 
-    /// What is about to be overwritten, if hit objects in it are to be kept.
+    /// Reads the segment that is about to be overwritten, if objects with hits get a second chance.
     fn read_second_chances(&self, start: LogPoint) -> Option<Vec<u8>> {
         let has_table = self.layout.shape().policy().has_table();
         if has_table || self.options.second_chance <= 0.0 || start.0 < self.layout.lap_units() {
@@ -211,9 +208,8 @@ impl Shard {
         }
     }
 
-    /// Writes those of the objects in `old`, which lay where the new segment begins, again that were hit
-    /// since they were written: after a whole lap they are still in the better half of their sets. `wanted`
-    /// bytes stay free.
+    /// Writes the objects in `old` again that had hits: those that are still in the better half of their sets
+    /// after a whole lap. `old` holds the segment that the new one overwrites. `wanted` bytes stay free.
     fn rescue(&self, writer: &mut Writer, start: LogPoint, old: &[u8], wanted: u64) {
         let layout = &self.layout;
         let before = start.0 - layout.lap_units();
@@ -260,8 +256,8 @@ impl Shard {
     }
 }
 
-/// Bytes of a record with its frames, if they follow it; `None` for one whose frames are elsewhere or too
-/// many.
+/// Returns the bytes of a record with the frames that follow it; `None` if its frames are elsewhere or exceed
+/// a segment.
 pub(super) fn record_bytes(layout: &Superblock, record: &Record) -> Option<u64> {
     let unit = u64::from(layout.unit_bytes);
     let first = (record.head_bytes() as u64 + u64::from(record.head.inline_len)).next_multiple_of(unit);
@@ -275,7 +271,7 @@ pub(super) fn record_bytes(layout: &Superblock, record: &Record) -> Option<u64> 
     (follows && len <= u64::from(layout.segment_bytes)).then_some(len)
 }
 
-/// The records in a piece of the log that begins with a segment, with where they begin.
+/// Iterates over the records in a piece of the log that begins with a segment, with their offsets.
 pub(super) fn records_of<'b>(
     layout: &Superblock,
     bytes: &'b [u8],
@@ -287,11 +283,11 @@ pub(super) fn records_of<'b>(
             match Record::parse(layout.store_id, &bytes[at as usize..]) {
                 Some(record) => {
                     let here = at;
-                    // An object that ends elsewhere fills its segments.
+                    // An object whose frames lie elsewhere occupies the rest of its segments.
                     at += record_bytes(&layout, &record).unwrap_or(bytes.len() as u64);
                     return Some((here, record));
                 }
-                // What follows a flush begins with the next block.
+                // The first record after a flush begins at the next block.
                 None => at = (at + 1).next_multiple_of(PAGE),
             }
         }
@@ -299,7 +295,7 @@ pub(super) fn records_of<'b>(
     })
 }
 
-/// The bytes of a record at another point. Its frames do not say where they are.
+/// Returns the bytes of a record moved to another point. Its frames do not contain their location.
 fn move_record(record: &mut Record, whole: &[u8], point: LogPoint) -> Vec<u8> {
     let by = point.0.wrapping_sub(record.head.home);
     record.head.home = point.0;

@@ -1,13 +1,13 @@
-//! One device of a cache: objects on it, found by the index, and safe against power cuts and damage.
+//! One device of a cache: objects on it, found by the index, safe against power cuts and damage.
 //!
 //! # Invariants
-//! - What is served is one whole version of one object: heads and frames say whose they are, and are checked,
-//!   before a byte is given out.
-//! - No point of the log and no version is ever used for two writes, over restarts too.
-//! - A version older than one that a [`flush`](Shard::flush) made durable is never served again, nor is what
-//!   was removed before it. A purge is durable when it returns.
-//! - Mutators hold the writer's lock for their whole time; the state's lock is held for moments and never
-//!   over I/O. Order: writer, state.
+//! - A hit returns one complete version of one object: heads and frames identify their object, and are
+//!   checked before a byte is returned.
+//! - No point of the log and no version is used for two writes, across restarts too.
+//! - A version older than one that a [`flush`](Shard::flush) made durable is never served again, nor is an
+//!   object that was removed before the flush. A purge is durable when it returns.
+//! - Mutators hold the writer lock throughout; the state lock is held briefly and never over I/O. Lock order:
+//!   writer, state.
 
 mod admission;
 mod checkpoint;
@@ -42,7 +42,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use thiserror::Error;
 
-/// What went wrong with a store.
+/// Errors of a store.
 #[derive(Debug, Clone, Error)]
 pub enum StoreError {
     /// The device failed.
@@ -54,7 +54,7 @@ pub enum StoreError {
         /// Its name.
         device: String,
     },
-    /// There is a store already.
+    /// The device already holds a store.
     #[error("{device} holds a cache store already; --force makes a new one and loses what it holds")]
     StoreExists {
         /// Its name.
@@ -71,17 +71,17 @@ pub enum StoreError {
     /// The plan is out of bounds.
     #[error("{0}")]
     Plan(String),
-    /// The devices are not those of one cache.
+    /// The devices do not form one cache.
     #[error("{0}")]
     Devices(String),
     /// A key, its tags or its metadata are too long.
     #[error("{what} of {len} are more than the {most} that an object may have")]
     TooLong {
-        /// "a key", …
+        /// The part that is too long: "a key", …
         what: &'static str,
-        /// How long.
+        /// Its length in bytes.
         len: usize,
-        /// The bound.
+        /// The largest valid length.
         most: usize,
     },
     /// A range does not lie within the body.
@@ -100,32 +100,31 @@ pub enum StoreError {
     /// A stream got more or fewer bytes than it was opened for.
     #[error("the stream was opened for {expected} bytes and got {got}")]
     Length {
-        /// What was declared.
+        /// The declared length.
         expected: u64,
-        /// What came.
+        /// The bytes received.
         got: u64,
     },
-    /// The journal has no room: a checkpoint failed before.
+    /// The journal has no room: an earlier checkpoint failed.
     #[error("the journal is full")]
     JournalFull,
 }
 
-/// A clock that tells seconds since 1970.
+/// A clock that returns seconds since 1970.
 pub type Clock = Arc<dyn Fn() -> u64 + Send + Sync>;
 
-/// How a store is run; nothing of it is on the medium.
+/// Run-time options of a store; they are not stored on the medium.
 #[derive(Clone)]
 pub struct Options {
-    /// Which objects are written.
+    /// The choice of objects that are written.
     pub admission: Admission,
     /// Memory for hot objects, bytes.
     pub hot_bytes: usize,
-    /// What was put is durable after at most this, as long as puts or [`tick`](crate::Cache::tick)s come.
+    /// The longest time until a put object is durable, as long as puts or [`tick`](crate::Cache::tick)s come.
     pub flush_interval: Duration,
-    /// How much of a segment objects that were hit may take again when the log comes to where they lie; 0:
-    /// none.
+    /// Share of a segment that objects with hits may occupy again when the log overwrites them; 0: none.
     pub second_chance: f64,
-    /// Sets that `SetMemLru` keeps in memory instead of those the store was made for, as a share of all.
+    /// Share of the sets that `SetMemLru` keeps in memory, instead of the share that the store was made for.
     pub resident_share: Option<f64>,
     /// The time.
     pub clock: Clock,

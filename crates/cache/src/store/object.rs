@@ -1,12 +1,12 @@
-//! How an object lies on the medium: a head (fixed part, tags, key) with the first bytes of its content, and
-//! frames of up to 64 KiB with the rest. Every byte is checked, and every piece says whose it is. Parses
-//! hostile bytes.
+//! The layout of an object on the medium: a head (fixed part, tags, key) with the first bytes of its content,
+//! and frames of up to 64 KiB with the rest. Every byte is checked, and every piece identifies its object.
+//! Parses hostile bytes.
 
 use crate::hash::KeyHash;
 use std::ops::Range;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
-/// Begins every head.
+/// The first bytes of every head.
 const MAGIC: u32 = 0x6F43_7656;
 /// Bytes of the longest key.
 pub const KEY_MAX: usize = 2048;
@@ -14,7 +14,7 @@ pub const KEY_MAX: usize = 2048;
 pub const TAGS_MAX: usize = 16;
 /// Bytes of the longest metadata.
 pub const META_MAX: usize = 256 << 10;
-/// A head in the log, with the content beside it, takes at most this.
+/// The most bytes of a head in the log with the content beside it.
 pub const INLINE_BYTES: usize = 64 << 10;
 /// A frame on the medium.
 pub const FRAME_BYTES: usize = 64 << 10;
@@ -23,32 +23,32 @@ pub const FRAME_CONTENT: usize = FRAME_BYTES - size_of::<FrameHead>();
 /// Marks `Head::home` as a place in the Disk Table.
 pub const IN_TABLE: u64 = 1 << 63;
 
-/// The fixed part of a head. Little-endian (checked at compile time). `head_crc` covers the whole head but
+/// The fixed part of a head. Little-endian (checked at compile time). `head_crc` covers the whole head except
 /// itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct Head {
     magic: u32,
     head_crc: u32,
-    /// Which store wrote it.
+    /// The store that wrote it.
     pub store_id: u64,
-    /// The number of the write; later ones are greater. No two writes have the same.
+    /// The number of the write, unique and increasing.
     pub version: u64,
-    /// The point of the log it was written to, or its bin with [`IN_TABLE`].
+    /// The point of the log that it was written to, or its bin with [`IN_TABLE`].
     pub home: u64,
     /// The point of the log at which the frames begin.
     pub tail: u64,
     /// Bytes of the body.
     pub body_len: u64,
-    /// When it was written, seconds since 1970.
+    /// Time of the put, seconds since 1970.
     pub written_s: u64,
-    /// From when on it is not served; 0: never.
+    /// Expiry, seconds since 1970; 0: never.
     pub expires_s: u64,
     /// Bytes of metadata; they precede the body in the content.
     pub meta_len: u32,
     /// Bytes of content beside the head.
     pub inline_len: u32,
-    /// CRC-32C of them.
+    /// CRC-32C of these bytes.
     pub inline_crc: u32,
     /// Bytes of the key.
     pub key_len: u16,
@@ -63,7 +63,7 @@ const _: () = {
     assert!(size_of::<FrameHead>() == 16);
 };
 
-/// Begins each frame.
+/// The first bytes of each frame.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 struct FrameHead {
@@ -84,7 +84,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// A record not yet placed.
+    /// A record without a place.
     pub fn new(store_id: u64, version: u64, key: &[u8], tags: &[u64]) -> Self {
         let mut head = Head::new_zeroed();
         head.magic = MAGIC;
@@ -122,7 +122,7 @@ impl Record {
         out.extend_from_slice(inline);
     }
 
-    /// Appends the head alone; what it says of the content stays.
+    /// Appends the head alone; its lengths and checksum of the content stay.
     pub fn rewrite_head(&mut self, out: &mut Vec<u8>) {
         self.head.head_crc = 0;
         let start = out.len();
@@ -135,7 +135,7 @@ impl Record {
         out[start + 4..start + 8].copy_from_slice(&self.head.head_crc.to_le_bytes());
     }
 
-    /// Reads a head; `None` if these bytes are none of this store's, or damaged.
+    /// Reads a head; `None` if the bytes are not a head of this store, or damaged.
     pub fn parse(store_id: u64, bytes: &[u8]) -> Option<Self> {
         let (head, rest) = Head::read_from_prefix(bytes).ok()?;
         let (key_len, tag_count) = (usize::from(head.key_len), usize::from(head.tag_count));
@@ -160,14 +160,14 @@ impl Record {
         })
     }
 
-    /// The content beside the head, if it is whole. `bytes` begins with the head.
+    /// Returns the content beside the head, if it is complete and sound. `bytes` begins with the head.
     pub fn inline<'b>(&self, bytes: &'b [u8]) -> Option<&'b [u8]> {
         let start = self.head_bytes();
         let inline = bytes.get(start..start + self.head.inline_len as usize)?;
         (crc32c::crc32c(inline) == self.head.inline_crc).then_some(inline)
     }
 
-    /// Whether the record is of this key.
+    /// Whether the record belongs to this key.
     pub fn is_of(&self, key: &[u8]) -> bool {
         self.key == key
     }
@@ -178,7 +178,7 @@ pub const fn head_bytes(key_len: usize, tags: usize) -> usize {
     size_of::<Head>() + 8 * tags + key_len
 }
 
-/// Bytes that frames of so much content take.
+/// Bytes that the frames of `content` bytes take.
 pub const fn frames_bytes(content: u64) -> u64 {
     content + content.div_ceil(FRAME_CONTENT as u64) * size_of::<FrameHead>() as u64
 }
@@ -191,7 +191,8 @@ pub fn write_frame(version: u64, index: u32, content: &[u8], out: &mut Vec<u8>) 
     out.extend_from_slice(content);
 }
 
-/// The content of a frame of `len` content bytes; `None` if it is another's or damaged.
+/// Returns the content of a frame of `len` content bytes; `None` if it belongs to another object or is
+/// damaged.
 pub fn read_frame(version: u64, index: u32, bytes: &[u8], len: usize) -> Option<&[u8]> {
     let (head, rest) = FrameHead::read_from_prefix(bytes).ok()?;
     let content = rest.get(..len)?;
@@ -205,13 +206,13 @@ fn frame_crc(version: u64, index: u32, content: &[u8]) -> u32 {
     crc32c::crc32c_append(crc32c::crc32c_append(crc, &index.to_le_bytes()), content)
 }
 
-/// The frames that hold a range of the tail: indices.
+/// The indices of the frames that hold a range of the tail.
 pub fn frames_of(range: &Range<u64>) -> Range<u64> {
     let frame = FRAME_CONTENT as u64;
     range.start / frame..range.end.div_ceil(frame)
 }
 
-/// The bin a table record was written to, as `Head::home`.
+/// Encodes a bin of the Disk Table as `Head::home`.
 pub const fn home_in_table(bin: u64) -> u64 {
     bin | IN_TABLE
 }

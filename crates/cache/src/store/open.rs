@@ -1,4 +1,4 @@
-//! Making a store, and finding its state again after a clean stop, a kill or a power cut.
+//! Formatting a store, and recovering its state after a clean stop, a kill or a power cut.
 
 use super::admission::Door;
 use super::checkpoint::{self, CheckpointHead};
@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Who a device is among the devices of a cache.
+/// The identity of a device within a cache.
 #[derive(Debug, Clone, Copy)]
 pub struct Identity {
     /// The cache's number.
@@ -26,29 +26,29 @@ pub struct Identity {
     pub store_id: u64,
     /// The cache's secret.
     pub secret: [u8; 16],
-    /// Which device of how many.
+    /// The device's number, and the number of devices.
     pub device: (u8, u8),
     /// Upper ends of the devices' shares of hashes.
     pub shares: [u32; DEVICES_MAX],
 }
 
-/// What was found at a start.
+/// The result of a start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Opened {
     /// The store was closed before.
     pub clean: bool,
     /// Pages of the journal that were replayed.
     pub journal_pages: u64,
-    /// Pages of the journal of which only one copy was sound.
+    /// Pages of the journal with only one sound copy.
     pub healed_pages: u64,
     /// Pages of the index that were damaged; their sets are empty.
     pub damaged_pages: u64,
-    /// Everything, or everything older than something, was given up because of damage.
+    /// All objects, or all older than some version, were discarded because of damage.
     pub gave_up: bool,
 }
 
 impl Shard {
-    /// Makes a store on a device. What it held is lost.
+    /// Makes a store on a device. Existing data on it is lost.
     ///
     /// # Errors
     /// The plan does not fit; the device failed.
@@ -64,10 +64,10 @@ impl Shard {
         layout.device = identity.device.0;
         layout.device_count = u32::from(identity.device.1);
         layout.shares = identity.shares;
-        // An old superblock must not be found beside the new one.
+        // No old superblock may be found beside the new one.
         device.write_at(0, &vec![0; 2 * PAGE as usize])?;
         device.flush()?;
-        // Older checkpoints and journals are another store's by their number.
+        // Older checkpoints and journals carry another store's number.
         let mut head = checkpoint::head_of(1, 0, 0, LogPoint(0), 0, 0);
         head.clean = 1;
         checkpoint::write(device, &layout, head, &Purges::new(0), |_, _| {})?;
@@ -99,7 +99,7 @@ impl Shard {
             .max(checkpoint.map_or(0, |head| head.epoch));
         let mut epoch = seen + 1;
         if !both_copies && epoch % 2 == layout.epoch % 2 {
-            // The only sound superblock is not written over.
+            // Keeps the only sound superblock from being overwritten.
             epoch += 1;
         }
         let mut floor = checkpoint
@@ -121,7 +121,7 @@ impl Shard {
         let cold = checkpoint.is_none() || floor == epoch << 40;
         let (since, sequence) = match checkpoint {
             Some(checkpoint) if !cold => (checkpoint.journal, replay.sequence),
-            // Beyond whatever is left in the ring.
+            // Beyond any page left in the ring.
             _ => (epoch << 32, epoch << 32),
         };
         let state = new_state(&layout, &options, head, (index, waiting, purges));
@@ -135,7 +135,7 @@ impl Shard {
         let writer = new_writer(&layout, &options, head, version, journal, checkpoint);
         let shard = Self::from_parts(device, layout, options, state, writer);
         if cold {
-            // What was found damaged must not be looked at again.
+            // A new checkpoint keeps the next start from reading the damaged state again.
             let mut writer = shard.writer.lock();
             shard.checkpoint_locked(&mut writer, false)?;
             drop(writer);
@@ -144,7 +144,7 @@ impl Shard {
     }
 }
 
-/// The state of a store that was just opened.
+/// Builds the state of a store that was just opened.
 fn new_state(
     layout: &Superblock,
     options: &Options,
@@ -170,7 +170,7 @@ fn new_state(
     }
 }
 
-/// The writer of a store that was just opened.
+/// Builds the writer of a store that was just opened.
 fn new_writer(
     layout: &Superblock,
     options: &Options,
@@ -191,16 +191,16 @@ fn new_writer(
     }
 }
 
-/// What the medium of a store says, without opening it.
+/// Contents of a store's medium, read without opening the store.
 #[derive(Debug, Clone, Copy)]
 pub struct Inspection {
     /// The superblock.
     pub layout: Superblock,
-    /// What a start would find.
+    /// The result that a start would have.
     pub opened: Opened,
     /// Objects in the index; 0 for policies that keep none on the medium.
     pub objects: u64,
-    /// How far the log is written or promised, in units over all laps.
+    /// The point up to which the log is written or promised, in units over all laps.
     pub log_head: u64,
     /// Purges in force.
     pub purges: u64,
@@ -208,10 +208,10 @@ pub struct Inspection {
     pub index_bytes: u64,
 }
 
-/// Looks at a store; changes nothing, and another process may have it open (then it is as it was lately).
+/// Inspects a store without changing it. Another process may have it open; the result then is a recent state.
 ///
 /// # Errors
-/// There is none, or the device failed.
+/// There is no store, or the device failed.
 pub fn inspect(device: &dyn Device) -> Result<Inspection, StoreError> {
     let (layout, _) = Superblock::read(device)?;
     let mut found = load(device, &layout, None)?;
@@ -251,7 +251,7 @@ fn new_index(layout: &Superblock, resident_share: Option<f64>) -> Index {
     )
 }
 
-/// What the medium says.
+/// The state that the medium holds.
 struct Loaded {
     index: Index,
     waiting: Waiting,
@@ -304,7 +304,7 @@ fn load(device: &dyn Device, layout: &Superblock, resident_share: Option<f64>) -
     opened.gave_up = replay.floor > 0;
     replay.floor = replay.floor.max(folded);
     if purges_lost {
-        // It is not known what was purged.
+        // The purges are unknown.
         opened.gave_up = true;
         replay.floor = u64::MAX;
     }
@@ -321,7 +321,7 @@ fn load(device: &dyn Device, layout: &Superblock, resident_share: Option<f64>) -
     })
 }
 
-/// Fills the index from a checkpoint. Gives its purges, and how many of its pages were damaged.
+/// Fills the index from a checkpoint. Returns its purges, and the number of damaged pages.
 fn load_index(
     device: &dyn Device,
     layout: &Superblock,
@@ -349,7 +349,7 @@ fn load_index(
         }
     })?;
     for from in &damaged {
-        // Sets that are partly in a damaged page are emptied whole.
+        // A set that is partly in a damaged page is emptied.
         let first = from / set_bytes * set_bytes;
         let end = (from + super::layout::PAGE_CONTENT)
             .next_multiple_of(set_bytes)
@@ -365,7 +365,7 @@ fn load_index(
     Ok((purges, pages))
 }
 
-/// Does again what a change says.
+/// Applies a change to the index or the purges.
 fn apply(
     shape: Shape,
     layout: &Superblock,

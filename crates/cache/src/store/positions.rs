@@ -1,6 +1,5 @@
-//! Positions of `LogLru` that are not in memory: a file of five bytes a slot, and those that wait to be
-//! written to it. They are gathered and written in one sweep over the file, so that an object that is written
-//! costs no seek here.
+//! The position file: positions of `LogLru` that are not in memory, five bytes a slot. New positions wait in
+//! memory and are written in one sweep over the file, so that writing an object costs no seek here.
 
 use super::StoreError;
 use super::checkpoint::{seal, unseal};
@@ -12,10 +11,10 @@ use std::collections::BTreeMap;
 
 /// Bytes of a position and a prefetch length.
 const ENTRY: usize = 5;
-/// Pages of one read and write of a sweep.
+/// Pages that a sweep reads and writes at once.
 const SWEEP_PAGES: u64 = 256;
 
-/// Sets whose positions fit a page.
+/// Number of sets whose positions fit a page.
 pub const fn sets_a_page(shape: Shape) -> u64 {
     PAGE_CONTENT / (ENTRY * shape.ways()) as u64
 }
@@ -28,12 +27,12 @@ pub type SlotPosition = ((u32, u8), (u32, u8));
 pub struct Waiting(BTreeMap<(u32, u8), (u32, u8)>);
 
 impl Waiting {
-    /// Takes one in.
+    /// Adds a position.
     pub fn add(&mut self, set: u32, slot: usize, place: Place) {
         self.0.insert((set, slot as u8), (place.position, place.prefetch));
     }
 
-    /// A slot has no object any more whose position would be of use.
+    /// Drops the position of a slot whose object is gone or has its position in memory.
     pub fn forget(&mut self, set: u32, slot: usize) {
         self.0.remove(&(set, slot as u8));
     }
@@ -43,17 +42,18 @@ impl Waiting {
         self.0.get(&(set, slot as u8)).copied()
     }
 
-    /// How many wait.
+    /// Number of waiting positions.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// All that wait; the caller removes them with [`done`](Self::done) when they are written.
+    /// Returns all waiting positions; the caller removes them with [`done`](Self::done) when they are
+    /// written.
     pub fn copy(&self) -> Vec<SlotPosition> {
         self.0.iter().map(|(slot, position)| (*slot, *position)).collect()
     }
 
-    /// Removes what was written, unless it has changed meanwhile.
+    /// Removes positions that were written, except those that changed meanwhile.
     pub fn done(&mut self, written: &[SlotPosition]) {
         for (slot, position) in written {
             if self.0.get(slot) == Some(position) {
@@ -89,7 +89,7 @@ pub fn read(
     Ok(Some((position, entry[4])))
 }
 
-/// Writes positions (in order of set and slot) to the file, in one sweep. Gives the bytes written.
+/// Writes positions (in order of set and slot) to the file, in one sweep. Returns the bytes written.
 ///
 /// # Errors
 /// The device failed.
@@ -113,7 +113,7 @@ pub fn sweep(
         for (n, page) in bytes.chunks_exact_mut(PAGE as usize).enumerate() {
             let number = first + n as u64;
             if unseal(page, layout.store_id, None, number).is_none() {
-                // Never written, or damaged: position u32::MAX is none.
+                // A page that was never written, or is damaged: position u32::MAX stands for none.
                 page.fill(0xFF);
             }
             let from = mine.partition_point(|((set, _), _)| page_of(*set) < number);

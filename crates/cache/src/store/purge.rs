@@ -1,12 +1,12 @@
-//! What was purged: a version for each scope, below which its objects are gone. A purge costs the same
-//! whatever it covers.
+//! Purges: a version for each scope, below which its objects are discarded. The cost of a purge does not
+//! depend on the number of objects.
 
 use std::collections::HashMap;
 
 /// Bytes of a purge on the medium.
 pub const PACKED_BYTES: usize = 24;
 
-/// A set of objects that can be purged at once: a hash, and for a prefix of keys its length.
+/// A set of objects that can be purged at once: a hash, and for a key prefix its length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ScopeHash {
     /// The keyed hash of tag, host or prefix.
@@ -20,12 +20,12 @@ pub struct ScopeHash {
 pub struct Purges {
     most: usize,
     versions: HashMap<ScopeHash, u64>,
-    /// How many purged prefixes have each length.
+    /// Number of purged prefixes of each length.
     lengths: HashMap<u16, usize>,
 }
 
 impl Purges {
-    /// Room for `most`.
+    /// Room for `most` purges.
     pub fn new(most: usize) -> Self {
         Self {
             most,
@@ -33,17 +33,17 @@ impl Purges {
         }
     }
 
-    /// How many there are.
+    /// Number of purges.
     pub fn len(&self) -> usize {
         self.versions.len()
     }
 
-    /// Whether adding `scope` would be one too many.
+    /// Whether adding `scope` would exceed the room.
     pub fn is_full_for(&self, scope: ScopeHash) -> bool {
         self.versions.len() >= self.most && !self.versions.contains_key(&scope)
     }
 
-    /// Objects of `scope` with a version below `version` are gone.
+    /// Marks objects of `scope` with a version below `version` as purged.
     pub fn add(&mut self, scope: ScopeHash, version: u64) {
         let old = self.versions.insert(scope, version);
         if let Some(old) = old {
@@ -54,7 +54,7 @@ impl Purges {
         }
     }
 
-    /// Drops the older half; gives the version below which everything has to be gone instead.
+    /// Drops the older half; returns the version below which all objects have to be discarded instead.
     pub fn drop_older_half(&mut self) -> u64 {
         let mut versions: Vec<_> = self.versions.values().copied().collect();
         versions.sort_unstable();
@@ -65,7 +65,7 @@ impl Purges {
         middle
     }
 
-    /// Drops purges that `floor` makes needless.
+    /// Drops purges that `floor` makes redundant.
     pub fn forget_below(&mut self, floor: u64) {
         self.versions.retain(|_, version| *version >= floor);
         self.lengths.clear();
@@ -74,7 +74,7 @@ impl Purges {
         }
     }
 
-    /// Whether an object is gone. `prefix_hash` hashes the first bytes of its key.
+    /// Whether an object is purged. `prefix_hash` hashes the first bytes of its key.
     pub fn covers(&self, version: u64, tags: &[u64], key: &[u8], prefix_hash: impl Fn(&[u8]) -> u64) -> bool {
         let gone = |scope| self.versions.get(&scope).is_some_and(|&purged| version < purged);
         if self.versions.is_empty() {
@@ -92,7 +92,7 @@ impl Purges {
             })
     }
 
-    /// As bytes.
+    /// Returns the purges in their form on the medium.
     pub fn pack(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(self.versions.len() * PACKED_BYTES);
         for (scope, version) in &self.versions {
@@ -103,7 +103,7 @@ impl Purges {
         bytes
     }
 
-    /// From bytes.
+    /// Reads purges from their form on the medium.
     pub fn unpack(bytes: &[u8], most: usize) -> Self {
         let mut purges = Self::new(most);
         let number = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));

@@ -16,7 +16,7 @@ use lru::LruCache;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-/// What goes with an object.
+/// Metadata, tags, host and expiry of an object.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct PutOptions<'a> {
     /// Metadata, given back with the object; response headers for instance.
@@ -25,11 +25,11 @@ pub struct PutOptions<'a> {
     pub tags: &'a [&'a [u8]],
     /// A host by which it can be purged.
     pub host: Option<&'a [u8]>,
-    /// From when on it is not served, seconds since 1970; 0: never.
+    /// Expiry, seconds since 1970; 0: never.
     pub expires_s: u64,
 }
 
-/// What became of an object that was put.
+/// The outcome of a put.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PutOutcome {
     /// It is in the cache; durable after the next flush.
@@ -37,7 +37,7 @@ pub enum PutOutcome {
         /// The number of the write.
         version: u64,
     },
-    /// The admission policy did not want it. An older version is gone all the same.
+    /// The admission policy refused it. An older version is no longer served either.
     NotAdmitted,
     /// It is larger than half the log.
     TooLarge,
@@ -45,18 +45,19 @@ pub enum PutOutcome {
     Unavailable,
 }
 
-/// A slot of a set as `Basic` and `Set` remember it.
+/// A slot of a set as `Basic` and `Set` cache it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct SlotInfo {
     pub tag: u8,
     pub version: u64,
 }
 
-/// Sets that `Basic` and `Set` read last: the write that follows a miss needs no second read. No index: its
-/// size is fixed.
+/// Sets that `Basic` and `Set` read most recently: the write that follows a miss needs no second read. Not an
+/// index: its size is fixed.
 pub(super) struct Recent {
     sets: LruCache<u64, Vec<SlotInfo>>,
-    /// Count changes of sets, so that what was read before one is not taken for what is after it.
+    /// Counters of changes of sets, so that a read from before a change is not mistaken for the state after
+    /// it.
     changes: [u32; 256],
 }
 
@@ -89,7 +90,7 @@ pub(super) fn lives(lap: &Lap, shape: Shape, entry: &Entry) -> bool {
     }
 }
 
-/// One object on its way.
+/// An object to put.
 pub struct Item<'a> {
     /// Its whole key.
     pub key: &'a [u8],
@@ -97,12 +98,12 @@ pub struct Item<'a> {
     pub hash: KeyHash,
     /// Its body.
     pub body: &'a [u8],
-    /// What goes with it.
+    /// Its metadata, tags, host and expiry.
     pub options: PutOptions<'a>,
 }
 
 impl Shard {
-    /// Puts an object; an older version of it is gone from now on.
+    /// Puts an object; an older version of it is no longer served.
     ///
     /// # Errors
     /// `TooLong`. Errors of the device give it up, and the outcome says so.
@@ -110,11 +111,11 @@ impl Shard {
         Ok(self.put_related(std::slice::from_ref(item))?[0])
     }
 
-    /// Puts objects that will be asked for together. Policies with prefetch write them side by side, as far
-    /// as they fit a segment, so that one read brings them all.
+    /// Puts objects that will be requested together. Policies with prefetch write them side by side, as far
+    /// as they fit a segment, so that one read returns all of them.
     ///
     /// # Errors
-    /// `TooLong`, and none is put.
+    /// `TooLong`; no object is put then.
     pub fn put_related(&self, items: &[Item<'_>]) -> Result<Vec<PutOutcome>, StoreError> {
         for item in items {
             check_lengths(item.key, &item.options)?;
@@ -166,7 +167,7 @@ impl Shard {
         Ok(outcomes)
     }
 
-    /// What is due after something was put.
+    /// Does the flushes and checkpoints that are due after a put.
     pub(super) fn after_put(&self, writer: &mut Writer) -> Result<(), StoreError> {
         if self.state.lock().pending.len() >= PENDING_MAX {
             self.write_pending()?;
@@ -182,7 +183,7 @@ impl Shard {
         Stats::count(&self.stats.admitted_bytes, bytes as u64);
     }
 
-    /// Bytes in the log of all items, if they are several and are to be read together.
+    /// Bytes in the log of all items, if there are several and they are to be read together.
     fn group_bytes(&self, items: &[Item<'_>]) -> Option<u64> {
         if items.len() < 2 || !self.layout.shape().policy().prefetches() {
             return None;
@@ -244,13 +245,13 @@ impl Shard {
         })
     }
 
-    /// Blocks from one point to another, as an index entry keeps them: 0 if they are too many.
+    /// Blocks from one point to another, as an index entry keeps them: 0 if they exceed its eight bits.
     fn prefetch_blocks(&self, from: LogPoint, to: LogPoint) -> u8 {
         let bytes = (to.0 - from.0) * u64::from(self.layout.unit_bytes);
         u8::try_from(bytes.div_ceil(u64::from(self.layout.block_bytes))).unwrap_or(0)
     }
 
-    /// Enters an object in the log into the index.
+    /// Adds an object in the log to the index.
     pub(super) fn index_log(&self, writer: &mut Writer, hash: KeyHash, point: LogPoint, prefetch: u8) {
         let shape = self.layout.shape();
         let number = hash.set(self.layout.sets);
@@ -274,7 +275,7 @@ impl Shard {
         );
     }
 
-    /// Keeps what an insertion into a set changed: the set, the journal, the positions that left memory.
+    /// Records the effects of an insertion: the set, the journal entry, and positions that left memory.
     #[expect(
         clippy::too_many_arguments,
         reason = "one insertion, told once, from two places"
@@ -376,7 +377,7 @@ impl Shard {
         Ok(PutOutcome::Stored { version })
     }
 
-    /// Which bin of a set an object goes to: that of its old version, an empty one, or the oldest.
+    /// Chooses the bin of a set for an object: that of its old version, an empty one, or the oldest.
     fn choose_slot(&self, number: u64, tag: u8) -> Result<usize, StoreError> {
         for _ in 0..2 {
             {
@@ -392,11 +393,11 @@ impl Shard {
             }
             self.load_set(number)?;
         }
-        // Not reached: the writer's lock is held, so what was loaded stays.
+        // Not reached: the writer lock is held, so the loaded slots stay.
         Ok(0)
     }
 
-    /// Reads a set's bins and remembers what is in them, unless it changed meanwhile.
+    /// Reads a set's bins and caches their slots, unless the set changed meanwhile.
     pub(super) fn load_set(&self, number: u64) -> Result<Vec<u8>, StoreError> {
         let shape = self.layout.shape();
         let before = self.state.lock().recent.change_count(number);
@@ -438,7 +439,7 @@ impl Shard {
         Ok(bytes)
     }
 
-    /// Bins of a set that wait to be written, by slot.
+    /// Returns the waiting bins of a set, by slot.
     fn pending_of(&self, number: u64) -> Vec<(usize, Arc<Vec<u8>>)> {
         let ways = self.layout.shape().ways() as u64;
         let state = self.state.lock();
@@ -447,7 +448,7 @@ impl Shard {
             .collect()
     }
 
-    /// Writes the bins that wait, in order of place. They stay readable meanwhile.
+    /// Writes the waiting bins, in order of device offset. They stay readable meanwhile.
     pub(super) fn write_pending(&self) -> Result<(), StoreError> {
         let waiting: Vec<_> = {
             let state = self.state.lock();
@@ -463,7 +464,7 @@ impl Shard {
         }
         let mut state = self.state.lock();
         for (bin, block) in waiting {
-            // A reader that looked before the write finished must not take what it read for the present.
+            // A reader that began before the write finished must not cache its result as current.
             state.recent.changed(bin / self.layout.shape().ways() as u64);
             if state
                 .pending
@@ -476,8 +477,8 @@ impl Shard {
         Ok(())
     }
 
-    /// Removes an object. It is not served any more; durable after the next flush. With an index that keeps
-    /// no keys, another object with the same tag may go with it.
+    /// Removes an object. It is no longer served; durable after the next flush. With an index that keeps no
+    /// keys, another object with the same tag may be removed with it.
     ///
     /// # Errors
     /// The device failed; it is given up.
@@ -526,7 +527,7 @@ impl Shard {
             slots[slot] = SlotInfo::default();
         }
         if has_table {
-            // What a set is read from must not have it either.
+            // Clears the bin too: reading the set from disk must not find the object.
             let bin = number * self.layout.shape().ways() as u64 + slot as u64;
             state
                 .pending
@@ -542,7 +543,7 @@ impl Shard {
     }
 }
 
-/// A set as it is read from disk: the newest object is the one used last.
+/// Builds a set from the slots read from disk: the newest object counts as the most recently used one.
 fn set_of(shape: Shape, slots: &[SlotInfo]) -> Set {
     let mut set = Set::empty(shape);
     let mut order: Vec<_> = (0..slots.len()).filter(|&slot| slots[slot].tag != 0).collect();
@@ -559,7 +560,7 @@ fn write_frames(version: u64, rest: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// Whether an object's key and what goes with it are within bounds.
+/// Checks the lengths of a key, its tags and its metadata.
 pub(super) fn check_lengths(key: &[u8], options: &PutOptions<'_>) -> Result<(), StoreError> {
     let tags = options.tags.len() + usize::from(options.host.is_some());
     for (what, len, most) in [

@@ -1,4 +1,4 @@
-//! Walks over everything that a store holds: to list it, and to check every byte. Changes nothing.
+//! Walks over all objects of a store: to list them, and to check every byte. Changes nothing.
 
 use super::StoreError;
 use super::layout::Superblock;
@@ -9,7 +9,7 @@ use crate::hash::KeyHash;
 use crate::index::LogPoint;
 use std::sync::Arc;
 
-/// An object that a scan comes by.
+/// An object found by a scan.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObjectInfo {
     /// Its whole key.
@@ -20,20 +20,20 @@ pub struct ObjectInfo {
     pub body_len: u64,
     /// Bytes of its metadata.
     pub meta_len: u32,
-    /// When it was put, seconds since 1970.
+    /// Time of the put, seconds since 1970.
     pub written_s: u64,
-    /// From when on it is not served; 0: never.
+    /// Expiry, seconds since 1970; 0: never.
     pub expires_s: u64,
 }
 
-/// What a check found.
+/// The result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Damage {
-    /// Objects that are whole.
+    /// Objects that are intact.
     pub objects: u64,
     /// Bytes of their content.
     pub bytes: u64,
-    /// Objects that the index has, whose bytes are damaged.
+    /// Objects in the index whose bytes are damaged.
     pub damaged: u64,
 }
 
@@ -51,7 +51,7 @@ impl ObjectInfo {
 }
 
 impl Shard {
-    /// Calls `visit` for each object that would be found now. In order of place on the device; objects put
+    /// Calls `visit` for each object that a lookup would find. In order of device offset; objects put
     /// meanwhile may be missed.
     ///
     /// # Errors
@@ -64,7 +64,7 @@ impl Shard {
         })
     }
 
-    /// Reads every object to its last byte. Counts as no hit.
+    /// Reads every object to its last byte. Does not count as hits.
     ///
     /// # Errors
     /// The device failed.
@@ -113,7 +113,7 @@ impl Shard {
         Ok(true)
     }
 
-    /// Calls `visit` for each head on the device, and whether it is what a lookup of its key finds.
+    /// Calls `visit` for each head on the device, with whether a lookup of its key finds this head.
     fn each_record(&self, mut visit: impl FnMut(&Record, bool)) -> Result<(), StoreError> {
         if self.layout.shape().policy().has_table() {
             return self.each_in_table(visit);
@@ -125,7 +125,7 @@ impl Shard {
                 let state = self.state.lock();
                 (state.lap, state.segment.as_ref().map(|segment| segment.start.0))
             };
-            // The point of this piece of the device that can be live.
+            // The only live point of this piece of the device.
             let within = n * layout.segment_units();
             let head_lap = lap.head.0 / lap.units;
             let this = head_lap * lap.units + within;

@@ -1,4 +1,4 @@
-//! A device's store: its state in memory, and how it becomes durable.
+//! The store of one device: its state in memory, and its way to the medium.
 
 use super::journal::Journal;
 use super::layout::Superblock;
@@ -21,14 +21,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-/// Counters that tell whether a key was changed while it was read.
+/// Number of counters that detect changes of a key during a read.
 const MUTATIONS: usize = 256;
-/// Reads that fail before a device is given up.
+/// Failed reads after which a device is given up.
 const READ_ERRORS_MAX: u64 = 64;
-/// Blocks of the Disk Table that wait to be written.
+/// Waiting blocks of the Disk Table at which they are written.
 pub(super) const PENDING_MAX: usize = 64;
 
-/// What every call looks at, for moments.
+/// State that every call accesses, under a lock that is held briefly.
 pub(super) struct State {
     pub index: Index,
     pub lap: Lap,
@@ -40,14 +40,14 @@ pub(super) struct State {
     pub pending: BTreeMap<u64, Arc<Vec<u8>>>,
     /// Positions that are neither in the index nor in the file.
     pub waiting: Waiting,
-    /// What `Basic` and `Set` read last.
+    /// The sets that `Basic` and `Set` read most recently.
     pub recent: Recent,
     pub hot: Hot,
     pub purges: Purges,
-    /// Writes of lower versions are gone.
+    /// Objects with lower versions are discarded.
     pub floor: u64,
     pub mutations: [u32; MUTATIONS],
-    /// Hits do not change the order of use while a checkpoint is written.
+    /// Set while a checkpoint is written: hits do not change the order of use then.
     pub frozen: bool,
 }
 
@@ -63,16 +63,16 @@ impl State {
     }
 }
 
-/// What only mutators need.
+/// State that only mutators access.
 pub(super) struct Writer {
     pub version: u64,
     pub journal: Journal,
     pub checkpoint: u64,
     pub door: Door,
     pub last_flush: Instant,
-    /// Units of the log below this are promised durably.
+    /// Units of the log below this are durably promised.
     pub promised: u64,
-    /// Something was written since the last flush.
+    /// Whether anything was written since the last flush.
     pub dirty: bool,
     pub closed: bool,
 }
@@ -134,17 +134,17 @@ impl Shard {
         self.device.name()
     }
 
-    /// Counters since it was opened.
+    /// Counters since the store was opened.
     pub fn stats(&self) -> StatsSnapshot {
         self.stats.snapshot()
     }
 
-    /// Why the device was given up, if it was.
+    /// The reason why the device was given up, if it was.
     pub fn fault(&self) -> Option<String> {
         self.fault.lock().clone()
     }
 
-    /// Whether nothing is read and written any more.
+    /// Whether the device was given up, so that nothing is read or written any more.
     pub fn is_failed(&self) -> bool {
         self.failed.load(Ordering::Acquire)
     }
@@ -152,7 +152,7 @@ impl Shard {
     /// Bytes of memory that the index takes, and the positions that wait for the file.
     pub fn index_memory_bytes(&self) -> (u64, u64) {
         let state = self.state.lock();
-        // A node of a B-tree with eight bytes of key and eight of value, half of it full at worst.
+        // A B-tree node has eight bytes of key and eight of value, and is at worst half full.
         (state.index.memory_bytes(), state.waiting.len() as u64 * 32)
     }
 
@@ -161,7 +161,7 @@ impl Shard {
         self.state.lock().hot.bytes() as u64
     }
 
-    /// Objects that the index knows, and how many there is room for. Looks at every set.
+    /// Number of objects in the index, and its capacity. Looks at every set.
     pub fn fill(&self) -> (u64, u64) {
         let room = self.layout.sets * self.layout.shape().ways() as u64;
         let mut known = 0;
@@ -183,8 +183,8 @@ impl Shard {
         (self.options.clock)()
     }
 
-    /// The device is of no use any more: from now on everything is a miss. A mark is left, as well as the
-    /// device takes it, so that nothing outdated is found after a restart.
+    /// Gives the device up: every later lookup is a miss. Tries to mark the superblock, so that nothing
+    /// outdated is found after a restart.
     pub(super) fn fail(&self, error: &StoreError) {
         if self.failed.swap(true, Ordering::AcqRel) {
             return;
@@ -207,7 +207,7 @@ impl Shard {
         self.device.write_at(off, data)
     }
 
-    /// Makes everything that was put, removed and purged before durable. Durable when this returns.
+    /// Makes all earlier puts, removals and purges durable. Durable when this returns.
     ///
     /// # Errors
     /// The device failed; it is given up.
@@ -258,13 +258,13 @@ impl Shard {
         let promised = self.promise();
         self.device.flush()?;
         writer.journal.durable = writer.journal.sequence;
-        // Each page that was written promises this; see `write_journal`.
+        // Each written journal page promises at least this; see `write_journal`.
         writer.promised = writer.promised.max(promised);
         Ok(())
     }
 
-    /// How far the log is promised by a page written now: some segments ahead, so that few segments wait for
-    /// a flush.
+    /// The point up to which a page promises the log: some segments ahead, so that few segments have to wait
+    /// for a flush.
     fn promise(&self) -> u64 {
         let segments = self.layout.log.len / u64::from(self.layout.segment_bytes);
         let ahead = (segments / 256).clamp(1, 64) * self.layout.segment_units();
@@ -273,8 +273,8 @@ impl Shard {
 
     pub(super) fn write_journal(&self, writer: &mut Writer) -> Result<(), StoreError> {
         if self.layout.shape().policy().has_table() && !writer.journal.waiting.is_empty() {
-            // An entry must not become durable before its block: what a crash left in that bin might be an
-            // older version of the same key.
+            // An entry must not become durable before its block: after a crash the bin might hold an older
+            // version of the same key.
             self.write_pending()?;
             self.device.flush()?;
         }
@@ -288,7 +288,7 @@ impl Shard {
         Ok(())
     }
 
-    /// Sees to it that the log is durably promised up to `end` before anything is written there.
+    /// Promises the log durably up to `end`, before anything is written there.
     pub(super) fn ensure_promised(&self, writer: &mut Writer, end: u64) -> Result<(), StoreError> {
         if end > writer.promised {
             self.write_journal(writer)?;
@@ -298,7 +298,7 @@ impl Shard {
         Ok(())
     }
 
-    /// Brings the position file up to date.
+    /// Writes the waiting positions to the position file.
     pub(super) fn sweep(&self) -> Result<(), StoreError> {
         let waiting = self.state.lock().waiting.copy();
         if waiting.is_empty() {
@@ -318,7 +318,7 @@ impl Shard {
         Ok(())
     }
 
-    /// Writes the index to the medium. Everything before is durable then.
+    /// Writes the index to the medium. All earlier changes are durable then.
     pub(super) fn checkpoint_locked(&self, writer: &mut Writer, clean: bool) -> Result<(), StoreError> {
         self.write_open_segment()?;
         self.write_pending()?;
@@ -370,7 +370,7 @@ impl Shard {
         policy.has_index() && policy != Policy::SetMemLru
     }
 
-    /// Flushes, if the interval has gone by since the last time.
+    /// Flushes, if the flush interval has passed since the last flush.
     ///
     /// # Errors
     /// As [`flush`](Self::flush).
@@ -379,7 +379,7 @@ impl Shard {
         if due { self.flush() } else { Ok(()) }
     }
 
-    /// Flushes and writes a checkpoint, so that the next start is quick. Nothing is put afterwards.
+    /// Flushes and writes a checkpoint, so that the next start is quick. Later puts are refused.
     ///
     /// # Errors
     /// The device failed.
@@ -392,8 +392,8 @@ impl Shard {
         self.guarded(&mut writer, |shard, writer| shard.checkpoint_locked(writer, true))
     }
 
-    /// Purges a scope: what was put into it before is gone. Durable when this returns; costs the same
-    /// whatever it covers.
+    /// Purges a scope: objects put into it earlier are discarded. Durable when this returns; the cost does
+    /// not depend on the number of objects.
     ///
     /// # Errors
     /// The device failed.
@@ -422,7 +422,7 @@ impl Shard {
             });
             writer.dirty = true;
             shard.flush_locked(writer)?;
-            // The floor is in checkpoints only.
+            // Only checkpoints hold the floor.
             if folded {
                 shard.checkpoint_locked(writer, false)
             } else {
@@ -447,8 +447,8 @@ impl Shard {
         })
     }
 
-    /// Keeps this share of the sets of `SetMemLru` in memory from now on; at a half it becomes `SetMem`.
-    /// While it runs.
+    /// Keeps this share of the sets of `SetMemLru` in memory while the store runs; at a half the policy
+    /// becomes `SetMem`.
     pub fn set_resident_share(&self, share: f64) {
         let _writer = self.writer.lock();
         let (shape, sets) = (self.layout.shape(), self.layout.sets);
@@ -459,7 +459,7 @@ impl Shard {
 
 impl Drop for Shard {
     fn drop(&mut self) {
-        // Whoever wants to know of errors calls `close`.
+        // Callers that need the error call `close` themselves.
         let _ = self.close();
     }
 }

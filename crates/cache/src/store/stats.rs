@@ -1,10 +1,10 @@
-//! What a store counts.
+//! Counters of a store.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
-        /// Counters of a store, alive.
+        /// Live counters of a store.
         #[derive(Debug, Default)]
         pub struct Stats { $(pub(super) $name: AtomicU64,)* }
 
@@ -13,14 +13,14 @@ macro_rules! counters {
         pub struct StatsSnapshot { $($(#[$doc])* pub $name: u64,)* }
 
         impl Stats {
-            /// The counters now.
+            /// Returns the present values.
             pub fn snapshot(&self) -> StatsSnapshot {
                 StatsSnapshot { $($name: self.$name.load(Ordering::Relaxed),)* }
             }
         }
 
         impl StatsSnapshot {
-            /// Adds another store's.
+            /// Adds the counters of another store.
             pub fn add(&mut self, other: &Self) {
                 $(self.$name += other.$name;)*
             }
@@ -36,11 +36,11 @@ macro_rules! counters {
 counters! {
     /// Lookups that found their object.
     hits,
-    /// Of these, from memory: hot or prefetched objects.
+    /// Hits served from memory: hot or prefetched objects.
     memory_hits,
-    /// Lookups that did not.
+    /// Lookups that found no object.
     misses,
-    /// Lookups whose tag was that of another key.
+    /// Lookups whose tag belonged to another key.
     false_matches,
     /// Objects or frames that were damaged.
     damaged,
@@ -48,15 +48,15 @@ counters! {
     outdated,
     /// Objects put.
     puts,
-    /// Of these, written.
+    /// Objects put and written.
     admitted,
     /// Bytes of keys, metadata and bodies that were written for puts.
     admitted_bytes,
-    /// Bytes written to the device, for whatever reason.
+    /// Bytes written to the device, for any reason.
     written_bytes,
-    /// Objects written again at the log's end because they had been hit.
+    /// Objects written again at the log's end because they had hits.
     second_chances,
-    /// Objects read beside the one asked for.
+    /// Related objects read together with the requested one.
     prefetched,
     /// Objects removed.
     removed,

@@ -1,5 +1,5 @@
-//! Objects that are too large for one gathered write: their place is reserved, their frames go straight to
-//! the device, and they are entered into the index when they are whole. Other puts go on meanwhile.
+//! Objects that are too large for one gathered write: their room is reserved, their frames go straight to the
+//! device, and they enter the index when they are complete. Other puts proceed meanwhile.
 
 use super::StoreError;
 use super::log::in_units;
@@ -11,10 +11,10 @@ use crate::hash::KeyHash;
 use crate::index::LogPoint;
 use std::sync::Arc;
 
-/// Bytes written to the device at once: whole frames.
+/// Frames written to the device at once.
 const WRITE_FRAMES: usize = 16;
 
-/// Where the parts of a large object go.
+/// The parts of a large object that is being put.
 struct Large {
     record: Record,
     /// Bytes beside the head.
@@ -23,14 +23,14 @@ struct Large {
     /// Content of the frames that are being filled.
     frames: Vec<u8>,
     next_frame: u32,
-    /// Where the next frame goes on the device.
+    /// Device offset of the next frame.
     off: u64,
     content_len: u64,
     got: u64,
 }
 
-/// An object that is being put piece by piece. Nothing of it is served before [`finish`](Self::finish);
-/// dropped before, it never was.
+/// An object that is being put piece by piece. None of it is served before [`finish`](Self::finish); it is
+/// discarded if it is dropped earlier.
 pub struct PutStream {
     shard: Arc<Shard>,
     key: Vec<u8>,
@@ -40,20 +40,20 @@ pub struct PutStream {
 }
 
 enum Kind {
-    /// Gathered in memory, put at the end.
+    /// Gathered in memory and put at the end.
     Small {
         body: Vec<u8>,
         options: Owned,
     },
     Large(Box<Large>),
-    /// Not admitted, too large, or no device: bytes are counted only.
+    /// Not admitted, too large, or no device: bytes are only counted.
     Refused {
         outcome: PutOutcome,
         got: u64,
     },
 }
 
-/// [`PutOptions`] that outlive the call.
+/// [`PutOptions`] in owned form.
 struct Owned {
     meta: Vec<u8>,
     tags: Vec<Vec<u8>>,
@@ -107,7 +107,7 @@ impl Shard {
         }
         let admitted = writer.door.admits(hash);
         let begun = self.guarded(&mut writer, |shard, writer| {
-            // The old version goes now: a stream that is cut off must not leave it.
+            // Removes the old version first: a stream that breaks off must not leave it.
             shard.remove_for_stream(writer, key, hash)?;
             if !admitted {
                 return Ok(Err(PutOutcome::NotAdmitted));
@@ -125,7 +125,7 @@ impl Shard {
         }
     }
 
-    /// Reserves the room of a large object.
+    /// Reserves room for a large object.
     fn reserve_for(
         &self,
         writer: &mut Writer,
@@ -160,7 +160,7 @@ impl Shard {
         })))
     }
 
-    /// A large object whose bytes are all there.
+    /// Puts a large object after all its bytes were written.
     pub(super) fn put_large(
         &self,
         writer: &mut Writer,
@@ -187,8 +187,7 @@ impl Shard {
         hash: KeyHash,
     ) -> Result<PutOutcome, StoreError> {
         large.write_frames(self)?;
-        // It may have taken so long that the log has come round; then its frames are overwritten, and nobody
-        // is told of them.
+        // If the put took so long that the log has overwritten the frames, the object is not indexed.
         let alive = {
             let lap = self.state.lock().lap;
             lap.head.0 <= large.record.head.tail + lap.units
@@ -216,7 +215,7 @@ impl Shard {
 }
 
 impl Large {
-    /// Takes content in, in order.
+    /// Takes the next bytes of the content.
     fn take(&mut self, shard: &Shard, mut bytes: &[u8]) -> Result<(), StoreError> {
         self.got += bytes.len() as u64;
         if self.inline.len() < self.inline_len {
@@ -257,7 +256,7 @@ impl PutStream {
     /// Takes the next bytes of the body.
     ///
     /// # Errors
-    /// `Length`, when there are more than were declared; the stream is of no use then.
+    /// `Length`, when the bytes exceed the declared length; the stream is unusable then.
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
         let got = self.got() + bytes.len() as u64;
         if got > self.body_len {
@@ -295,10 +294,10 @@ impl PutStream {
         }
     }
 
-    /// Puts the object, now that its bytes are there.
+    /// Puts the object after all its bytes were written.
     ///
     /// # Errors
-    /// `Length`, when there are fewer bytes than were declared; nothing is put then.
+    /// `Length`, when there are fewer bytes than declared; nothing is put then.
     pub fn finish(self) -> Result<PutOutcome, StoreError> {
         let (got, expected) = (self.got(), self.body_len);
         if got != expected {

@@ -6,7 +6,7 @@ use crate::{Generation, Ino, InodeKey, NAME_MAX, SYMLINK_MAX, TimeNs, XATTR_VALU
 use std::mem::size_of;
 use zerocopy::little_endian::{I64, U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
-/// What a `fallocate` does (`offset` and `len` in bytes).
+/// Kind of a `fallocate` (`offset` and `len` in bytes).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum FallocateMode {
@@ -23,7 +23,7 @@ pub enum FallocateMode {
 }
 
 impl FallocateMode {
-    /// The mode with this number.
+    /// Returns the mode with this number.
     #[must_use]
     pub const fn from_u32(raw: u32) -> Option<Self> {
         Some(match raw {
@@ -46,7 +46,7 @@ impl FallocateMode {
 /// New attributes; those outside `mask` are ignored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct SetAttr {
-    /// Which ones to set.
+    /// The attributes to set.
     pub mask: SetAttrMask,
     /// Permission, set-id and sticky bits.
     pub mode: u32,
@@ -85,7 +85,7 @@ pub enum LogOp<'a> {
     Fallocate {
         /// File.
         key: InodeKey,
-        /// What to do.
+        /// Kind of change.
         mode: FallocateMode,
         /// First byte.
         offset: u64,
@@ -149,7 +149,7 @@ pub enum LogOp<'a> {
         dir: InodeKey,
         /// Name.
         name: &'a [u8],
-        /// What it names.
+        /// The inode of the name.
         key: InodeKey,
     },
     /// `key` moves from (`dir`, `name`) to (`new_dir`, `new_name`).
@@ -158,13 +158,13 @@ pub enum LogOp<'a> {
         dir: InodeKey,
         /// Old name.
         name: &'a [u8],
-        /// What moves.
+        /// The inode that moves.
         key: InodeKey,
         /// New directory.
         new_dir: InodeKey,
         /// New name.
         new_name: &'a [u8],
-        /// What stood at the new name: replaced, or exchanged. `None`: nothing.
+        /// The inode at the new name, to be replaced or exchanged. `None`: there is none.
         victim: Option<InodeKey>,
         /// Exchange the two names.
         exchange: bool,
@@ -176,7 +176,7 @@ pub enum LogOp<'a> {
     },
 }
 
-/// Why bytes are not an operation.
+/// Reason why bytes are not an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum LogFormatError {
     /// Unknown operation number.
@@ -191,7 +191,7 @@ pub enum LogFormatError {
         /// Operation number.
         op: u8,
     },
-    /// A field has a value that no writer makes.
+    /// A field has a value that is never written.
     #[error("bad value in operation {op}")]
     BadValue {
         /// Operation number.
@@ -247,14 +247,14 @@ struct RenameBody {
 /// Most bytes of a body.
 pub const BODY_MAX: usize = size_of::<CreateBody>() + NAME_MAX + SYMLINK_MAX + size_of::<RenameBody>();
 
-/// Whether so many bytes from `offset` on lie within the largest file.
+/// Whether `len` bytes from `offset` on lie within the largest file.
 fn ends_in_file(offset: u64, len: usize) -> bool {
     let end = offset.checked_add(len as u64);
     end.is_some_and(|end| end <= crate::FILE_SIZE_MAX)
 }
 
 impl<'a> LogOp<'a> {
-    /// Number of the operation.
+    /// Returns the number of the operation.
     #[must_use]
     pub const fn code(&self) -> OpCode {
         match self {
@@ -273,7 +273,7 @@ impl<'a> LogOp<'a> {
         }
     }
 
-    /// The bytes that go after the body: a write's data or an attribute's value.
+    /// Returns the bytes after the body: a write's data or an attribute's value.
     #[must_use]
     pub const fn data(&self) -> &'a [u8] {
         match self {
@@ -365,8 +365,8 @@ impl<'a> LogOp<'a> {
         }
     }
 
-    /// The inode that the operation is about; for name operations the (old) directory and what the name
-    /// names.
+    /// Returns the inode that the operation is about, and 0. For name operations returns the (old) directory,
+    /// and the number of the inode that the name refers to.
     #[must_use]
     pub const fn subject(&self) -> (InodeKey, u64) {
         match *self {
@@ -377,7 +377,7 @@ impl<'a> LogOp<'a> {
         }
     }
 
-    /// The header's `ino`, `generation` and `offset` for this operation.
+    /// Returns the header's `ino`, `generation` and `offset` for this operation.
     const fn header_fields(&self) -> (InodeKey, u64) {
         match *self {
             Self::Noop => (InodeKey::new(0, 0), 0),
@@ -394,7 +394,8 @@ impl<'a> LogOp<'a> {
         }
     }
 
-    /// Header of an entry with this operation, its checksum still 0 (see [`entry_crc`](super::entry_crc)).
+    /// Builds the header of an entry with this operation, its checksum still 0 (see
+    /// [`entry_crc`](super::entry_crc)).
     #[must_use]
     pub fn header(&self, meta: &EntryMeta, body_len: usize) -> EntryHeader {
         let (key, offset) = self.header_fields();
@@ -420,11 +421,11 @@ impl<'a> LogOp<'a> {
         }
     }
 
-    /// As [`parse`](Self::parse) of a write whose bytes are not at hand: the operation without them, if it
-    /// can be one.
+    /// Parses a write whose bytes are not available, as [`parse`](Self::parse) would. Returns the operation
+    /// without its bytes, if the header is that of a write.
     ///
     /// # Errors
-    /// What no writer would have written; `UnknownOp` for what is no write.
+    /// Names a value that is never written; `UnknownOp` for other operations.
     pub fn parse_write(header: &EntryHeader) -> Result<Self, LogFormatError> {
         let known = EntryFlags::from_bits(header.flags).ok_or(LogFormatError::UnknownFlags(header.flags))?;
         if known.contains(EntryFlags::OUT_OF_LINE) {
@@ -451,10 +452,10 @@ impl<'a> LogOp<'a> {
         })
     }
 
-    /// Parses the operation of an entry whose checksum was right. Trusts nothing.
+    /// Parses the operation of an entry whose checksum was right. Validates every field.
     ///
     /// # Errors
-    /// A [`LogFormatError`] that says what no writer would have written.
+    /// A [`LogFormatError`] that names a value that is never written.
     pub fn parse(header: &EntryHeader, payload: &'a [u8]) -> Result<Self, LogFormatError> {
         let code = OpCode::from_u8(header.op).ok_or(LogFormatError::UnknownOp(header.op))?;
         let known = EntryFlags::from_bits(header.flags).ok_or(LogFormatError::UnknownFlags(header.flags))?;

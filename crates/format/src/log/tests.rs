@@ -1,4 +1,4 @@
-//! Every operation comes back as it was written; what no writer makes is refused.
+//! Every operation survives encoding and parsing; malformed bytes are refused.
 #![allow(clippy::unwrap_used)]
 use super::*;
 use crate::InodeKey;

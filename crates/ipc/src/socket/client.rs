@@ -51,10 +51,10 @@ struct Pending {
     gone: Option<String>,
 }
 
-/// A way to the daemon for one call at a time.
+/// A connection to the daemon for one call at a time.
 struct Line {
     stream: UnixStream,
-    /// Held by the call that uses it; what answers are read into.
+    /// Buffer for answers, locked by the call that uses the line.
     buffer: Mutex<Vec<u8>>,
 }
 
@@ -88,7 +88,7 @@ impl Shared {
         }
     }
 
-    /// A call by the line, which is the caller's.
+    /// Makes a call over the line, which the caller holds.
     fn call_alone(&self, line: &Line, buffer: &mut Vec<u8>, request: Request) -> Answer {
         let bytes = match wire::encode(&CallFrame { id: 0, request }) {
             Ok(bytes) => bytes,
@@ -135,7 +135,7 @@ impl Shared {
     }
 }
 
-/// A session's link over a Unix socket. Its drop closes the connection, which ends the session.
+/// A session's link over a Unix socket. Dropping it closes the connection, which ends the session.
 pub struct SocketLink {
     shared: Arc<Shared>,
     reader: Option<std::thread::JoinHandle<()>>,
@@ -236,8 +236,8 @@ impl Drop for SocketLink {
 /// Connects to the daemon at `path` and opens a session.
 ///
 /// # Errors
-/// `Gone` when nobody listens there; EACCES when the socket is not for this user, which no waiting changes;
-/// else what the daemon answers.
+/// `Gone` when no process listens there; EACCES when the socket does not admit this user, which waiting
+/// cannot change; else the daemon's error.
 pub fn connect(path: &Path, hello: Hello) -> Result<(SocketLink, Welcome, Descriptors), IpcError> {
     let gone = |error: io::Error| match error.kind() {
         io::ErrorKind::InvalidData => IpcError::Protocol(error.to_string()),
@@ -275,10 +275,10 @@ pub fn connect(path: &Path, hello: Hello) -> Result<(SocketLink, Welcome, Descri
     Ok((link, welcome, descriptors))
 }
 
-/// Asks the daemon at `path` an operator's question; answers its JSON.
+/// Sends an operator's request to the daemon at `path`; returns its JSON answer.
 ///
 /// # Errors
-/// `Gone` when nobody listens there; else what the daemon answers.
+/// `Gone` when no process listens there; else the daemon's error.
 pub fn admin(path: &Path, request: Admin) -> Result<String, IpcError> {
     let gone = |error: io::Error| IpcError::Gone(format!("{}: {error}", path.display()));
     let stream = UnixStream::connect(path).map_err(gone)?;

@@ -1,12 +1,12 @@
-//! The Unix-socket transport. Owns connections, threads and descriptor passing; refuses to know what requests
-//! mean.
+//! The Unix-socket transport. Owns connections, threads and descriptor passing; refuses to know the meaning
+//! of requests.
 //!
-//! One connection carries one session: calls with numbers, so that many wait at once, and upcalls the other
-//! way. The end of either process closes the connection, which the other side sees at once.
+//! One connection carries one session: numbered calls, so that many can wait at once, and upcalls in the
+//! other direction. The end of either process closes the connection, which the other side sees at once.
 //!
 //! Beside it each session has a *line*, a pair of sockets for one call at a time: the calling thread itself
-//! sends the request and reads the answer, one thread of the daemon takes and answers it, and nobody else is
-//! woken. A call that finds the line busy goes by the connection.
+//! sends the request and reads the answer, one thread of the daemon receives and answers it, and no other
+//! thread is woken. A call that finds the line busy uses the connection.
 
 mod client;
 mod server;
@@ -16,9 +16,10 @@ pub use server::{Server, ServerOptions};
 
 use crate::Request;
 
-/// Most calls of one session that may wait in the daemon at once; a client queues its own beyond that.
+/// Most calls of one session that may wait in the daemon at once; a client queues further calls itself.
 pub(crate) const WAITING_MAX: usize = 32;
-/// Most threads that the daemon spends on one session: there is always one to take what others wait for.
+/// Most threads that the daemon spends on one session: one is always free to receive the request that waiting
+/// ones depend on.
 pub(crate) const WORKERS_MAX: usize = WAITING_MAX + 8;
 
 /// Whether the daemon may make this request wait for another client or for a digest.
@@ -63,10 +64,10 @@ mod mask {
     pub(super) const LOG: u8 = 2;
     pub(super) const LOG_BACKING: u8 = 4;
     pub(super) const NVM: u8 = 8;
-    /// The client's end of the line: the transport's own.
+    /// The client's end of the line, used by the transport itself.
     pub(super) const LINE: u8 = 16;
     pub(super) const VERIFIED: u8 = 32;
-    /// How many kinds there are.
+    /// Number of kinds.
     pub(super) const KINDS: usize = 6;
 }
 

@@ -1,9 +1,9 @@
 //! The daemon's end: a listener and, for each connection, a few threads.
 //!
-//! The threads of a connection take turns at reading: the one that has a request hands the turn on (to an
-//! idle thread, or to a new one while there are fewer than [`WORKERS_MAX`]) before it carries the request
-//! out. So a request that waits never keeps another from being read, and a connection costs a bounded number
-//! of threads whatever its client sends.
+//! The threads of a connection take turns at reading: the one that has received a request passes the turn on
+//! (to an idle thread, or to a new one while there are fewer than [`WORKERS_MAX`]) before it carries the
+//! request out. A waiting request thus never keeps another from being read, and a connection costs a bounded
+//! number of threads whatever its client sends.
 
 use super::{WAITING_MAX, WORKERS_MAX, mask, may_wait};
 use crate::sync::{Mutex, lock};
@@ -24,10 +24,10 @@ use varve_format::SessionId;
 /// Bounds of a [`Server`].
 #[derive(Debug, Clone, Copy)]
 pub struct ServerOptions {
-    /// Most connections at once; a quarter is kept for root and the daemon's own user. Each other user has a
-    /// quarter at most.
+    /// Most connections at once; a quarter is reserved for root and the daemon's own user. Each other user
+    /// gets a quarter at most.
     pub connections_max: usize,
-    /// Time for a new connection's first message (all of it), and for a client to take what is written to it.
+    /// Time limit for a new connection's whole first message, and for a client to receive data written to it.
     pub patience: Duration,
 }
 
@@ -65,7 +65,7 @@ impl Drop for ThreadCount {
     }
 }
 
-/// A running server; [`stop`](Self::stop) or its drop ends it.
+/// A running server; [`stop`](Self::stop) or dropping it ends it.
 pub struct Server {
     pub(super) shared: Arc<Shared>,
     listener: Arc<UnixListener>,
@@ -76,7 +76,7 @@ impl Server {
     /// Serves `service` on `listener`.
     ///
     /// # Errors
-    /// When no thread can be made.
+    /// If a thread cannot be started.
     pub fn start(
         listener: UnixListener,
         service: Arc<dyn Service>,
@@ -101,14 +101,14 @@ impl Server {
         })
     }
 
-    /// Connections at the moment.
+    /// Current number of connections.
     #[must_use]
     pub fn connections(&self) -> usize {
         lock(&self.shared.connections).len()
     }
 
-    /// Takes no more connections, closes those there are, and waits up to `patience` for requests under way
-    /// to end. Answers whether all threads ended.
+    /// Accepts no more connections, closes the existing ones, and waits up to `patience` for requests under
+    /// way to end. Returns whether all threads ended.
     pub fn stop(mut self) -> bool {
         self.close();
         let until = Instant::now() + self.shared.options.patience;
@@ -123,7 +123,7 @@ impl Server {
 
     fn close(&mut self) {
         self.shared.stopping.store(true, Ordering::Release);
-        // A shut listening socket makes `accept` return.
+        // A listening socket that is shut down makes `accept` return.
         let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
         if let Some(acceptor) = self.acceptor.take() {
             let _ = acceptor.join();
@@ -140,7 +140,7 @@ impl Drop for Server {
     }
 }
 
-/// Whether one more connection of `uid` is taken beside those of `users`, where there are `most`.
+/// Whether one more connection of `uid` is accepted beside those of `users`, with a limit of `most`.
 pub(super) fn has_room(users: impl Iterator<Item = u32>, uid: u32, privileged: bool, most: usize) -> bool {
     let (mut all, mut own) = (0, 0);
     for user in users {
@@ -166,7 +166,7 @@ fn accept_all(shared: &Arc<Shared>, listener: &UnixListener) {
             Ok((stream, _)) => stream,
             Err(error) => {
                 tracing::warn!("cannot accept a connection: {error}");
-                // Out of descriptors, most likely: let some close.
+                // Probably out of descriptors: let some close.
                 std::thread::sleep(Duration::from_millis(20));
                 continue;
             }
@@ -215,7 +215,7 @@ fn accept_all(shared: &Arc<Shared>, listener: &UnixListener) {
     }
 }
 
-/// Reads until a moment, however many bytes come one by one.
+/// A reader with a deadline, however slowly the bytes arrive.
 struct Hurried<'s> {
     stream: &'s UnixStream,
     until: Instant,
@@ -232,7 +232,7 @@ impl Read for Hurried<'_> {
     }
 }
 
-/// First message of a connection, then its life; returns when the connection is over.
+/// Handles the first message of a connection, then its calls; returns when the connection is over.
 fn greet(shared: &Arc<Shared>, stream: &Arc<UnixStream>, peer: Peer) {
     let mut stream_ref = &**stream;
     loop {
@@ -381,7 +381,7 @@ fn send_opened(stream: &UnixStream, opened: Opened, line: &UnixStream) -> io::Re
     (&*stream).write_all(&bytes[sent..])
 }
 
-/// Sends an answer; whether the connection goes on.
+/// Sends an answer. Returns whether the connection goes on.
 fn answer(
     id: u64,
     result: Result<Response, IpcError>,
@@ -399,10 +399,11 @@ fn answer(
 }
 
 impl Connection {
-    /// Takes turns at reading and carries requests out, until the connection is over or there are idle
-    /// threads enough. The first worker stays to the end.
+    /// Takes turns at reading and carries requests out, until the connection is over or enough threads are
+    /// idle. The first worker stays to the end.
     fn work(self: &Arc<Self>, first: bool) {
-        // One that was added counts from then on: else the next request would add another while it comes up.
+        // An added worker counts as idle from its start: else the next request would add another while it
+        // comes up.
         let mut counted = !first;
         loop {
             if !std::mem::take(&mut counted) {
@@ -436,8 +437,8 @@ impl Connection {
         self.workers.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Carries out what comes by the line, one request after another. A client that closes its end goes on by
-    /// the connection.
+    /// Carries out the requests that arrive on the line, one after another. If the client closes its end, the
+    /// session goes on over the connection.
     fn work_alone(&self) {
         let mut buffer = Vec::new();
         let write = |frame: &ServerFrame| wire::write(&self.line, frame);
@@ -479,8 +480,8 @@ impl Connection {
         }
     }
 
-    /// Carries out one that came by the connection, of which only so many may wait. Answers whether the
-    /// connection goes on.
+    /// Carries out a request from the connection, of which at most [`WAITING_MAX`] may wait. Returns whether
+    /// the connection goes on.
     fn carry_out(&self, frame: CallFrame) -> bool {
         let CallFrame { id, request } = frame;
         let result = match request {
@@ -514,7 +515,7 @@ impl Connection {
                         self.end();
                     }
                 }
-                // The session is over; answers under way still go out, the client closes.
+                // The session is over; answers under way are still sent, and the client closes.
                 Err(_) => return,
             }
         }

@@ -191,7 +191,7 @@ fn calls_one_after_another_need_few_threads() {
         assert_eq!(missing, Err(IpcError::Errno(libc::ENOENT)));
         most = most.max(server.shared.threads.load(std::sync::atomic::Ordering::Acquire));
     }
-    // The first, one that takes turns with it, one for upcalls, and one that is on its way in or out.
+    // The first worker, one that takes turns with it, one for upcalls, and one that is starting or ending.
     assert!(most <= 5, "{most} threads");
     assert!(server.stop());
 }
@@ -279,7 +279,7 @@ fn more_waiting_calls_than_the_bound_queue_in_the_client() {
             })
         })
         .collect();
-    // Those of the connection, and the one that has the line.
+    // The waiting calls of the connection, and the one on the line.
     toy.wait_until(|state| state.waiting == super::WAITING_MAX + 1);
     link.call(Request::SharingAck).unwrap();
     for waiter in waiters {
@@ -354,7 +354,7 @@ fn connection_ends_when_its_first_message_comes_byte_by_byte() {
         ..ServerOptions::default()
     });
     let mut raw = UnixStream::connect(&path).unwrap();
-    // Each byte comes in time, the message never does.
+    // Each byte arrives in time, the whole message never does.
     let ended = (0..2000).any(|_| {
         std::thread::sleep(Duration::from_millis(30));
         raw.write_all(&[1]).is_err()

@@ -1,11 +1,11 @@
-//! A large allocation that the daemon does for a client: in as many records as it needs, and undone when one
-//! of them finds no space. Knows nothing of rights and promises.
+//! Large allocations that the daemon does for a client: they take as many records as needed, and are undone
+//! when a record finds no space. Knows nothing of rights and reservations.
 //!
 //! # Invariants
 //! 1. *All or nothing, unless the machine fails.* The holes of the range are noted before the first record; a
 //!    failure makes them holes again. The size changes in the last record alone, with the operation itself. A
 //!    crash in between leaves blocks allocated that read as zeros.
-//! 2. *No record is larger than [`PIECE_BLOCKS`]*, so others' digests go on between them.
+//! 2. *No record allocates more than [`PIECE_BLOCKS`]*, so digests of other sessions run between records.
 
 use super::commit::run_pre_step;
 use super::execute::PreStep;
@@ -14,15 +14,16 @@ use std::ops::Range;
 use varve_format::{BLOCK_BYTES, FallocateMode, FileBlock, FileKind, Ino, LogOp};
 use varve_store::{DataTarget, Store, StoreError};
 
-/// Blocks of one record at most: 256 MiB. Tests have small pools.
+/// Most blocks of one record: 256 MiB. Tests have small pools.
 const PIECE_BLOCKS: u64 = if cfg!(test) { 64 } else { 1 << 16 };
-/// Extents that are looked at at once.
+/// Extents looked up at once.
 const LOOK_EXTENTS: usize = 256;
 
-/// What [`apply_forwarded`](super::apply_forwarded) tells of its records, as they become durable.
+/// Callback of [`apply_forwarded`](super::apply_forwarded) for each of its records, with the blocks that it
+/// took, when it is durable.
 pub type Spent<'a> = &'a dyn Fn(u64);
 
-/// Calls `hole` with each stretch of blocks in `range` of a file that none are allocated for, ascending.
+/// Calls `hole` with each unallocated stretch of blocks in `range` of a file, ascending.
 fn for_each_hole(
     store: &Store,
     ino: Ino,
@@ -50,8 +51,8 @@ fn for_each_hole(
     Ok(())
 }
 
-/// Blocks that `op` allocates for data, as digested: those of the holes in the range of an `fallocate`.
-/// `None`: it is no `fallocate` that allocates, or there is no such file.
+/// Returns the blocks that `op` would allocate for data, as digested: the holes in the range of an
+/// `fallocate`. `None`: it is no `fallocate` that allocates, or there is no such file.
 ///
 /// # Errors
 /// The store's.
@@ -79,7 +80,7 @@ pub fn blocks_missing(store: &Store, op: &LogOp<'_>) -> Result<Option<u64>, Stor
     Ok(Some(blocks))
 }
 
-/// What `op` allocates before its own record, if that is too much for one.
+/// Returns the allocation to commit before `op`'s own record, if it is too large for that record.
 pub(super) fn of_many_records(
     store: &Store,
     op: &LogOp<'_>,
@@ -101,13 +102,13 @@ pub(super) fn of_many_records(
 pub(super) struct Filled {
     ino: Ino,
     target: DataTarget,
-    /// No more than the file has extents, and one.
+    /// At most one more than the file has extents.
     holes: Vec<Range<u64>>,
 }
 
 impl Filled {
-    /// Fills the holes of `offset..offset + len`, noting them in `filled` before it begins. `spent` hears of
-    /// the blocks of each record.
+    /// Fills the holes of `offset..offset + len`, noting them in `filled` before it begins. `spent` is called
+    /// with the blocks of each record.
     pub(super) fn fill(
         store: &Store,
         filled: &mut Option<Self>,
@@ -131,12 +132,12 @@ impl Filled {
         Ok(())
     }
 
-    /// Makes them holes again.
+    /// Makes the filled ranges holes again.
     pub(super) fn undo(self, store: &Store) {
         for hole in self.holes {
             let (offset, len) = bytes(&hole);
             if let Err(error) = run_pre_step(store, PreStep::Punch(self.ino, offset, len, self.target)) {
-                // They are allocated and read as zeros, as they did.
+                // The blocks stay allocated and read as zeros, as the holes did.
                 tracing::error!(ino = self.ino.0, %error, "blocks of an allocation that failed stay \
                     allocated");
                 return;
@@ -159,7 +160,7 @@ fn allocate(store: &Store, ino: Ino, range: Range<u64>, target: DataTarget) -> R
     }
 }
 
-/// Offset and length of blocks, in bytes.
+/// Returns offset and length of blocks, in bytes.
 const fn bytes(blocks: &Range<u64>) -> (u64, u64) {
     (
         blocks.start * BLOCK_BYTES,
@@ -167,7 +168,8 @@ const fn bytes(blocks: &Range<u64>) -> (u64, u64) {
     )
 }
 
-/// Cuts a file into ranges with at most [`PIECE_BLOCKS`] blocks of `holes` in each, and says how many.
+/// Cuts a file into ranges with at most [`PIECE_BLOCKS`] blocks of `holes` in each; returns each range with
+/// its number of such blocks.
 fn pieces(holes: &[Range<u64>]) -> Vec<(Range<u64>, u64)> {
     let mut pieces: Vec<(Range<u64>, u64)> = Vec::new();
     for hole in holes {

@@ -1,5 +1,5 @@
-//! Batches to transactions: validates and folds as many operations as one journal record takes, carries the
-//! plan out, and says how far each log is digested in the same record. Bad operations are refused one
+//! Batches to transactions: validates and folds as many operations as one journal record takes, executes the
+//! plan, and advances each log's digested number in the same record. Bad operations are refused one
 //! transaction at a time and stall nothing.
 
 use super::deferred::{DeferredPayloads, Redone};
@@ -12,29 +12,30 @@ use varve_format::seeded::{Bug, armed, record_ops};
 use varve_format::{InodeKey, LogSeq, SessionId};
 use varve_store::{OP_ROOM, PayloadSource, Progress, Store, StoreError, Tx};
 
-/// Records that one oversized operation may take. A file of 2^60 bytes with an extent in each block would
-/// need more: it is bounded so that nothing can hold the digest for ever.
+/// Most records of one oversized operation. A file of 2^60 bytes with an extent in each block would need
+/// more; the bound keeps any operation from occupying the digest for ever.
 const BEFORE_ROUNDS: usize = 1 << 20;
 
-/// How far a digest went.
+/// Outcome of a digest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub enum Digested {
     /// Everything in the batches is digested.
     All,
-    /// Something that was left in a log is not what its header says, or the log could not be read: what
-    /// `done` has not heard of had no effect. The log is to be gathered again, [copying
+    /// A payload that was left in a log does not match its header, or the log could not be read. Only records
+    /// passed to `done` had an effect. The log is to be gathered again, [copying
     /// all](varve_digest::GatherLimits::copying_all).
     Unsure,
 }
 
-/// Digests batches of several sessions, whose grants do not overlap, in as few records as possible. `done`
-/// hears of each record when it is durable; after the last one everything in the batches is digested, and
+/// Digests batches of several sessions, whose grants do not overlap, in as few records as possible. `done` is
+/// called for each record when it is durable; after the last one everything in the batches is digested, and
 /// [`SessionLog::digested`](super::SessionLog::digested) may be called.
 ///
 /// # Errors
-/// The store's: a device's, or `NoSpace` when not even the next transaction alone fits. What `done` heard of
-/// stays; the logs keep the rest, and the same batches may be given again: what is digested is skipped.
+/// The store's: a device's, or `NoSpace` when not even the next transaction alone fits. Records passed to
+/// `done` stay; the logs keep the rest, and the same batches may be given again: digested entries are
+/// skipped.
 pub fn digest(
     store: &Store,
     sources: &[Source<'_>],
@@ -42,18 +43,18 @@ pub fn digest(
     done: &mut dyn FnMut(&Applied),
 ) -> Result<Digested, StoreError> {
     let mut next = vec![0; sources.len()];
-    // Transactions to take at most into one record; shrinks when a record was full, and recovers.
+    // Most transactions to take into one record; shrinks when a record was full, and recovers.
     let mut most = usize::MAX;
     loop {
         let mut tx = store.begin_with_room()?;
-        // The fold's estimate is generous, and yet no bound: the store has the last word.
+        // The fold's estimate is generous but no bound; the store decides whether a record is full.
         let budget = tx.room() / 4 * 3;
         let most_now = most.min(store.room_for_ops()).min(record_ops());
         let folded = fold(&tx, sources, &next, env, most_now, budget);
         let cut = match folded {
             Ok(Some(cut)) => cut,
             Ok(None) => return Ok(Digested::All),
-            // What could not be looked up may be named by something that is no entry.
+            // An unreadable inode may be named by bytes that are no entry.
             Err(error) if !error.stops_writing() && leave_something(sources) => return Ok(Digested::Unsure),
             Err(error) => return Err(error),
         };
@@ -90,12 +91,12 @@ pub fn digest(
         };
         match stuck {
             CommitFailure::Store(error) if error.stops_writing() => return Err(error),
-            // What needs metadata that cannot be read waits; what comes before it does not.
+            // A transaction that needs unreadable metadata waits; earlier ones do not.
             CommitFailure::RecordFull | CommitFailure::Store(_) if cut.taken > 1 => most = cut.taken / 2,
-            // What follows is done whatever becomes of the cut.
+            // The steps below take effect even if the cut is not committed.
             _ if !is_sound(&left, sources, &next, &cut) => return Ok(Digested::Unsure),
-            // It would take its space record by record, without the question whether that is promised to
-            // others.
+            // This step would take its space record by record, without a check of other sessions'
+            // reservations.
             CommitFailure::PreStep(PreStep::Allocate(..) | PreStep::Zero(..))
                 if paid(sources, &cut, env).1 > 0 =>
             {
@@ -123,24 +124,24 @@ pub fn digest(
     }
 }
 
-/// What goes into one record.
+/// The operations of one record.
 struct RecordPlan<'a> {
     plan: Plan<'a>,
     /// Per source: the first transaction of its batch that is not in it.
     next: Vec<usize>,
-    /// Per source: what its log was digested to before.
+    /// Per source: the digested number of its log before the record.
     above: Vec<LogSeq>,
-    /// Per source: what its log is digested to.
+    /// Per source: the digested number of its log after the record.
     upto: Vec<LogSeq>,
     /// Per source: reserved blocks used up.
     charged: Vec<u64>,
-    /// Transactions in it.
+    /// Transactions in the record.
     taken: usize,
 }
 
-/// Whether an error is about the inodes that an operation names, and not about the pool: they are damaged, or
-/// they are not what was checked. What all operations rest on (bitmaps, tables of checksums, footers of
-/// units, …) is mended by a repair: until then the log waits, and nothing that was acknowledged is left out.
+/// Whether an error concerns the inodes that an operation names, and not the pool: the inodes are damaged, or
+/// differ from the checked ones. Structures that all operations rest on (bitmaps, tables of checksums,
+/// footers of units, …) need a repair: until then the log waits, and no acknowledged operation is left out.
 fn is_confined(store: &Store, error: &StoreError) -> bool {
     if let StoreError::Block { block, .. } = error {
         return !store.is_fixed(*block);
@@ -159,7 +160,7 @@ fn is_confined(store: &Store, error: &StoreError) -> bool {
     )
 }
 
-/// Blocks that the sessions have reserved, and those that they have not.
+/// Returns the cut's blocks that the sessions have reserved, and the blocks that they have not.
 fn paid(sources: &[Source<'_>], cut: &RecordPlan<'_>, env: &Environment<'_>) -> (u64, u64) {
     let (mut paid, mut unpaid) = (0, 0);
     for (source, charged) in sources.iter().zip(&cut.charged) {
@@ -171,8 +172,8 @@ fn paid(sources: &[Source<'_>], cut: &RecordPlan<'_>, env: &Environment<'_>) -> 
     (paid, unpaid)
 }
 
-/// What nobody has paid for takes nothing that is promised to others. To be asked when it has taken its
-/// blocks.
+/// Checks that the cut's unreserved blocks leave enough space for all reservations; `NoSpace` otherwise. Call
+/// after the transaction has taken its blocks.
 fn leaves_what_is_promised(
     store: &Store,
     sources: &[Source<'_>],
@@ -193,7 +194,7 @@ fn leaves_what_is_promised(
     Ok(())
 }
 
-/// Why a transaction that the store cannot do is given up; `None`: it waits.
+/// Returns the reason to refuse a transaction that the store cannot do; `None`: the transaction waits.
 fn refusal(
     store: &Store,
     sources: &[Source<'_>],
@@ -251,7 +252,7 @@ fn fold<'a>(
             if last > digested {
                 charged += match take(tx, &mut fold, &rows, (number, source), transaction, &mut ops) {
                     Ok(charged) => charged,
-                    // It waits, and all that comes after it; what comes before it does not.
+                    // The failed transaction and all later ones wait; earlier ones do not.
                     Err(error) if error.is_failed_read() && cut.taken > 0 => break,
                     Err(error) => return Err(error),
                 };
@@ -279,8 +280,7 @@ fn leave_something(sources: &[Source<'_>]) -> bool {
     entries.any(|entry| entry.left_at().is_some())
 }
 
-/// Whether all entries of the cut that were left in logs are what their headers say. `next` is where it
-/// begins.
+/// Whether all entries of the cut that were left in logs match their headers. The cut starts at `next`.
 fn is_sound(
     left: &DeferredPayloads<'_>,
     sources: &[Source<'_>],
@@ -303,8 +303,8 @@ fn is_sound(
     })
 }
 
-/// The transactions of each source that are in the cut and were not digested before. `next` is where it
-/// begins.
+/// Iterates over the transactions of each source that are in the cut and were not digested before. The cut
+/// starts at `next`.
 fn records<'a>(
     sources: &'a [Source<'_>],
     next: &'a [usize],
@@ -323,7 +323,7 @@ fn last_seq(batch: &Batch, transaction: &Transaction) -> LogSeq {
     batch.entries.get(last).map_or(LogSeq(0), |entry| entry.seq())
 }
 
-/// Folds one transaction; the reserved blocks that its operations used up. `ops` is room to put them.
+/// Folds one transaction; returns the reserved blocks that its operations used up. `ops` is scratch space.
 fn take<'a>(
     tx: &Tx<'_>,
     fold: &mut Fold<'a, TxView<'_, '_>>,
@@ -386,7 +386,7 @@ fn take<'a>(
     Ok(charged)
 }
 
-/// Carries a plan out and moves the sessions' rows on; what is left is to commit.
+/// Executes a plan and advances the sessions' rows; the caller commits.
 fn commit(
     store: &Store,
     tx: &mut Tx<'_>,
@@ -412,7 +412,7 @@ fn commit(
     Ok((applied, unfinished))
 }
 
-/// Moves the digested numbers alone (seeded bugs only).
+/// Advances the digested numbers alone (seeded bugs only).
 fn number_alone(store: &Store, sources: &[Source<'_>], cut: &RecordPlan<'_>) -> Result<(), StoreError> {
     let mut tx = store.begin()?;
     for (source, upto) in sources.iter().zip(&cut.upto) {
@@ -424,7 +424,7 @@ fn number_alone(store: &Store, sources: &[Source<'_>], cut: &RecordPlan<'_>) -> 
     tx.commit().map(|_| ())
 }
 
-/// Carries a plan out in `tx`.
+/// Executes a plan in `tx`.
 pub(super) fn execute(
     store: &Store,
     tx: &mut Tx<'_>,
@@ -483,7 +483,7 @@ fn refuse_alone(
     Ok(cut.next)
 }
 
-/// Does what does not fit into the record of its batch.
+/// Executes a pre-step, in records of its own.
 pub(super) fn run_pre_step(store: &Store, before: PreStep) -> Result<(), StoreError> {
     for _ in 0..BEFORE_ROUNDS {
         let mut tx = store.begin_with_room()?;
@@ -510,7 +510,7 @@ pub(super) fn run_pre_step(store: &Store, before: PreStep) -> Result<(), StoreEr
 pub(super) fn finish_free(store: &Store, key: InodeKey) -> Result<(), StoreError> {
     for _ in 0..BEFORE_ROUNDS {
         let mut tx = store.begin_with_room()?;
-        // A commit with nothing in it costs nothing; a number that is free by now is no error.
+        // An empty commit costs nothing; a number that is already free is no error.
         let progress = match tx.get_key(key) {
             Ok(inode) if inode.attr.nlink == 0 => tx.continue_free(key.ino, FREE_BUDGET)?,
             Ok(_) | Err(StoreError::NoInode(_)) => return Ok(()),
@@ -524,17 +524,17 @@ pub(super) fn finish_free(store: &Store, key: InodeKey) -> Result<(), StoreError
     Err(StoreError::Damaged("an inode is never freed".into()))
 }
 
-/// What [`free_orphans`] did.
+/// Result of [`free_orphans`].
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Freed {
-    /// These are gone.
+    /// Freed inodes.
     pub gone: Vec<InodeKey>,
-    /// These need another transaction.
+    /// Inodes that need another transaction.
     pub left: Vec<InodeKey>,
 }
 
-/// Frees inodes that have no name, unless somebody holds them, as many as find room in one transaction. For
-/// the last close, and for the orphans found at start. Grant rows that name them are the caller's to remove.
+/// Frees inodes that have no name, unless a session holds them, as many as fit in one transaction. Used by
+/// the last close, and for the orphans found at start. The caller removes the grant rows that name them.
 ///
 /// # Errors
 /// The store's: nothing is freed then.
@@ -557,7 +557,7 @@ pub fn free_orphans(store: &Store, keys: &[InodeKey], leases: &dyn Leases) -> Re
                 }
             }
             Ok(_) => {}
-            // It may be a number that is held, of an inode that is only in a log yet.
+            // The key may be a held number, of an inode that only a log has.
             Err(StoreError::NoInode(_)) => {
                 if !leases.held(*key, &[]) {
                     freed.gone.push(*key);
@@ -566,12 +566,12 @@ pub fn free_orphans(store: &Store, keys: &[InodeKey], leases: &dyn Leases) -> Re
             Err(error) => return Err(error),
         }
     }
-    // A commit with nothing in it costs nothing.
+    // An empty commit costs nothing.
     tx.commit()?;
     Ok(freed)
 }
 
-/// The client as an actor whose rights were checked.
+/// Returns the client as an actor whose rights were checked.
 pub(super) const fn forwarded_actor(client: Client, uid: u32) -> Actor {
     Actor {
         session: client.session,

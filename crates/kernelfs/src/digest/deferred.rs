@@ -7,9 +7,9 @@
 //!   written until then lies in free space, and the transaction is dropped.
 //! - *The checked bytes are the written bytes*: an entry that is written whole and in order is checksummed as
 //!   it is fetched. Any other entry (superseded in part or wholly, refused) is read once more; a client that
-//!   changes its log between the two could have logged those bytes in the first place.
-//! - *The log keeps them*: an honest client reuses log space only when its page says that it is digested,
-//!   which is after the commit.
+//!   changes its log between the two reads could have logged those bytes in the first place.
+//! - *The log keeps them*: an honest client reuses log space only when its session page reports the space as
+//!   digested, which happens after the commit.
 
 use super::log::RegionLog;
 use super::types::Source;
@@ -21,18 +21,18 @@ use varve_format::log::crc_seed;
 use varve_format::seeded::{Bug, armed};
 use varve_store::{PayloadSource, PayloadUnavailable};
 
-/// Which entries of one record recovery finds for certain: those that had been committed when a later entry
-/// of the same record was written. So what is overwritten in place with their bytes is whole again after a
-/// crash. By source, the number that they are below.
+/// Entries of one record that recovery finds for certain: those that had been committed when a later entry of
+/// the same record was written. Recovery repeats overwrites in place from them, so a crash leaves no torn
+/// block. Stored per source as a bound on entry indices.
 #[derive(Debug, Default)]
 pub(super) struct Redone {
-    /// Per source: index of the first entry that is not among them.
+    /// Per source: index of the first entry that recovery may not find.
     below: Vec<u32>,
 }
 
 impl Redone {
-    /// Of these transactions of each source; whether their entries are sound is seen before the record
-    /// commits.
+    /// Finds these entries in the transactions of each source. The check that they are sound follows before
+    /// the record commits.
     pub(super) fn of<'t>(records: impl Iterator<Item = (&'t Batch, &'t [Transaction])>) -> Self {
         let below = records.map(|(batch, transactions)| {
             let entries = |of: &Transaction| &batch.entries[of.first..of.first + of.len];
@@ -60,7 +60,7 @@ impl Redone {
         }
     }
 
-    /// Whether the entry that these bytes are in is one.
+    /// Whether recovery finds the entry that contains these bytes for certain.
     pub(super) fn has(&self, bytes: LogResident) -> bool {
         self.below
             .get(bytes.source as usize)
@@ -68,7 +68,7 @@ impl Redone {
     }
 }
 
-/// How much of an entry has been fetched in order, and the checksum of that.
+/// The bytes of an entry that have been fetched in order, and their checksum.
 #[derive(Debug, Clone, Copy, Default)]
 struct Seen {
     bytes: usize,
@@ -79,13 +79,13 @@ struct Seen {
 pub(super) struct DeferredPayloads<'a> {
     sources: &'a [Source<'a>],
     logs: Vec<RegionLog<'a>>,
-    /// By source and entry, as far as something was fetched.
+    /// By source and entry, as far as payloads were fetched.
     seen: RefCell<Vec<Vec<Seen>>>,
     failed: Cell<bool>,
 }
 
 impl<'a> DeferredPayloads<'a> {
-    /// Nothing was fetched yet.
+    /// Starts with nothing fetched.
     pub(super) fn new(sources: &'a [Source<'a>]) -> Self {
         Self {
             sources,
@@ -95,7 +95,7 @@ impl<'a> DeferredPayloads<'a> {
         }
     }
 
-    /// The name of an entry's payload as [`PayloadSource`] wants it.
+    /// Returns the name of an entry's payload in [`PayloadSource`] calls.
     pub(super) const fn name(source: u32, entry: u32) -> u64 {
         (source as u64) << 32 | entry as u64
     }
@@ -117,7 +117,7 @@ impl<'a> DeferredPayloads<'a> {
             let seen = self.seen.borrow()[source].get(index).copied();
             match seen.filter(|seen| seen.bytes == entry.header.payload_len.get() as usize) {
                 Some(seen) => entry.is_sound(seen.sum),
-                // Written in part, or not at all.
+                // The entry was written in part, or not at all.
                 None => entry
                     .is_sound_in(&self.logs[source], session)
                     .unwrap_or_else(|_| self.not_read()),
@@ -162,7 +162,7 @@ impl PayloadSource for DeferredPayloads<'_> {
     }
 }
 
-/// For plans without a log.
+/// Payload source of plans without a log.
 pub(super) struct NoPayloads;
 
 impl PayloadSource for NoPayloads {

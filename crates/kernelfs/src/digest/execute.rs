@@ -1,5 +1,5 @@
-//! Carrying a plan out in a store transaction. Decides nothing but the order of the store's calls, and stops
-//! when the record is full.
+//! Executes a plan in a store transaction. Decides only the order of the store's calls, and stops when the
+//! record is full.
 
 use super::deferred::{DeferredPayloads, Redone};
 use super::types::{Applied, Environment};
@@ -14,23 +14,23 @@ use varve_format::session::GrantRow;
 use varve_format::{BLOCK_BYTES, FileBlock, FileKind, Ino, InodeAttr, InodeKey, LeaseNo, SessionId};
 use varve_store::{DataTarget, OP_ROOM, PayloadSource, Progress, SpaceStats, StoreError, Tx};
 
-/// Extents or names freed at once by a digest's own transaction.
+/// Most extents or names that a digest's own transaction frees at once.
 pub(super) const FREE_BUDGET: usize = 256;
 /// Bytes of data given to the store in one call.
 const PIECES_BYTES: usize = 4 << 20;
-/// Bytes of the record that a stretch of adjoining pieces is taken to need in a call to the store: each may
-/// need a new extent.
+/// Bytes of the record budgeted for a stretch of adjoining pieces in a call to the store: each may need a new
+/// extent.
 const STRETCH_ROOM: u64 = OP_ROOM / 32;
 
 /// A step that does not fit in the batch's journal record and is committed first, in records of its own. It
 /// is idempotent, and the log entry stays until the batch commits, so a crash in between is invisible.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PreStep {
-    /// Cut the file.
+    /// Truncate the file.
     Truncate(Ino, u64),
-    /// Make a hole.
+    /// Punch a hole.
     Punch(Ino, u64, u64, DataTarget),
-    /// Zero, with blocks allocated.
+    /// Zero the range and keep blocks allocated.
     Zero(Ino, u64, u64, DataTarget),
     /// Allocate blocks.
     Allocate(Ino, u64, u64, DataTarget),
@@ -38,12 +38,12 @@ pub(super) enum PreStep {
     Finish(Ino),
 }
 
-/// Why a plan was not carried out; the transaction must be dropped.
+/// Why a plan was not executed; the transaction must be dropped.
 #[derive(Debug)]
 pub(super) enum CommitFailure {
     /// The record is full: take fewer operations.
     RecordFull,
-    /// This first.
+    /// This step must be committed first.
     PreStep(PreStep),
     /// The store's error.
     Store(StoreError),
@@ -59,7 +59,7 @@ impl From<StoreError> for CommitFailure {
     }
 }
 
-/// The work on one transaction.
+/// Executes a plan in one transaction.
 pub(super) struct PlanExecutor<'c, 's> {
     pub(super) tx: &'c mut Tx<'s>,
     pub(super) env: &'c Environment<'c>,
@@ -67,20 +67,20 @@ pub(super) struct PlanExecutor<'c, 's> {
     /// Sessions whose rows may name deleted inodes.
     pub(super) sessions: &'c [SessionId],
     pub(super) applied: Applied,
-    /// Where bytes are that are not in the plan.
+    /// Source of the bytes that are not in the plan.
     pub(super) left: &'c dyn PayloadSource,
-    /// Which entries recovery finds for certain, whatever becomes of this record.
+    /// Entries that recovery finds for certain, even if this record is not committed.
     pub(super) redone: &'c Redone,
-    /// Grant rows as they are to be in the end.
+    /// Changed grant rows in their final state.
     pub(super) rows: BTreeMap<LeaseNo, GrantRow>,
-    /// Room for the rows of one inode.
+    /// Scratch space for the rows of one inode.
     pub(super) granted: Vec<GrantRow>,
-    /// Deleted inodes of which something is left to free.
+    /// Deleted inodes that still have blocks or names to free.
     pub(super) unfinished: Vec<InodeKey>,
 }
 
 impl PlanExecutor<'_, '_> {
-    /// Everything in the plan.
+    /// Executes everything in the plan.
     pub(super) fn carry_out(&mut self, plan: &Plan<'_>) -> Result<(), CommitFailure> {
         for inode in plan.inodes.iter().filter(|inode| inode.fate == Fate::Made) {
             self.make(inode)?;
@@ -158,7 +158,7 @@ impl PlanExecutor<'_, '_> {
             match value {
                 Some(value) => self.tx.xattr_set(ino, name, value)?,
                 None => match self.tx.xattr_remove(ino, name) {
-                    // Set and removed within the batch.
+                    // The attribute was set and removed within the batch.
                     Ok(()) | Err(StoreError::NotFound) => {}
                     Err(error) => return Err(error.into()),
                 },
@@ -183,7 +183,7 @@ impl PlanExecutor<'_, '_> {
         }
         for hole in &file.holes {
             self.room()?;
-            // What is to have blocks keeps those that it has.
+            // Ranges that are to be allocated keep their blocks.
             if file.allocate.iter().any(|range| range.covers(hole)) {
                 if self.tx.zero(ino, hole.offset, hole.len, false, target)? != Progress::Done {
                     return Err(CommitFailure::PreStep(PreStep::Zero(
@@ -238,8 +238,8 @@ impl PlanExecutor<'_, '_> {
         Ok(())
     }
 
-    /// Bytes of a plan as the store takes them. They may go over the old blocks if an entry is redone that
-    /// covers them whole, and no other operation of this record needs what they replace.
+    /// Returns bytes of a plan as the store takes them. They may go over the old blocks if recovery repeats
+    /// an entry that covers the blocks whole, and no other operation of this record needs the old bytes.
     fn bytes_of<'b>(&self, file: &FilePlan<'_>, offset: u64, data: WriteData<'b>) -> varve_store::Payload<'b>
     where
         Self: 'b,
@@ -260,7 +260,7 @@ impl PlanExecutor<'_, '_> {
         }
     }
 
-    /// Tells placement of the blocks that were written, each stretch once.
+    /// Reports the written blocks to placement, each stretch once.
     fn note_written(&self, key: InodeKey, pieces: &[(u64, WriteData<'_>)]) {
         let mut pieces = pieces.iter().map(|(offset, data)| {
             let end = offset + data.len() as u64;
@@ -290,7 +290,7 @@ impl PlanExecutor<'_, '_> {
             give(attr, &inode.attr);
             attr.nlink = 0;
         })?;
-        // A big one is freed by records of its own, later: it is in the orphan list from here on.
+        // A large inode is freed later by records of its own: it is in the orphan list from here on.
         let small = self.tx.room_at_least(2 * OP_ROOM) >= 2 * OP_ROOM
             && matches!(self.tx.continue_free(key.ino, FREE_BUDGET)?, Progress::Done);
         if !small {
@@ -300,7 +300,7 @@ impl PlanExecutor<'_, '_> {
         self.gone(key)
     }
 
-    /// An inode is gone: so are the rows that grant it, or their part for it.
+    /// Removes the rows that grant a freed inode, or clears its bit in batch rows.
     fn gone(&mut self, key: InodeKey) -> Result<(), CommitFailure> {
         self.applied.freed.push(key);
         for session in self.sessions {
@@ -309,7 +309,7 @@ impl PlanExecutor<'_, '_> {
             for known in self.granted.iter().filter(|row| names(row, key)) {
                 let row = match self.rows.entry(known.lease) {
                     Entry::Occupied(row) => row.into_mut(),
-                    // What counts is the row as it is by now.
+                    // The transaction's row counts, since it may have changed.
                     Entry::Vacant(place) => match self.tx.grant(known.lease)? {
                         Some(row) => place.insert(row),
                         None => continue,
@@ -321,7 +321,7 @@ impl PlanExecutor<'_, '_> {
         Ok(())
     }
 
-    /// Writes the rows that changed, each once: one stands for up to sixteen inodes.
+    /// Writes the changed rows, each once: one row stands for up to sixteen inodes.
     fn write_rows(&mut self) -> Result<(), CommitFailure> {
         for (lease, row) in std::mem::take(&mut self.rows) {
             let left = (row.batch != 0).then_some(row);
@@ -335,7 +335,7 @@ impl PlanExecutor<'_, '_> {
     }
 }
 
-/// How many of the pieces go to the store in one call, in at most so many stretches; at least one.
+/// Returns how many of the pieces go to the store in one call, in at most `most` stretches; at least one.
 fn one_call(pieces: &[(u64, WriteData<'_>)], most: usize) -> usize {
     let (mut bytes, mut stretches, mut end) = (0, 0, None);
     let fits = |(offset, data): &&(u64, WriteData<'_>)| {
@@ -347,7 +347,7 @@ fn one_call(pieces: &[(u64, WriteData<'_>)], most: usize) -> usize {
     pieces.iter().take_while(fits).count().max(1)
 }
 
-/// The attributes that a plan decides; the others are the store's.
+/// Copies the attributes that a plan decides; the store sets the others.
 fn give(attr: &mut InodeAttr, new: &InodeAttr) {
     attr.mode = new.mode;
     attr.uid = new.uid;

@@ -21,7 +21,7 @@ use varve_ipc::{Cred, ForwardedOp, ForwardedResult};
 use varve_store::{Store, StoreError, Tx};
 use zerocopy::FromBytes;
 
-/// Why a forwarded operation was not done. Nothing of it was.
+/// Why a forwarded operation was not done. It had no effect.
 #[derive(Debug, thiserror::Error)]
 pub enum ForwardError {
     /// The call fails with this errno.
@@ -38,15 +38,15 @@ const fn refuse<T>(errno: i32) -> Check<T> {
     Err(ForwardError::Errno(errno))
 }
 
-/// Times that one operation may have to be prepared before it fits into a record.
+/// Most rounds of preparing one operation before it fits into a record.
 const ROUNDS: usize = 64;
 
-/// Does `op` for `client` in one record; before it, in records of their own, what is too big for one: blocks
-/// that are allocated so go again if the operation fails, and `spent` hears of them. The caller has taken the
-/// leases on everything that the operation names (others' were revoked and their logs digested; `client`'s
-/// own log too). An inode to be made is `0` (the daemon takes a number) or one that was given to the client;
-/// an inode `0` to be renamed is `named`, which must have the name still. The session's `last_forwarded`
-/// moves with it; a number that was carried out already is `EALREADY`.
+/// Does `op` for `client` in one record. Allocations that are too large for it come before, in records of
+/// their own: they are undone if the operation fails, and `spent` is called for each. The caller has taken
+/// the leases on everything that the operation names (other sessions' leases were revoked and their logs
+/// digested; `client`'s own log too). An inode to be made is `0` (the daemon takes a number) or one that was
+/// given to the client; an inode `0` to be renamed is `named`, which must still have the name. The session's
+/// `last_forwarded` advances in the record; a number that was already used is `EALREADY`.
 ///
 /// # Errors
 /// The errno of the call, or the store's error.
@@ -71,7 +71,7 @@ pub fn apply_forwarded(
     }
 }
 
-/// Prepares and does `op`; an error says that it was not done.
+/// Prepares and does `op`; an error means that it was not done.
 fn in_rounds(
     store: &Store,
     client: Client,
@@ -96,7 +96,7 @@ fn in_rounds(
                 if let PreStep::Allocate(ino, offset, len, target) | PreStep::Zero(ino, offset, len, target) =
                     before
                 {
-                    // What finds no space fails before anything is zeroed.
+                    // A lack of space must surface before anything is zeroed.
                     Filled::fill(store, filled, (ino, offset, len), target, spent)?;
                 }
                 run_pre_step(store, before)?;
@@ -124,7 +124,7 @@ impl From<StoreError> for Failed {
     }
 }
 
-/// What to answer, before the attributes are read.
+/// Inputs of the answer, before the attributes are read.
 struct Outcome {
     of: Option<InodeKey>,
     offset: u64,
@@ -160,7 +160,7 @@ fn attempt(
     let mut row = tx
         .session(client.session)?
         .ok_or(StoreError::NoSession(client.session))?;
-    // Its client is told, or was, what had been done when it was sealed: what comes after that it does again
+    // The client of a sealed session learns which operations preceded the seal, and repeats the later ones
     // elsewhere.
     if !matches!(row.state, SessionState::Live) {
         return Err(StoreError::NoSession(client.session).into());
@@ -190,7 +190,7 @@ fn attempt(
         *key = named.ok_or_else(einval)?;
     }
     if let LogOp::Write { key, .. } | LogOp::Truncate { key, .. } | LogOp::Fallocate { key, .. } = &parsed {
-        // The client need not know the mode, which it has no lease on.
+        // The client has no lease on the file, so it may not know the mode.
         flags |= clears(&live(tx, *key)?, &op.cred);
     }
     let mut offset = 0;
@@ -268,8 +268,8 @@ fn attempt(
     Ok((applied, outcome, unfinished))
 }
 
-/// What makes the whiteout that a rename leaves behind, with a number of its own. Who may take the name away
-/// may put it there, as in Linux: the device is none that a driver answers for.
+/// Returns the operation that makes the whiteout of a rename, with an inode number of its own. A caller that
+/// may remove the name may create the whiteout, as in Linux: no driver answers for its device number.
 fn whiteout<'o>(tx: &mut Tx<'_>, rename: &LogOp<'o>, cred: &Cred) -> Check<LogOp<'o>> {
     let LogOp::Rename {
         dir,
@@ -295,7 +295,7 @@ fn whiteout<'o>(tx: &mut Tx<'_>, rename: &LogOp<'o>, cred: &Cred) -> Check<LogOp
     })
 }
 
-/// The inode whose attributes are answered.
+/// Returns the inode whose attributes the answer carries.
 const fn subject(op: &LogOp<'_>) -> Option<InodeKey> {
     match op {
         LogOp::Noop => None,
@@ -341,7 +341,7 @@ fn check_dir(tx: &Tx<'_>, key: InodeKey) -> Check<InodeAttr> {
     Ok(attr)
 }
 
-/// Which set-id bits a change of the data clears.
+/// Returns the set-id bits that a change of the data clears.
 fn clears(attr: &InodeAttr, cred: &Cred) -> EntryFlags {
     let mut flags = EntryFlags::empty();
     if cred.uid != 0 {
@@ -351,7 +351,7 @@ fn clears(attr: &InodeAttr, cred: &Cred) -> EntryFlags {
     flags
 }
 
-/// What `name` in `dir` names, with the rights of `cred`; both as digested.
+/// Looks `name` up in `dir` with the rights of `cred`; both as digested.
 ///
 /// # Errors
 /// The errno of the call, or the store's error.
@@ -380,7 +380,7 @@ const READ_BIT_SHIFTS: [u32; 3] = [6, 3, 0];
 const MAY_WRITE: u32 = 2;
 const MAY_SEARCH: u32 = 1;
 
-/// Whether the permission bits let `cred` do `want`. The superuser may do everything with directories and
+/// Whether the permission bits grant `want` to `cred`. The superuser may do everything with directories and
 /// data.
 fn permits(attr: &InodeAttr, cred: &Cred, want: u32) -> bool {
     if cred.uid == 0 {
@@ -418,7 +418,7 @@ struct Caller<'c, 's> {
 }
 
 impl Caller<'_, '_> {
-    /// Checks an operation, and returns it as it is to be done.
+    /// Checks an operation, and returns the operation to execute.
     fn check<'o>(&self, op: LogOp<'o>) -> Check<LogOp<'o>> {
         match op {
             LogOp::Noop => {}
@@ -448,8 +448,8 @@ impl Caller<'_, '_> {
         Ok(op)
     }
 
-    /// The right to write was checked when the file was opened, by a privileged client or by the kernel; of
-    /// others it is asked again.
+    /// Checks write access to file data. For privileged clients and mounts it was checked when the file was
+    /// opened, by the client or the kernel; for others it is checked here again.
     fn data(&self, key: InodeKey) -> Check<()> {
         let attr = live(self.tx, key)?;
         match attr.kind() {
@@ -527,14 +527,14 @@ impl Caller<'_, '_> {
         if allowed { Ok(()) } else { refuse(libc::EPERM) }
     }
 
-    /// A directory that names are looked up in.
+    /// Checks a directory that names are looked up in.
     fn search(&self, dir: InodeKey) -> Check<InodeAttr> {
         let attr = check_dir(self.tx, dir)?;
         self.need(&attr, MAY_SEARCH)?;
         Ok(attr)
     }
 
-    /// A directory that gets a name.
+    /// Checks that `dir` may get a name.
     fn may_add(&self, dir: &InodeAttr) -> Check<()> {
         if dir.nlink == 0 {
             return refuse(libc::ENOENT);
@@ -542,7 +542,7 @@ impl Caller<'_, '_> {
         self.need(dir, MAY_WRITE | MAY_SEARCH)
     }
 
-    /// A directory that loses the name of `attr`.
+    /// Checks that `dir` may lose the name of `attr`.
     fn may_remove(&self, dir: &InodeAttr, attr: &InodeAttr) -> Check<()> {
         self.need(dir, MAY_WRITE | MAY_SEARCH)?;
         if dir.mode & 0o1000 != 0 && !owner(dir, self.cred) && self.cred.uid != attr.uid {
@@ -596,7 +596,7 @@ impl Caller<'_, '_> {
         self.empty(&attr)
     }
 
-    /// What `name` names, if that is `key`.
+    /// Returns the attributes of `key`, if `name` names it.
     fn named(&self, dir: InodeKey, name: &[u8], key: InodeKey) -> Check<InodeAttr> {
         match self.lookup(dir, name)? {
             None => refuse(libc::ENOENT),
@@ -612,7 +612,7 @@ impl Caller<'_, '_> {
         Ok(())
     }
 
-    /// Whether `key` is `below` or above it.
+    /// Whether `key` is `below` or one of its ancestors.
     fn is_above(&self, key: InodeKey, below: InodeKey) -> Check<bool> {
         let mut at = below.ino;
         for _ in 0..=u16::MAX {
@@ -673,7 +673,7 @@ impl Caller<'_, '_> {
             Some(victim) => self.may_replace(&attr, &to, &live(self.tx, victim)?, exchange)?,
         }
         if across && attr.is_dir() {
-            // Its entry ".." changes.
+            // The move changes its entry "..".
             self.need(&attr, MAY_WRITE)?;
             if victim.is_none() && to.nlink >= LINK_MAX {
                 return refuse(libc::EMLINK);
@@ -695,7 +695,7 @@ impl Caller<'_, '_> {
     }
 }
 
-/// What the caller is told when the fold refuses what the checks above let pass.
+/// Returns the errno for an operation that the checks above pass and the fold refuses.
 const fn errno(why: Refusal) -> i32 {
     match why {
         Refusal::Malformed(_) | Refusal::NotFile | Refusal::Loop => libc::EINVAL,

@@ -1,4 +1,4 @@
-//! A session's log as the daemon sees it: where the next digest starts to read, and how it reads. Looks into
+//! A session's log as the daemon sees it: where the next digest starts to read, and how it reads. Interprets
 //! no entry.
 
 use std::cell::RefCell;
@@ -14,22 +14,22 @@ use varve_media::{MediaError, Region};
 /// Bytes read ahead in a chunk that is read in order.
 const AHEAD_BYTES: u64 = 16 << 10;
 
-/// From here on the medium's checksum, by wide multiplication, is faster than the format's: three times, when
-/// the bytes are cached.
+/// From this length on the medium's checksum, by wide multiplication, is faster than the format's: three
+/// times, when the bytes are cached.
 const MANY_BYTES: usize = 512;
 
-/// Where the reading of a chunk stands.
+/// State of the sequential reads of a chunk.
 #[derive(Default)]
 struct BatchPrefetch {
     /// End of the last read, where the next one is expected.
     end: u64,
-    /// What was read ahead, and from where on.
+    /// Offset of the bytes that were read ahead.
     start: u64,
     bytes: Vec<u8>,
 }
 
-/// The bytes of a log in a region, for one scan. Where a log is read by system calls, small reads that follow
-/// one another come out of larger ones. What was read ahead is as old as the scan at most.
+/// The bytes of a log in a region, for one scan. Where a log is read by system calls, small sequential reads
+/// are served from larger ones. Bytes read ahead are as old as the scan at most.
 pub(super) struct RegionLog<'r> {
     region: &'r dyn Region,
     ahead: RefCell<HashMap<u64, BatchPrefetch>>,
@@ -62,7 +62,7 @@ impl LogBytes for RegionLog<'_> {
             out.copy_from_slice(known);
             return Ok(());
         }
-        // In order: from the end of the last read, or after its padding.
+        // Sequential: from the end of the last read, or after its padding.
         let in_order = had_end > 0 && offset >= had_end && offset - had_end < 64;
         let chunk_end = (offset / CHUNK_BYTES + 1) * CHUNK_BYTES;
         let until = (offset + AHEAD_BYTES).min(chunk_end).min(self.region.len_bytes());
@@ -100,7 +100,7 @@ pub struct SessionLog {
 }
 
 impl SessionLog {
-    /// Reads from the start at first.
+    /// Starts to read at the beginning of the log.
     #[must_use]
     pub const fn new(session: SessionId) -> Self {
         Self {
@@ -155,7 +155,7 @@ impl SessionLog {
         .map_err(device)
     }
 
-    /// Bytes of the log that hold entries which are not digested, about.
+    /// Returns about how many bytes of the log hold undigested entries.
     ///
     /// # Errors
     /// The region's.
@@ -164,7 +164,7 @@ impl SessionLog {
             .map_err(device)
     }
 
-    /// The highest number in the log: see [`varve_digest::newest_entry`].
+    /// Returns the highest number in the log: see [`varve_digest::newest_entry`].
     ///
     /// # Errors
     /// The region's.
@@ -172,7 +172,7 @@ impl SessionLog {
         varve_digest::newest_entry(&RegionLog::new(log), self.session, &self.cursors).map_err(device)
     }
 
-    /// The reading end as it will be when `batch` is digested.
+    /// Returns the reading end as it will be when `batch` is digested.
     pub(crate) fn after(&self, batch: &Batch) -> Self {
         Self {
             session: self.session,
@@ -180,7 +180,7 @@ impl SessionLog {
         }
     }
 
-    /// The next scan starts after `batch`.
+    /// Makes the next scan start after `batch`.
     pub fn digested(&mut self, batch: &Batch) {
         self.cursors.clone_from(&batch.cursors);
     }

@@ -1,10 +1,10 @@
 //! The digest: a session's log, read through a region, takes effect in the shared area, one store transaction
 //! after another.
 //!
-//! [`SessionLog`] finds entries, [`digest`] validates, folds and carries them out; [`apply_forwarded`] does
-//! the same for one operation that the daemon does for a client. What counts and in which order is
-//! `varve_digest`'s; how blocks and trees change is the store's; who holds what is the leases'. Exactly once:
-//! the record that changes the shared area also says how far the log is digested.
+//! [`SessionLog`] finds entries, [`digest`] validates, folds and executes them; [`apply_forwarded`] executes
+//! one operation for a client. `varve_digest` decides which entries count and in which order; the store
+//! changes blocks and trees; the leases know the holders. Exactly once: the record that changes the shared
+//! area also advances the log's digested number.
 
 mod allocation;
 mod commit;

@@ -1,16 +1,16 @@
-//! Pipelining: a thread gathers a log's next batch while the previous one is applied. Decides nothing: which
-//! entries count is `varve_digest`'s decision, when a batch is applied is the caller's.
+//! Pipelining: a thread gathers a log's next batch while the previous one is applied. Decides nothing:
+//! `varve_digest` decides which entries count, the caller when a batch is applied.
 //!
 //! # Why a prefetched batch equals one gathered later
 //! The caller holds the session's reader from before the first batch until [`BatchPrefetch`] is dropped, so
 //! no other thread moves the cursors, scans for a seal, or digests. Under that lock:
-//! - [`BatchPrefetch::take`] hands a batch out only if the previous batch was digested whole: then it is what
-//!   [`SessionLog::gather`] would answer, since it starts at that batch's end and cursors. If the previous
-//!   batch failed, or was digested in part, it is dropped. Gathering changes nothing, so its entries are
-//!   found again.
-//! - A batch gathered earlier may hold fewer entries, never more: whatever was committed before the digest
-//!   was requested is in the log, because a client reuses a chunk only when its page says that the chunk is
-//!   digested.
+//! - [`BatchPrefetch::take`] hands a batch out only if the previous batch was digested whole: then it equals
+//!   the result of [`SessionLog::gather`], since it starts at that batch's end and cursors. If the previous
+//!   batch failed, or was digested in part, the prefetched one is dropped. Gathering changes nothing, so its
+//!   entries are found again.
+//! - A batch gathered earlier may hold fewer entries, never more: entries committed before the digest was
+//!   requested are in the log, because a client reuses a chunk only when its session page reports the chunk
+//!   as digested.
 //! - The thread that read an entry also reads the newest transaction, after the entry.
 //! - A seal takes the reader before it looks for the end of the log. Everything applied by then lies below
 //!   that end; a batch that was gathered and not applied is dropped, and the scan sees its entries in the
@@ -25,11 +25,10 @@ use varve_media::MediaError;
 
 type Gathered = Result<Batch, MediaError>;
 
-/// Both ends of the thread: where it is to start, and what it gathered.
+/// Both ends of the thread's channels: start positions to it, gathered batches from it.
 type Thread = (SyncSender<(SessionLog, LogSeq)>, Receiver<Gathered>);
 
-/// Starts and hands over batches gathered ahead. Its thread ends when this is dropped, at the end of the
-/// batch that it is at.
+/// Prefetches batches. Dropping it ends its thread, at the end of the batch under way.
 pub(crate) struct BatchPrefetch<'s, 'e, F> {
     scope: &'s Scope<'s, 'e>,
     gather: Option<F>,
@@ -42,8 +41,8 @@ impl<'s, 'e, F> BatchPrefetch<'s, 'e, F>
 where
     F: Fn(&SessionLog, LogSeq) -> Gathered + Send + 's,
 {
-    /// Nothing is under way, and there is no thread yet. `gather` is called with a log's reading end and the
-    /// number that it is digested to.
+    /// Starts without a thread and with nothing under way. `gather` is called with a log's reading end and
+    /// its digested number.
     pub(crate) const fn new(scope: &'s Scope<'s, 'e>, gather: F) -> Self {
         Self {
             scope,
@@ -53,7 +52,7 @@ where
         }
     }
 
-    /// Begins to gather what follows `batch`. Without a thread to do it, nothing happens.
+    /// Starts to gather the batch after `batch`. Does nothing if no thread can be started.
     pub(crate) fn begin(&mut self, log: &SessionLog, batch: &Batch) {
         if self.thread.is_none()
             && let Some(gather) = self.gather.take()
@@ -68,7 +67,7 @@ where
         }
     }
 
-    /// The batch gathered ahead, if it follows `digested`; waits until it is gathered. `None`: the caller
+    /// Returns the prefetched batch, if it follows `digested`; waits until it is gathered. `None`: the caller
     /// gathers.
     pub(crate) fn take(&mut self, digested: LogSeq) -> Option<Gathered> {
         let start = self.under_way.take()?;
@@ -93,7 +92,7 @@ where
             }
         }
     };
-    // A machine without threads to spare digests as before, one after the other.
+    // A machine without threads to spare digests one batch after the other.
     Builder::new()
         .name("varve-gather".into())
         .spawn_scoped(scope, work)
@@ -136,7 +135,7 @@ mod tests {
             assert!(ahead.take(LogSeq(20)).is_none(), "a batch is handed out once");
             ahead.begin(&log, &batch(15));
             assert_eq!(ahead.take(LogSeq(15)).unwrap().unwrap().upto, LogSeq(25));
-            // Dropped with a batch under way: the thread ends, and so does the scope.
+            // A drop with a batch under way ends the thread, and the scope.
             ahead.begin(&log, &batch(25));
         });
         assert_eq!(*starts.lock().unwrap(), [10, 20, 15, 25]);

@@ -2,30 +2,30 @@
 //! nothing here blocks.
 //!
 //! Logs of different sessions touch different inodes, since one session at a time holds a lease for writing,
-//! so they are digested side by side: each thread reads, checks and gathers its log; the records themselves
-//! are one after another, as the journal is one.
+//! so they are digested side by side: each thread reads, checks and gathers its log. The records themselves
+//! are committed one after another, as there is one journal.
 
 use std::collections::BTreeSet;
 use std::ops::Bound;
 use varve_format::SessionId;
 
-/// Sessions that wait for a digest, and those that have one. At most one worker digests a session: a second
+/// Sessions that wait for a digest, and sessions under digest. At most one worker digests a session: a second
 /// one would only wait for the first.
 #[derive(Debug, Default)]
 pub(crate) struct DigestQueue {
     asked: BTreeSet<SessionId>,
     under_way: BTreeSet<SessionId>,
-    /// The session served last: one that asks again and again comes after all others.
+    /// The session served last: a session that asks repeatedly comes after all others.
     last: Option<SessionId>,
 }
 
 impl DigestQueue {
-    /// Requests a digest of the session's log; one that is under way is followed by another.
+    /// Requests a digest of the session's log; if one is under way, another follows it.
     pub(crate) fn ask(&mut self, session: SessionId) {
         self.asked.insert(session);
     }
 
-    /// The session whose turn it is; [`done`](Self::done) follows.
+    /// Returns the session whose turn it is; [`done`](Self::done) follows.
     pub(crate) fn begin(&mut self) -> Option<SessionId> {
         let after = self.last.map_or(Bound::Unbounded, Bound::Excluded);
         let later = self.asked.range((after, Bound::Unbounded));
@@ -37,7 +37,7 @@ impl DigestQueue {
         Some(next)
     }
 
-    /// Its thread is free again.
+    /// Marks the session's digest as finished.
     pub(crate) fn done(&mut self, session: SessionId) {
         self.under_way.remove(&session);
     }

@@ -1,4 +1,4 @@
-//! What a digest is given besides the log, and what it tells the rest of the daemon. Plain values.
+//! Inputs of a digest besides the log, and its results for the rest of the daemon. Plain values.
 
 use crate::placement::Placement;
 use varve_digest::{Batch, Counts, RefusedTx};
@@ -6,8 +6,8 @@ use varve_format::session::GrantRow;
 use varve_format::{InodeKey, LeaseNo, LogSeq, SessionId, TimeNs, TxId};
 use varve_media::Region;
 
-/// Rights of a grant row. A row without any still lets its session add and remove names of the inode (given
-/// the directory's row).
+/// Rights of a grant row. A row without rights still lets its session add and remove names of the inode
+/// (given the directory's row).
 pub mod rights {
     /// May write data, change names of a directory, set times to now.
     pub const WRITE: u32 = 1;
@@ -15,7 +15,7 @@ pub mod rights {
     pub const OWN: u32 = 2;
 }
 
-/// What the daemon knows of a session's peer.
+/// The daemon's knowledge of a session's peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Client {
     /// Session.
@@ -24,8 +24,8 @@ pub struct Client {
     pub uid: u32,
     /// Root or the pool's owner: acts for any credentials, which its LibFS or the kernel checks.
     pub privileged: bool,
-    /// The kernel above it has checked what a caller may do. It does not say which groups a caller has, so
-    /// here it cannot be asked again.
+    /// The kernel above this client checks its callers' rights. It does not pass on a caller's groups, so the
+    /// daemon cannot repeat those checks.
     pub checked: bool,
 }
 
@@ -34,17 +34,17 @@ pub struct Client {
 pub struct Source<'a> {
     /// Its entries.
     pub batch: &'a Batch,
-    /// Where payloads are that the batch left there.
+    /// The log, which holds the payloads that the batch left there.
     pub log: &'a dyn Region,
-    /// Who it is.
+    /// The client.
     pub client: Client,
 }
 
-/// The leases, as far as a digest must know them. Called while a store transaction is open: answers must wait
-/// for nothing that waits for one.
+/// The leases, as far as a digest needs them. Called while a store transaction is open: implementations must
+/// wait for nothing that waits for a transaction.
 pub trait Leases {
-    /// Appends the grant rows of `session` that name `key` (also batch rows that hold its number; rows with a
-    /// `last_seq` too).
+    /// Appends the grant rows of `session` that name `key` (also batch rows that hold its number, and rows
+    /// with a `last_seq`).
     fn grants(&self, session: SessionId, key: InodeKey, out: &mut Vec<GrantRow>);
 
     /// Whether any session but those in `except` holds the inode open.
@@ -55,20 +55,20 @@ pub trait Leases {
         false
     }
 
-    /// Whether the session's user may give a file this group: as `in_group`, and true where the groups are
-    /// not known any more.
+    /// Whether the session's user may give a file this group: as `in_group`, and true if the user's groups
+    /// are no longer known.
     fn may_give(&self, session: SessionId, gid: u32) -> bool {
         self.in_group(session, gid)
     }
 
-    /// Rights (4 read, 2 write) that the session had on an inode, which it has kept open since.
+    /// Rights (4 read, 2 write) that the session had on an inode when it opened it; it has kept it open
+    /// since.
     fn had(&self, _session: SessionId, _key: InodeKey) -> u32 {
         0
     }
 
-    /// Blocks granted to the session and not used up yet; `None`: not known any more. What a session logged
-    /// beyond them takes no space that is promised: when there is none left it is refused, and what was
-    /// granted waits.
+    /// Blocks granted to the session and not used up yet; `None`: no longer known. Operations beyond them
+    /// take no reserved space: without other free space they are refused, and operations within them wait.
     fn reserved(&self, _session: SessionId) -> Option<u64> {
         None
     }
@@ -81,35 +81,35 @@ pub struct Environment<'a> {
     pub leases: &'a dyn Leases,
     /// Placement of new data.
     pub placement: &'a dyn Placement,
-    /// Now: no time in a log counts as later.
+    /// The present: no time in a log counts as later.
     pub now_ns: TimeNs,
 }
 
-/// What one digest transaction did. Everything in it is durable.
+/// Result of one digest transaction. Everything in it is durable.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Applied {
     /// Its journal record.
     pub tx: TxId,
-    /// How far each log is digested now.
+    /// The digested number of each log.
     pub digested: Vec<(SessionId, LogSeq)>,
-    /// Inodes that are gone: their leases and holds go too.
+    /// Freed inodes: their leases and holds go too.
     pub freed: Vec<InodeKey>,
-    /// Grant rows that the record changed because of that (`None`: removed), by lease. Only the daemon's
-    /// memory of them is left to change.
+    /// Grant rows that the record changed because of that (`None`: removed), by lease. The caller updates
+    /// only the daemon's copies in DRAM.
     pub rows: Vec<(LeaseNo, Option<GrantRow>)>,
-    /// Inodes that have no name any more but are held: to be freed with [`free_orphans`](super::free_orphans)
-    /// when the last hold goes.
+    /// Inodes that have no name but are held: to be freed with [`free_orphans`](super::free_orphans) when the
+    /// last hold goes.
     pub orphans: Vec<InodeKey>,
     /// Files whose mapped blocks were replaced or freed: direct readers must forget their extents before the
     /// blocks are used again.
     pub remapped: Vec<InodeKey>,
-    /// Holds that a log gave up (last close after the name was gone).
+    /// Holds that a log gave up (last close after the last name was removed).
     pub unheld: Vec<(SessionId, InodeKey)>,
     /// Reserved blocks used up, to be given back.
     pub charged: Vec<(SessionId, u64)>,
     /// Transactions that were refused.
     pub refused: Vec<(SessionId, RefusedTx)>,
-    /// What the plan saved.
+    /// Counts of the fold's work and savings.
     pub counts: Counts,
 }
 

@@ -1,4 +1,4 @@
-//! The digested state and the grants, as the fold asks for them. Reads only.
+//! The digested state and the grants, as the fold reads them. Reads only.
 
 use super::types::{Client, Leases, rights};
 use hashbrown::HashMap;
@@ -9,14 +9,14 @@ use varve_format::session::GrantRow;
 use varve_format::{DirRoot, Generation, Ino, InodeKey, LogSeq, SessionId};
 use varve_store::{InodeSlot, StoreError, Tx};
 
-/// Names read at once when a directory is looked through.
+/// Names read at once in a scan of a directory.
 const PAGE: usize = 256;
 
 /// A transaction before it changes anything.
 pub(super) struct TxView<'v, 's> {
     pub(super) tx: &'v Tx<'s>,
     pub(super) leases: &'v dyn Leases,
-    /// The directory that was asked about last: most questions are about one.
+    /// The directory of the last question: most questions are about one directory.
     dir: Option<(Ino, DirRoot)>,
 }
 
@@ -38,7 +38,7 @@ impl View for TxView<'_, '_> {
             Ok(InodeSlot::Free(generation)) => Ok(Slot::Free(generation)),
             Ok(InodeSlot::Reserved(generation)) => Ok(Slot::Reserved(generation)),
             Ok(InodeSlot::Used(inode)) => Ok(Slot::Used(inode.attr)),
-            // A number that no inode can have.
+            // No inode can have this number.
             Err(StoreError::NoInode(_) | StoreError::Invalid(_) | StoreError::NotFound) => {
                 Ok(Slot::Free(Generation(0)))
             }
@@ -78,18 +78,18 @@ impl View for TxView<'_, '_> {
     }
 }
 
-/// The grant rows of one session, each inode's asked for once.
+/// The grant rows of one session; each inode's rows are fetched once.
 pub(super) struct SessionGrants<'v> {
     pub(super) client: Client,
     pub(super) leases: &'v dyn Leases,
     known: RefCell<Known>,
 }
 
-/// Rows that were asked for.
+/// Rows that were fetched.
 #[derive(Default)]
 struct Known {
     rows: Vec<GrantRow>,
-    /// Where those of an inode are.
+    /// The ranges of `rows` of each inode.
     places: HashMap<InodeKey, Range<usize>>,
 }
 
@@ -121,7 +121,7 @@ impl<'v> SessionGrants<'v> {
     }
 }
 
-/// The bit of a batch row that stands for `ino`, if it is in the batch's span.
+/// Returns the bit of a batch row that stands for `ino`, if it is in the batch's span.
 pub(super) fn batch_bit(row: &GrantRow, ino: Ino) -> Option<u16> {
     let place = ino.0.checked_sub(row.key.ino.0)?;
     (place < 16).then(|| 1 << place)
@@ -151,8 +151,8 @@ impl Grants for SessionGrants<'_> {
                 let in_time = row.first_seq <= seq && row.last_seq.is_none_or(|last| seq <= last);
                 let may = match need {
                     Need::Links => true,
-                    // An owner without the bit gives it to itself first: what it logs under this lease
-                    // counts.
+                    // An owner without the write bit can grant it to itself, so its operations under this
+                    // lease count.
                     Need::Write => row.batch != 0 || row.rights & (rights::WRITE | rights::OWN) != 0,
                     Need::Own => row.batch != 0 || row.rights & rights::OWN != 0,
                 };

@@ -1,12 +1,12 @@
-//! When an inode goes from hand to hand for little work, its changes are better made by the daemon. Decides
-//! only that.
+//! Detects inodes whose leases change hands for little work: the daemon better makes their changes itself.
+//! Decides only that.
 //!
-//! A lease that goes over costs a dozen messages and the time that it is held at least; a forwarded change
-//! costs one message. So what counts is not how often an inode goes over but how much is changed in each
-//! hand: sessions that take turns of many changes keep their leases.
+//! A hand-over of a lease costs a dozen messages and the least hold time; a forwarded change costs one
+//! message. So the criterion is not the number of hand-overs but the changes made in each: sessions that take
+//! turns of many changes keep their leases.
 //!
-//! Forwarding ends when only one session is left, and every now and then for a few hand-overs, to see whether
-//! leases pay by now: soon at first, then after twice as long each time that they did not.
+//! Forwarding ends when only one session is left, and periodically for a few hand-overs, to test whether
+//! leases pay again: soon at first, then after twice as long each time that they did not.
 
 use hashbrown::HashMap;
 use varve_format::{InodeKey, SessionId};
@@ -14,13 +14,13 @@ use varve_format::{InodeKey, SessionId};
 /// Hand-overs within [`WINDOW_MS`] that make an inode contended.
 const HANDOVERS: u32 = 4;
 const WINDOW_MS: u64 = 200;
-/// A hand-over that so many changes were made for has paid.
+/// Changes per hand-over from which on leases pay.
 const CHANGES_PAY: u64 = 16;
-/// How long operations on a contended inode are forwarded after the last sign of contention.
+/// Duration of forwarding after the last sign of contention.
 const FORWARDED_MS: u64 = 200;
-/// How long operations on an inode are forwarded before leases are tried again, at first and at most.
+/// Duration of forwarding until leases are tried again, at first and at most.
 const TRIED_AGAIN_MS: std::ops::RangeInclusive<u64> = 100..=3200;
-/// Inodes watched at once; more make the table forget all that is past.
+/// Most inodes watched at once; beyond it the table forgets watches that have expired.
 const WATCHED_MAX: usize = 16_384;
 
 #[derive(Debug, Clone, Copy)]
@@ -28,15 +28,15 @@ struct Watch {
     last: SessionId,
     window_from_ms: u64,
     handovers: u32,
-    /// Made under leases, in the window.
+    /// Changes made under leases, in the window.
     changes: u64,
     forwarded_from_ms: u64,
     forwarded_until_ms: u64,
-    /// How long they are forwarded the next time.
+    /// Duration of the next phase of forwarding.
     phase_ms: u64,
-    /// Leases are tried until then, whatever else speaks for forwarding.
+    /// Until then leases are tried in spite of forwarded operations.
     trial_until_ms: u64,
-    /// Who had a write lease last and changed nothing under it.
+    /// The last holder of a write lease, if it changed nothing under it.
     idle: Option<SessionId>,
 }
 
@@ -58,7 +58,7 @@ impl Watch {
         }
     }
 
-    /// Whether leases went over often, and for little.
+    /// Whether leases changed hands often, and for little work.
     fn is_waste(&self) -> bool {
         self.handovers >= HANDOVERS && self.changes < u64::from(self.handovers) * CHANGES_PAY
     }
@@ -70,14 +70,14 @@ impl Watch {
     }
 }
 
-/// Watches write grants, what they were good for, and forwarded operations.
+/// Watches write grants, the changes made under them, and forwarded operations.
 #[derive(Debug, Default)]
 pub(super) struct Contention {
     inodes: HashMap<InodeKey, Watch>,
 }
 
 impl Contention {
-    /// The watch on `key`, if it went from another session to this one.
+    /// Returns the watch on `key`, if the inode went from another session to this one.
     fn gone_over(&mut self, key: InodeKey, session: SessionId, now_ms: u64) -> Option<&mut Watch> {
         if self.inodes.len() >= WATCHED_MAX && !self.inodes.contains_key(&key) {
             self.inodes
@@ -105,7 +105,7 @@ impl Contention {
         Some(watch)
     }
 
-    /// `session` got an exclusive lease on `key`.
+    /// Notes that `session` got an exclusive lease on `key`.
     pub(super) fn note_grant(&mut self, key: InodeKey, session: SessionId, now_ms: u64) {
         let Some(watch) = self.gone_over(key, session, now_ms) else {
             return;
@@ -122,7 +122,7 @@ impl Contention {
         }
     }
 
-    /// `count` changes of `key` were made under a lease that `session` gave back.
+    /// Notes that `count` changes of `key` were made under a lease that `session` gave back.
     pub(super) fn note_changes(&mut self, key: InodeKey, session: SessionId, count: u64) {
         if let Some(watch) = self.inodes.get_mut(&key) {
             watch.changes = watch.changes.saturating_add(count);
@@ -134,15 +134,15 @@ impl Contention {
         }
     }
 
-    /// Whether `session` changed nothing under its last write lease on `key`: it looks again and again, and
-    /// those who wait have work to do.
+    /// Whether `session` changed nothing under its last write lease on `key`: it polls, and waiting sessions
+    /// have work to do.
     pub(super) fn is_idle(&self, key: InodeKey, session: SessionId) -> bool {
         self.inodes
             .get(&key)
             .is_some_and(|watch| watch.idle == Some(session))
     }
 
-    /// An operation of `session` on `key` was forwarded.
+    /// Notes that an operation of `session` on `key` was forwarded.
     pub(super) fn note_forwarded(&mut self, key: InodeKey, session: SessionId, now_ms: u64) {
         if let Some(watch) = self.gone_over(key, session, now_ms)
             && now_ms >= watch.trial_until_ms
@@ -151,14 +151,14 @@ impl Contention {
         }
     }
 
-    /// Whether operations on `key` are to be forwarded at the moment.
+    /// Whether operations on `key` are being forwarded.
     pub(super) fn is_contended(&self, key: InodeKey, now_ms: u64) -> bool {
         self.inodes
             .get(&key)
             .is_some_and(|watch| watch.is_contended(now_ms))
     }
 
-    /// Inodes whose operations are forwarded at the moment.
+    /// Returns the number of inodes whose operations are being forwarded.
     pub(super) fn count(&self, now_ms: u64) -> usize {
         let contended = |watch: &&Watch| watch.is_contended(now_ms);
         self.inodes.values().filter(contended).count()

@@ -1,8 +1,8 @@
-//! The grant rows as the daemon keeps them in DRAM, beside those on media. One live row for an inode of a
-//! session, or one for a batch of new inodes. Writes nothing to media: says what is to be written.
+//! The grant rows in the daemon's DRAM, beside those on media. A session has one live row for an inode, or
+//! one for a batch of new inodes. Writes nothing to media: returns the changes to write.
 //!
-//! A number can be given out again, to the same session too, before it is known here that the inode that had
-//! it before is gone. So a row is found by number *and* generation.
+//! A number can be given out again, also to the same session, before this table learns that its earlier inode
+//! is gone. So a row is found by number *and* generation.
 
 use hashbrown::HashMap;
 use smallvec::SmallVec;
@@ -10,20 +10,20 @@ use std::collections::BTreeSet;
 use varve_format::session::GrantRow;
 use varve_format::{Generation, Ino, InodeKey, LeaseNo, SessionId};
 
-/// What has to happen to a row on media when a lease ends.
+/// Change of a row on media when a lease ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RowChange {
     /// Remove it.
     Remove(LeaseNo),
-    /// Write it as it is now.
+    /// Write its present state.
     Put(GrantRow),
-    /// Give back the number of an inode that was never made. Goes before the change of its row: a crash in
-    /// between loses nothing.
+    /// Give back the number of an inode that was never made. Precedes the change of its row, so that a crash
+    /// in between loses nothing.
     FreeNumber(InodeKey),
 }
 
 impl RowChange {
-    /// Whose row it is that changes.
+    /// Returns the lease whose row changes.
     pub(crate) const fn lease(&self) -> Option<LeaseNo> {
         match self {
             Self::Remove(lease) => Some(*lease),
@@ -33,11 +33,11 @@ impl RowChange {
     }
 }
 
-/// Where the row of an inode is.
+/// Place of an inode's row.
 #[derive(Debug, Clone, Copy)]
 struct Place {
     lease: LeaseNo,
-    /// `None`: one of a batch that was read from media, which does not name its generations.
+    /// `None`: the row is a batch that was read from media, which holds no generations.
     generation: Option<Generation>,
 }
 
@@ -52,7 +52,7 @@ impl Place {
 #[derive(Debug, Default)]
 pub(crate) struct GrantTable {
     rows: HashMap<LeaseNo, GrantRow>,
-    /// Newest last; more than one while an older life of the number is not yet taken out.
+    /// Newest last; more than one as long as a row of an earlier inode with this number remains.
     by_inode: HashMap<(SessionId, Ino), SmallVec<[Place; 1]>>,
     by_session: HashMap<SessionId, BTreeSet<LeaseNo>>,
 }
@@ -65,14 +65,14 @@ fn inodes(row: &GrantRow) -> impl Iterator<Item = Ino> + use<> {
 }
 
 impl GrantTable {
-    /// A row for one inode, or one of a batch as it was found on media.
+    /// Inserts a row for one inode, or a batch row that was read from media.
     pub(crate) fn insert(&mut self, row: GrantRow) {
         let generation = (row.batch == 0).then_some(row.key.generation);
         let places = inodes(&row).map(|ino| (ino, generation)).collect::<Vec<_>>();
         self.insert_at(row, &places);
     }
 
-    /// A row for a batch of new inodes.
+    /// Inserts a row for a batch of new inodes.
     pub(crate) fn insert_batch(&mut self, row: GrantRow, keys: &[InodeKey]) {
         let places = keys.iter().map(|key| (key.ino, Some(key.generation)));
         self.insert_at(row, &places.collect::<Vec<_>>());
@@ -105,12 +105,12 @@ impl GrantTable {
         }
     }
 
-    /// The row under which `session` may log changes of `key`.
+    /// Returns the row under which `session` may log changes of `key`.
     pub(crate) fn find(&self, session: SessionId, key: InodeKey) -> Option<&GrantRow> {
         self.rows.get(&self.place(session, key)?)
     }
 
-    /// What ending the lease of `session` on `key` does to its row. Changes nothing.
+    /// Returns the row change that ends the lease of `session` on `key`. Changes nothing.
     pub(crate) fn end_change(&self, session: SessionId, key: InodeKey) -> Option<RowChange> {
         let mut row = *self.find(session, key)?;
         if row.batch != 0 {
@@ -122,16 +122,16 @@ impl GrantTable {
         Some(RowChange::Remove(row.lease))
     }
 
-    /// As [`end_change`](Self::end_change), with the number's return if it was one of a batch: the inode may
-    /// never have been made.
+    /// As [`end_change`](Self::end_change), preceded by the return of the number if its row is a batch: the
+    /// inode may never have been made.
     pub(crate) fn give_back_changes(&self, session: SessionId, key: InodeKey) -> Vec<RowChange> {
         let of_batch = self.find(session, key).is_some_and(|row| row.batch != 0);
         let number = of_batch.then_some(RowChange::FreeNumber(key));
         number.into_iter().chain(self.end_change(session, key)).collect()
     }
 
-    /// Numbers in a session's batches, of inodes that may never have been made; without a generation where
-    /// media did not name it.
+    /// Returns the numbers in a session's batches, whose inodes may never have been made; without a
+    /// generation where media hold none.
     pub(crate) fn numbers(&self, session: SessionId) -> Vec<(Ino, Option<Generation>)> {
         let leases = self.by_session.get(&session).into_iter().flatten();
         let batches = leases
@@ -147,7 +147,7 @@ impl GrantTable {
             .collect()
     }
 
-    /// Inodes that a session may log changes of; without a generation where media did not name it.
+    /// Returns the inodes that a session may log changes of; without a generation where media hold none.
     pub(crate) fn held(&self, session: SessionId) -> Vec<(Ino, Option<Generation>)> {
         let mine = self.by_inode.iter().filter(|((whose, _), _)| *whose == session);
         let mut held: Vec<_> = mine
@@ -157,7 +157,7 @@ impl GrantTable {
         held
     }
 
-    /// The lease has ended on media too, or does with the [change](Self::end_change) that this answers.
+    /// Ends a lease that has ended on media, or ends there with the returned [change](Self::end_change).
     pub(crate) fn end(&mut self, session: SessionId, key: InodeKey) -> Option<RowChange> {
         let lease = self.place(session, key)?;
         let change = self.end_change(session, key);
@@ -180,7 +180,7 @@ impl GrantTable {
         change
     }
 
-    /// Rows of a session, as they are on media.
+    /// Returns the leases of a session's rows on media.
     pub(crate) fn of_session(&self, session: SessionId) -> Vec<LeaseNo> {
         self.by_session
             .get(&session)
@@ -190,7 +190,7 @@ impl GrantTable {
             .collect()
     }
 
-    /// The session's rows are gone on media too.
+    /// Drops the rows of a session, which are gone on media too.
     pub(crate) fn drop_session(&mut self, session: SessionId) {
         for lease in self.by_session.remove(&session).unwrap_or_default() {
             if let Some(row) = self.rows.remove(&lease) {
@@ -248,7 +248,7 @@ mod tests {
     fn end_of_an_inode_leaves_the_row_of_the_next_with_its_number() {
         let mut rows = GrantTable::default();
         rows.insert_batch(row(1, 16, 0b11), &[InodeKey::new(16, 4), InodeKey::new(17, 1)]);
-        // 16 is freed and given out again before the end of its first life is told here.
+        // 16 is freed and given out again before the table learns of the end of its first inode.
         rows.insert_batch(row(2, 16, 0b1), &[InodeKey::new(16, 5)]);
         let change = rows.end_change(S, InodeKey::new(16, 4)).unwrap();
         assert_eq!(change, RowChange::Put(row(1, 16, 0b10)));

@@ -1,5 +1,5 @@
-//! Which sessions keep which inodes alive. An inode without a name is freed only when nobody holds it; who
-//! frees it is not known here.
+//! Holds of sessions on inodes. An inode without a name is freed only when no session holds it; freeing is
+//! the caller's.
 
 use hashbrown::{HashMap, HashSet};
 use smallvec::SmallVec;
@@ -13,14 +13,14 @@ pub struct Holds {
 }
 
 impl Holds {
-    /// `session` holds `key` from now on.
+    /// Lets `session` hold `key`.
     pub fn add(&mut self, session: SessionId, key: InodeKey) {
         if self.by_session.entry(session).or_default().insert(key) {
             self.by_key.entry(key).or_default().push(session);
         }
     }
 
-    /// `session` holds `key` no more. Answers whether that was the last hold.
+    /// Ends the hold of `session` on `key`. Returns whether it was the last hold.
     pub fn remove(&mut self, session: SessionId, key: InodeKey) -> bool {
         let had = self
             .by_session
@@ -41,7 +41,7 @@ impl Holds {
         last
     }
 
-    /// `session` holds nothing more; answers the inodes that nobody holds now.
+    /// Ends all holds of `session`; returns the inodes that no session holds any more.
     pub fn drop_session(&mut self, session: SessionId) -> Vec<InodeKey> {
         let keys = self.by_session.remove(&session).unwrap_or_default();
         keys.into_iter()
@@ -49,7 +49,7 @@ impl Holds {
             .collect()
     }
 
-    /// What `from` held `to` holds now too (its client resumed).
+    /// Gives `to` the holds of `from` on `keys` (its client resumed).
     pub fn copy(&mut self, from: SessionId, to: SessionId, keys: &[InodeKey]) {
         for key in keys {
             if self.by_session.get(&from).is_some_and(|held| held.contains(key)) {
@@ -58,7 +58,7 @@ impl Holds {
         }
     }
 
-    /// Nobody holds `key` any more: it is gone.
+    /// Removes all holds on `key`, which is gone.
     pub fn forget(&mut self, key: InodeKey) {
         for session in self.by_key.remove(&key).unwrap_or_default() {
             if let Some(keys) = self.by_session.get_mut(&session) {
@@ -75,7 +75,7 @@ impl Holds {
             .is_some_and(|sessions| sessions.iter().any(|session| !except.contains(session)))
     }
 
-    /// Inodes that `session` holds.
+    /// Returns the number of inodes that `session` holds.
     #[must_use]
     pub fn count(&self, session: SessionId) -> usize {
         self.by_session.get(&session).map_or(0, HashSet::len)

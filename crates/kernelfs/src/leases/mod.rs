@@ -1,6 +1,5 @@
-//! Who may touch which inode now. Owns leases, their queue and the holds on open inodes, as plain state
-//! machines: no locks, no clock, no I/O. The caller brings the time, makes grants durable, and carries
-//! messages.
+//! Leases. Owns leases, their queue and the holds on open inodes, as plain state machines: no locks, no
+//! clock, no I/O. The caller brings the time, makes grants durable, and carries messages.
 
 mod contention;
 pub(crate) mod grants;

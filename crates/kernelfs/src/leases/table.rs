@@ -3,13 +3,14 @@
 //! Rules, each kept by construction and by the property tests:
 //! - *exclusive means exclusive*: a write lease never stands beside any lease of another session;
 //! - *first come, first served*: a request is not granted while an earlier one that conflicts with it waits;
-//! - *all or nothing*: a request gets all its leases at one moment, and pins nothing while it waits: what its
-//!   session already has can be revoked meanwhile;
-//! - a lease is asked back only `min_hold_ms` after its grant was confirmed, and only when somebody waits (or
-//!   space for rows runs out); a read lease on a contended inode at once: what it was granted for is done
-//!   under it (a fresh grant is used once), and a forwarded operation waits for it.
+//! - *all or nothing*: a request gets all its leases at one moment, and pins nothing while it waits: its
+//!   session's leases can be revoked meanwhile;
+//! - a lease is asked back only `min_hold_ms` after its grant was confirmed, and only when a request waits
+//!   (or space for rows runs out). A read lease on a contended inode is asked back at once: the operation
+//!   that it was granted for is done under it (a fresh grant is used once), and a forwarded operation waits
+//!   for it.
 //!
-//! No request waits for ever: the earliest one is kept back by holders only, each holder is revoked, and a
+//! No request waits for ever: only holders keep the earliest one waiting, each holder is revoked, and a
 //! holder that does not answer within `lease_ms` shows up in [`Table::expired`].
 
 mod query;
@@ -48,19 +49,19 @@ pub struct GrantedLease {
     pub mode: LeaseMode,
     /// Number.
     pub lease: LeaseNo,
-    /// The session did not have it before: it must be made durable if it is a write lease, then confirmed or
-    /// undone.
+    /// The session did not have this lease before. A fresh write lease must be made durable; then a fresh
+    /// lease is confirmed, or undone.
     pub fresh: bool,
-    /// The read lease that it replaces.
+    /// The read lease that this one replaces.
     pub replaces: Option<LeaseNo>,
 }
 
-/// A request that has its leases now.
+/// A request that has got its leases.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Decision {
-    /// Which request.
+    /// The request.
     pub ticket: Ticket,
-    /// Whose.
+    /// Its session.
     pub session: SessionId,
     /// In the order of the wants.
     pub leases: Vec<GrantedLease>,
@@ -69,17 +70,17 @@ pub struct Decision {
 /// A lease to be asked back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Revocation {
-    /// Whose.
+    /// The holder.
     pub session: SessionId,
     /// Inode.
     pub key: InodeKey,
     /// Number.
     pub lease: LeaseNo,
-    /// What may be kept.
+    /// Mode that the holder may keep.
     pub keep: Option<LeaseMode>,
 }
 
-/// Why a request is not even queued.
+/// Why a request is not queued.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
     /// An inode in it is contended: forward the operation.
@@ -98,7 +99,7 @@ enum Phase {
     Revoking {
         first_ms: u64,
         last_ms: u64,
-        /// What the session's [`Work`] was at `first_ms`.
+        /// The session's [`Work`] at `first_ms`.
         work_ms: u64,
     },
     /// Given back; its log is being digested.
@@ -111,9 +112,9 @@ struct Holder {
     lease: LeaseNo,
     mode: LeaseMode,
     phase: Phase,
-    /// The session was told where the file's blocks are.
+    /// The session knows the places of the file's blocks.
     mapped: bool,
-    /// Asked back for want of space, not because somebody waits.
+    /// Asked back for want of space, not for a waiting request.
     unwanted: bool,
 }
 
@@ -129,7 +130,7 @@ struct Waiter {
 /// First number of the daemon's own sessions: one for each forwarded operation.
 const INTERNAL: u64 = 1 << 63;
 
-/// All leases and those who wait for them.
+/// All leases and the requests that wait for them.
 #[derive(Debug)]
 pub struct Table {
     limits: Limits,
@@ -139,7 +140,7 @@ pub struct Table {
     /// Write leases of clients, oldest first.
     writes_by_age: BTreeMap<LeaseNo, (SessionId, InodeKey)>,
     waiters: BTreeMap<Ticket, Waiter>,
-    /// Who waits for an inode, in order.
+    /// Requests that wait for an inode, in order.
     queues: HashMap<InodeKey, Vec<Ticket>>,
     contention: Contention,
     next_ticket: u64,
@@ -147,14 +148,14 @@ pub struct Table {
     next_internal: u64,
     /// Leases that are being asked back.
     asked: BTreeMap<LeaseNo, (SessionId, InodeKey)>,
-    /// Inodes that others wait for, whose leases have come to be held since [`with_news`](Self::with_news)
-    /// was called.
+    /// Inodes with waiting requests, whose leases were confirmed after the last call of
+    /// [`with_news`](Self::with_news).
     held_anew: Vec<InodeKey>,
     pub(super) work: Works,
 }
 
 impl Table {
-    /// Empty; the first lease has the number `first_lease`.
+    /// Makes an empty table; the first lease has the number `first_lease`.
     #[must_use]
     pub fn new(limits: Limits, first_lease: LeaseNo) -> Self {
         Self {
@@ -174,7 +175,7 @@ impl Table {
         }
     }
 
-    /// A session of the daemon's own, for one operation.
+    /// Returns a session of the daemon's own, for one operation.
     pub fn internal_session(&mut self) -> SessionId {
         self.next_internal += 1;
         SessionId(self.next_internal)
@@ -186,7 +187,7 @@ impl Table {
         session.0 >= INTERNAL
     }
 
-    /// A number that no lease has.
+    /// Returns an unused lease number.
     pub fn fresh_lease(&mut self) -> LeaseNo {
         let lease = LeaseNo(self.next_lease);
         self.next_lease += 1;
@@ -228,7 +229,7 @@ impl Table {
         Ok(ticket)
     }
 
-    /// Takes a request back. Leases that [`decide`](Self::decide) gave it meanwhile stay.
+    /// Cancels a request. Leases that [`decide`](Self::decide) gave it meanwhile stay.
     pub fn cancel(&mut self, ticket: Ticket) {
         if let Some(waiter) = self.waiters.remove(&ticket) {
             for want in &waiter.wants {
@@ -260,13 +261,13 @@ impl Table {
             .find(|holder| holder.session == session)
     }
 
-    /// Whether the session has what it wants already, and may keep it.
+    /// Whether the session has the wanted lease already, and may keep it.
     fn settled(&self, session: SessionId, want: &Want) -> bool {
         self.holder(session, want.key)
             .is_some_and(|holder| holder.mode >= want.mode && matches!(holder.phase, Phase::Held { .. }))
     }
 
-    /// Whether `want` could be granted now as far as holders go.
+    /// Whether no holder prevents a grant of `want`.
     fn free_for(&self, session: SessionId, want: &Want) -> bool {
         let Some(holders) = self.holders.get(&want.key) else {
             return true;
@@ -284,10 +285,10 @@ impl Table {
         a == LeaseMode::Write || b == LeaseMode::Write
     }
 
-    /// Whether an earlier request stands before `ticket` at one of its inodes.
+    /// Whether a grant of `ticket` would overtake an earlier request for one of its inodes.
     fn overtakes(&self, ticket: Ticket, waiter: &Waiter) -> bool {
         waiter.wants.iter().any(|want| {
-            // What the session has already is no overtaking, unless it is an upgrade.
+            // A lease that the session has already overtakes nothing, unless it is an upgrade.
             !self.settled(waiter.session, want)
                 && self.queues.get(&want.key).is_some_and(|queue| {
                     queue.iter().take_while(|other| **other < ticket).any(|other| {
@@ -302,7 +303,7 @@ impl Table {
     }
 
     /// Grants every request that can have all its leases now, earliest first. The leases are taken at once;
-    /// each is to be [confirmed](Self::confirm) or [undone](Self::undo).
+    /// each must be [confirmed](Self::confirm) or [undone](Self::undo).
     pub fn decide(&mut self, now_ms: u64) -> Vec<Decision> {
         let mut decisions = Vec::new();
         let tickets: Vec<_> = self.waiters.keys().copied().collect();
@@ -334,11 +335,11 @@ impl Table {
         decisions
     }
 
-    /// A lease that nobody is kept from and nobody is asked for; `None` where there is no such, or the
-    /// session has it. Nothing is known of its use, so it does not count as one. To be
+    /// Grants a lease that conflicts with no holder and no waiting request; `None` if there is a conflict, or
+    /// the session has the lease. Its use is unknown, so it does not count as a hand-over. It must be
     /// [confirmed](Self::confirm) or [undone](Self::undo).
     pub fn take_free(&mut self, session: SessionId, want: &Want, now_ms: u64) -> Option<GrantedLease> {
-        // In turns that others wait for, even a reader costs them one.
+        // On a contended inode even a reader costs the waiting sessions a turn.
         let contended = self.contention.is_contended(want.key, now_ms);
         let has = self
             .holder(session, want.key)
@@ -413,7 +414,7 @@ impl Table {
         self.unlist(session, lease);
     }
 
-    /// Takes a lease out of all lists but that of its inode's holders.
+    /// Removes a lease from all lists except its inode's holders.
     fn unlist(&mut self, session: SessionId, lease: LeaseNo) {
         if let Some(leases) = self.by_session.get_mut(&session) {
             leases.remove(&lease);
@@ -425,7 +426,7 @@ impl Table {
         self.asked.remove(&lease);
     }
 
-    /// An exclusive lease on an inode that nobody else can know yet; held at once.
+    /// Adds an exclusive lease on an inode that no other session can know yet; held at once.
     pub fn add_new(&mut self, session: SessionId, key: InodeKey, now_ms: u64) -> LeaseNo {
         let lease = self.fresh_lease();
         self.insert(
@@ -438,7 +439,7 @@ impl Table {
         lease
     }
 
-    /// The fresh leases of a decision are durable: from now on they can be asked back.
+    /// Marks the fresh leases of a decision as durable: from now on they can be asked back.
     pub fn confirm(&mut self, session: SessionId, leases: &[GrantedLease], now_ms: u64) {
         for granted in leases {
             if let Some(holder) = self.holder_mut(session, granted.key)
@@ -457,17 +458,17 @@ impl Table {
         }
     }
 
-    /// The requests that are to wait for a new time at which a lease can be asked back
-    /// ([`next_event_ms`](Self::next_event_ms)), since nothing else wakes them then: of those that wait for
-    /// the same inode, the first.
+    /// Returns the requests to wake because a newly held lease has a time at which it can be asked back
+    /// ([`next_event_ms`](Self::next_event_ms)); no other event wakes them. For each inode that is the first
+    /// waiting request.
     pub fn with_news(&mut self) -> Vec<Ticket> {
         let keys = std::mem::take(&mut self.held_anew);
         let first = |key| self.queues.get(key)?.first().copied();
         keys.iter().filter_map(first).collect()
     }
 
-    /// The fresh leases of a decision could not be made durable: they are gone, and the read leases that they
-    /// replaced are there again.
+    /// Removes the fresh leases of a decision, which could not be made durable; restores the read leases that
+    /// they replaced.
     pub fn undo(&mut self, session: SessionId, leases: &[GrantedLease], now_ms: u64) {
         for granted in leases.iter().filter(|granted| granted.fresh) {
             let Some(holder) = self.holder(session, granted.key) else {
@@ -489,8 +490,8 @@ impl Table {
         }
     }
 
-    /// A client gives a lease back. Answers its mode, or `None` if the number is not that of a lease that the
-    /// session holds. Nobody gets the inode before [`finish_release`](Self::finish_release).
+    /// Begins the release of a lease by its client. Returns its mode, or `None` if the session holds no lease
+    /// with this number. No other session gets the inode before [`finish_release`](Self::finish_release).
     pub fn begin_release(&mut self, session: SessionId, key: InodeKey, lease: LeaseNo) -> Option<LeaseMode> {
         let holder = self.holder_mut(session, key)?;
         if holder.lease != lease || matches!(holder.phase, Phase::Granting | Phase::Releasing) {
@@ -502,8 +503,8 @@ impl Table {
         Some(mode)
     }
 
-    /// The log is digested as far as the lease needs it. With `downgrade` a read lease of the same number
-    /// stays, unless somebody waits to write. Answers whether a lease stayed.
+    /// Finishes a release when the log is digested as far as the lease needs it. With `downgrade` a read
+    /// lease of the same number stays, unless a request waits to write. Returns whether a lease stayed.
     pub fn finish_release(
         &mut self,
         session: SessionId,
@@ -530,7 +531,7 @@ impl Table {
         false
     }
 
-    /// The digest for a release failed for now: the lease is held as before, and asked back again.
+    /// Aborts a release whose digest failed: the lease is held as before, and asked back again.
     pub fn abort_release(&mut self, session: SessionId, key: InodeKey, lease: LeaseNo, now_ms: u64) {
         let work_ms = self.work.ms(session, now_ms);
         if let Some(holder) = self.holder_mut(session, key)
@@ -562,8 +563,7 @@ impl Table {
         })
     }
 
-    /// Takes all leases and requests of a session away; answers the tickets that will not be decided any
-    /// more.
+    /// Removes all leases and requests of a session; returns the tickets that will not be decided any more.
     pub fn drop_session(&mut self, session: SessionId) -> Vec<Ticket> {
         let leases = self.by_session.get(&session).cloned().unwrap_or_default();
         for (lease, key) in leases {
@@ -582,7 +582,7 @@ impl Table {
         tickets
     }
 
-    /// The inode is gone: so are its leases.
+    /// Removes the leases of an inode that is gone.
     pub fn forget_inode(&mut self, key: InodeKey) {
         for holder in self.holders.remove(&key).unwrap_or_default() {
             self.unlist(holder.session, holder.lease);
@@ -590,17 +590,17 @@ impl Table {
         self.contention.forget(key);
     }
 
-    /// An operation of `session` on `key` was forwarded.
+    /// Notes that an operation of `session` on `key` was forwarded.
     pub fn note_forwarded(&mut self, key: InodeKey, session: SessionId, now_ms: u64) {
         self.contention.note_forwarded(key, session, now_ms);
     }
 
-    /// `count` changes of `key` were made under a write lease that `session` gives back.
+    /// Notes that `count` changes of `key` were made under a write lease that `session` gives back.
     pub fn note_changes(&mut self, key: InodeKey, session: SessionId, count: u64) {
         self.contention.note_changes(key, session, count);
     }
 
-    /// Remembers that `session` learned where the blocks of `key` are; `false` if it has no lease.
+    /// Notes that `session` learned the places of the blocks of `key`; `false` if it has no lease.
     pub fn note_mapped(&mut self, session: SessionId, key: InodeKey) -> bool {
         match self.holder_mut(session, key) {
             Some(holder) => {

@@ -32,7 +32,7 @@ fn read(n: u64) -> Want {
     want(n, LeaseMode::Read)
 }
 
-/// Requests and confirms; the request must be granted at once.
+/// Requests and confirms leases; they must be granted at once.
 fn grant(table: &mut Table, session: SessionId, wants: &[Want], now: u64) -> Decision {
     let ticket = table.request(session, wants, now).unwrap();
     let decisions = table.decide(now);
@@ -84,7 +84,7 @@ fn read_lease_is_there_again_when_what_replaced_it_is_undone() {
     assert_eq!(table.lease(A, key(5)), Some((read_lease, LeaseMode::Read)));
     assert_eq!(table.mappers(key(5)).collect::<Vec<_>>(), [A]);
     assert_eq!(table.lease(A, key(6)), None);
-    // Of a session that has ended nothing comes again.
+    // A session that has ended gets nothing back.
     table.request(A, &[write(5)], 3).unwrap();
     let decision = table.decide(3).remove(0);
     table.drop_session(A);
@@ -111,7 +111,7 @@ fn waiting_request_pins_nothing_so_crossed_requests_both_end() {
     let mut table = table();
     grant(&mut table, A, &[write(1)], 0);
     grant(&mut table, B, &[write(2)], 0);
-    // Each wants both: what each has is asked back while it waits.
+    // Each session wants both leases: its own lease is asked back while it waits.
     table.request(A, &[write(1), write(2)], 5).unwrap();
     table.request(B, &[write(2), write(1)], 5).unwrap();
     assert!(table.decide(5).is_empty());
@@ -254,8 +254,8 @@ fn contended_inode_is_refused_for_writing_until_it_is_quiet() {
     assert!(table.request(A, &[write(1)], now + 300).is_ok());
 }
 
-/// A and B take key 1 from each other, changing it so often each time, until it is contended or `until_ms`.
-/// Answers when that was.
+/// A and B take key 1 from each other, with `changes` changes each time, until it is contended or `until_ms`.
+/// Returns the time of the contention.
 fn take_turns(table: &mut Table, mut now: u64, until_ms: u64, changes: u64) -> Option<u64> {
     let mut session = A;
     while now < until_ms {
@@ -284,7 +284,7 @@ fn lease_that_is_worth_its_way_goes_on_from_hand_to_hand() {
 #[test]
 fn leases_are_tried_again_now_and_then_while_sessions_take_turns() {
     let mut table = table();
-    // While its operations are forwarded, by turns too.
+    // Sessions take turns during forwarding, too.
     let forwarded = |table: &mut Table, mut now: u64| {
         let mut session = A;
         while table.is_contended(key(1), now) {
@@ -292,7 +292,7 @@ fn leases_are_tried_again_now_and_then_while_sessions_take_turns() {
             session = if session == A { B } else { A };
             now += 1;
         }
-        // What is still on its way to be forwarded does not end the trial; hand-overs without work do.
+        // A late forwarded operation does not end the trial; hand-overs without work do.
         table.note_forwarded(key(1), session, now);
         assert!(!table.is_contended(key(1), now));
         now
@@ -306,21 +306,21 @@ fn leases_are_tried_again_now_and_then_while_sessions_take_turns() {
     }
     assert!(phases[0] <= 110 && phases.is_sorted(), "{phases:?}");
     assert!((3100..3400).contains(&phases[7]), "{phases:?}");
-    // Once leases have paid it is tried soon again.
+    // Once leases have paid, the next trial comes soon again.
     assert_eq!(take_turns(&mut table, now, now + 1000, 100), None);
     let first = take_turns(&mut table, now + 1000, now + 2000, 3).unwrap();
     let again = forwarded(&mut table, first);
     assert!(again < first + 110);
     let again = take_turns(&mut table, again, again + 1000, 3).unwrap();
-    // One that is alone is not kept waiting for that.
+    // A session that is alone does not wait for a trial.
     table.note_forwarded(key(1), A, again);
     table.note_forwarded(key(1), A, again + 150);
     assert!(table.is_contended(key(1), again + 150));
     assert!(!table.is_contended(key(1), again + 200));
 }
 
-/// Who waits while a lease is on its way into other hands does not know when to ask for it back: it is told
-/// when that is known.
+/// A request that waits while a lease changes hands does not know the time of the recall: it is woken when
+/// that is known.
 #[test]
 fn who_waits_hears_when_a_lease_has_come_into_other_hands() {
     let mut table = table();
@@ -338,8 +338,8 @@ fn who_waits_hears_when_a_lease_has_come_into_other_hands() {
     table.check();
 }
 
-/// Who only looks whether it is its turn (a lock file that is there) keeps nobody waiting, and has the usual
-/// time again when it was.
+/// A session that only polls (a lock file that exists) keeps no other waiting, and gets the usual hold time
+/// again when it changes something.
 #[test]
 fn who_changed_nothing_under_its_last_lease_is_asked_for_the_next_at_once() {
     let mut table = table();
@@ -457,7 +457,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..60)
 }
 
-/// Grants what can be granted and checks that nothing was overtaken.
+/// Grants as many requests as possible and checks that none was overtaken.
 fn settle(table: &mut Table, waiting: &mut Vec<(Ticket, SessionId, Vec<Want>)>, now: u64) {
     for decision in table.decide(now) {
         let at = waiting
@@ -539,7 +539,7 @@ proptest! {
             table.revocations(now);
             table.check();
         }
-        // Obedient clients from here on: every request is served.
+        // Clients are obedient from here on: every request is served.
         for _ in 0..200 {
             if waiting.is_empty() {
                 break;
@@ -567,13 +567,13 @@ fn lease_ahead_is_taken_from_nobody_and_before_nobody() {
     table.confirm(B, &[shared], 0);
     assert!(table.take_free(A, &write(5), 0).is_none(), "B reads");
     assert!(table.revocations(1000).is_empty(), "nobody waits");
-    // Its own read lease makes room for more.
+    // Its own read lease is no obstacle to the write lease.
     let alone = table.take_free(A, &read(6), 0).unwrap();
     table.confirm(A, &[alone], 0);
     let more = table.take_free(A, &write(6), 0).unwrap();
     assert_eq!(more.replaces, Some(alone.lease));
     table.confirm(A, &[more], 0);
-    // One who waits comes first.
+    // A waiting session comes first.
     table.request(B, &[write(6)], 10).unwrap();
     assert!(table.take_free(SessionId(3), &read(6), 10).is_none());
     table.check();

@@ -1,5 +1,5 @@
-//! For how long the daemon has worked for each session: its client gives leases back one batch after another,
-//! or waits for space under one, and cannot answer for the daemon's share. Knows nothing of leases.
+//! Time that the daemon has worked for each session. A client that gives leases back one batch after another,
+//! or waits for space under one, cannot answer for the daemon's share. Knows nothing of leases.
 
 use std::collections::HashMap;
 use varve_format::SessionId;
@@ -7,7 +7,7 @@ use varve_format::SessionId;
 #[derive(Debug, Clone, Copy, Default)]
 struct Work {
     done_ms: u64,
-    /// Pieces of work under way, and since when there is one.
+    /// Pieces of work under way, and the time since which there is one.
     under_way: u32,
     since_ms: u64,
 }
@@ -22,12 +22,12 @@ impl Work {
     }
 }
 
-/// That of all sessions.
+/// The work for all sessions.
 #[derive(Debug, Default)]
 pub(super) struct Works(HashMap<SessionId, Work>);
 
 impl Works {
-    /// All of it until now, what goes on side by side once.
+    /// Returns the total work until now; parallel pieces count once.
     pub(super) fn ms(&self, session: SessionId, now_ms: u64) -> u64 {
         self.0.get(&session).map_or(0, |work| work.total_ms(now_ms))
     }
@@ -40,7 +40,7 @@ impl Works {
         work.under_way += 1;
     }
 
-    /// Whether no work is under way any more.
+    /// Ends one piece of work; returns whether none is under way any more.
     pub(super) fn end(&mut self, session: SessionId, now_ms: u64) -> bool {
         let Some(work) = self.0.get_mut(&session) else {
             return false;

@@ -1,4 +1,4 @@
-//! Leases as clients ask for them: waiting, making grants durable. How they come back is `release`'s.
+//! Grants of leases to clients: waiting, and making grants durable. `release` takes leases back.
 
 use crate::config::Config;
 use crate::counters::Counters;
@@ -27,14 +27,14 @@ use varve_store::StoreError;
 
 /// Longest sleep of a waiting thread: a test's clock may have moved without a wake-up.
 const NAP_MS: u64 = 20;
-/// So many times the leases of another session are a mount's.
+/// Factor by which a mount's bound on leases exceeds that of another session.
 const MOUNT_LEASES: u32 = 4;
 /// Most leases that any session should keep.
 const LEASES_MOST: u32 = 1 << 20;
 /// Write leases asked back at once when the grant table is full.
 const ROWS_WANTED: usize = 64;
 
-/// What granting leases takes.
+/// Context of granting leases.
 #[derive(Clone, Copy)]
 pub(crate) struct Leasing<'k> {
     core: Core<'k>,
@@ -45,7 +45,7 @@ pub(crate) struct Leasing<'k> {
 }
 
 impl<'k> Leasing<'k> {
-    /// Out of the daemon's nouns.
+    /// Borrows its parts from the daemon.
     pub(crate) fn of(kernel: &'k KernelFs) -> Self {
         Self {
             core: Core::of(kernel),
@@ -105,7 +105,7 @@ impl<'k> Leasing<'k> {
         Ok(grants)
     }
 
-    /// Leases on inodes that a session may want next, as far as they are to be had at once and for nothing.
+    /// Grants leases on inodes that a session may want next, if they are free at once.
     fn neighbours(&self, session: &Arc<Session>, near: &Near) -> Vec<Grant> {
         let mode = near.mode;
         if mode == LeaseMode::Write && (session.read_only || self.core.check_writable().is_err()) {
@@ -121,8 +121,8 @@ impl<'k> Leasing<'k> {
         let named = near.these.iter().filter(|key| session.knows(**key));
         let named = named.filter_map(|key| self.core.store.get_key(*key).ok().map(|inode| inode.attr));
         let there = named.chain(next);
-        // A directory that is to be changed is asked for by who changes it: with its lease goes what others
-        // know of its names.
+        // A directory is left to the session that changes it: granting its lease would take away the other
+        // sessions' leases on its names.
         let wants: Vec<_> = there
             .filter(|attr| attr.nlink > 0 && (mode == LeaseMode::Read || !attr.is_dir()))
             .filter(|attr| session.knows(attr.key))
@@ -152,12 +152,12 @@ impl<'k> Leasing<'k> {
         if decision.leases.is_empty() {
             return Vec::new();
         }
-        // One that is gone by now, or a full table of rows: there are none, then.
+        // If an inode is gone by now, or the table of rows is full, nothing is granted.
         self.make_durable(session, &decision).unwrap_or_default()
     }
 
-    /// Asks old leases of a session back that has far too many: a client keeps the limit by itself, but
-    /// counts neither spare numbers nor files that are deleted and not digested yet.
+    /// Asks old leases back from a session that has far too many: a client keeps the limit by itself, but
+    /// counts neither spare numbers nor deleted files that are not digested yet.
     pub(super) fn make_room(&self, session: &Session) {
         let mut sessions = self.core.locked();
         let most = 4 * leases_max(&self.core.env.config, session) as usize;
@@ -252,13 +252,13 @@ impl<'k> Leasing<'k> {
         sessions.pump(self.core.now_ms());
     }
 
-    /// Writes the rows of a decision, then lets it count.
+    /// Writes the rows of a decision, then puts them into effect.
     fn make_durable(&self, session: &Arc<Session>, decision: &Decision) -> Result<Vec<Grant>, StoreError> {
         let written = self.write_grants(session, decision);
         self.settle_grants(session, decision, written)
     }
 
-    /// Lets the rows of a decision count that are on media, if the session is still there.
+    /// Puts the rows of a decision, which are on media, into effect, if the session still exists.
     fn settle_grants(
         &self,
         session: &Session,
@@ -269,7 +269,7 @@ impl<'k> Leasing<'k> {
         let mut sessions = self.core.locked();
         match written {
             Ok((_, rows)) if !sessions.entries.contains_key(&session.id) => {
-                // Sealed and ended meanwhile: nobody else would remove them.
+                // Sealed and ended meanwhile: no other code would remove the rows.
                 drop(sessions);
                 let leases = rows.iter().map(|row| RowChange::Remove(row.lease));
                 write_rows(self.core, &leases.collect::<Vec<_>>())?;
@@ -301,7 +301,7 @@ impl<'k> Leasing<'k> {
             let attr = self
                 .attr_of(session, granted.key)
                 .map_err(|_| StoreError::NoInode(granted.key))?;
-            // While it has the lease, and the file open after that, it keeps the rights of now.
+            // Remembers the rights for as long as the session has the lease or, after that, the file open.
             session.rights(&attr);
             if granted.fresh && granted.mode == LeaseMode::Write {
                 rows.push(grant_row(session, granted, &attr, first_seq));
@@ -330,8 +330,8 @@ impl<'k> Leasing<'k> {
         self.attr_of(session, key)
     }
 
-    /// Attributes as digested. Of an inode that this session has made and that is not digested yet, after a
-    /// digest.
+    /// Returns attributes as digested. If this session has made the inode and it is not digested yet, digests
+    /// the log first.
     pub(crate) fn attr_of(&self, session: &Arc<Session>, key: InodeKey) -> Result<InodeAttr, IpcError> {
         match self.core.store.get_key(key) {
             Ok(inode) => Ok(inode.attr),
@@ -349,7 +349,7 @@ impl<'k> Leasing<'k> {
         }
     }
 
-    /// The grant table is full: asks old leases back and waits until some are.
+    /// Asks old leases back because the grant table is full, and waits until some are.
     pub(super) fn await_rows(&self, until_ms: u64) {
         let mut sessions = self.core.locked();
         let now_ms = self.core.now_ms();
@@ -368,7 +368,8 @@ impl<'k> Leasing<'k> {
     }
 }
 
-/// How many leases a session should keep. A mount of root's or the pool's owner serves all programs.
+/// Returns the most leases that a session should keep. A mount of root's or the pool's owner serves all
+/// programs.
 pub(crate) fn leases_max(config: &Config, session: &Session) -> u32 {
     if session.kind == ClientKind::Shim && session.privileged {
         config.leases_max.saturating_mul(MOUNT_LEASES).min(LEASES_MOST)
@@ -377,14 +378,14 @@ pub(crate) fn leases_max(config: &Config, session: &Session) -> u32 {
     }
 }
 
-/// What a grant lets a session log: everything for privileged ones, else what its user may do to the inode
-/// now. A row without any right still lets it add and remove names of the inode.
+/// Makes the row of a grant: full rights for privileged sessions, else the present rights of its user on the
+/// inode. A row without any right still lets the session add and remove names of the inode.
 fn grant_row(session: &Session, granted: &GrantedLease, attr: &InodeAttr, first_seq: LogSeq) -> GrantRow {
     let mut bits = 0;
     if session.privileged || session.cred.uid == attr.uid {
         bits |= rights::OWN;
     }
-    // A file that was opened for writing stays so; names are asked for anew each time.
+    // A file that was opened for writing stays writable; rights on directories are checked anew each time.
     let writes = match attr.is_dir() {
         true => session.may(attr, 3),
         false => session.rights(attr) & 2 != 0,

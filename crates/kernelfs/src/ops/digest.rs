@@ -1,4 +1,4 @@
-//! Running digests, and what follows from them: pages, barriers, reservations, holds, rows.
+//! Runs digests, and applies their results: pages, barriers, reservations, holds, rows.
 
 use crate::counters::Counters;
 use crate::digest::pipeline::BatchPrefetch;
@@ -24,20 +24,19 @@ use varve_ipc::{PageState, SessionPage, Upcall};
 use varve_media::Region;
 use varve_store::StoreError;
 
-/// Payloads of writes that are so long are copied straight from the log to their place, or to the block that
-/// they are a part of.
+/// Write payloads of at least this length are copied straight from the log to their blocks.
 const LEAVE_BYTES: usize = 1024;
 
 /// Most files that one barrier names.
 const BARRIER_KEYS_MAX: usize = 4096;
 
-/// How often it is told that there is no space, in milliseconds.
+/// Interval of log messages about a lack of space, in milliseconds.
 const NO_SPACE_TOLD_MS: u64 = 60_000;
 
-/// How much is digested at once. Two batches are under way at a time, one gathered and one applied; the
-/// client must have chunks to write to meanwhile. And they pass from one processor to the other: what is
-/// small enough does that in the cache. Of entries no more than there are by default, so that what waits for
-/// the transaction (requests for leases and numbers, of anybody) soon goes on.
+/// Returns the size of a batch. Two batches are under way at a time, one gathered and one applied; the client
+/// must have chunks to write to meanwhile. Batches pass from one processor to the other, and small ones stay
+/// in the cache. The number of entries stays at the default, so that other users of the transaction (requests
+/// for leases and numbers, of any session) soon go on.
 fn batch_limits(log_bytes: u64) -> GatherLimits {
     let limits = GatherLimits::default();
     GatherLimits {
@@ -72,7 +71,7 @@ impl Leases for LeaseView<'_> {
     }
 
     fn held(&self, key: InodeKey, except: &[SessionId]) -> bool {
-        // Clients that have not come back yet may hold anything.
+        // Clients that have not reconnected yet may hold any inode.
         self.env.in_grace() || self.locked().holds.held(key, except)
     }
 
@@ -97,12 +96,12 @@ impl Leases for LeaseView<'_> {
     fn reserved(&self, session: SessionId) -> Option<u64> {
         let sessions = self.locked();
         let session = &sessions.entries.get(&session)?.session;
-        // What a session had before a restart is not known.
+        // A session's reservations before a restart are not known.
         (!session.of_earlier_daemon).then(|| session.reserved.load(Ordering::Acquire))
     }
 }
 
-/// What taking over a digest's changes takes.
+/// Context of applying a digest's changes to the daemon's state.
 #[derive(Clone, Copy)]
 pub(crate) struct TakeOver<'k> {
     core: Core<'k>,
@@ -111,7 +110,7 @@ pub(crate) struct TakeOver<'k> {
 }
 
 impl<'k> TakeOver<'k> {
-    /// Out of the daemon's nouns.
+    /// Borrows its parts from the daemon.
     pub(crate) const fn of(kernel: &'k KernelFs) -> Self {
         Self {
             core: Core::of(kernel),
@@ -120,11 +119,12 @@ impl<'k> TakeOver<'k> {
         }
     }
 
-    /// Takes over what one durable record changed. Answers row changes that are still to be written.
+    /// Applies the changes of one durable record to the daemon's state. Returns row changes that are still to
+    /// be written.
     pub(crate) fn take_over(&self, applied: &Applied) -> Vec<RowChange> {
         let until_ms = self.core.now_ms() + self.core.env.config.lease_ms;
         self.counters.add(&applied.counts);
-        // A hostile log may hold thousands.
+        // A hostile log may hold thousands of bad transactions.
         for (session, refused) in applied.refused.iter().take(8) {
             tracing::warn!(%session, seq = %refused.seq, "a transaction was refused: {}", refused.why);
         }
@@ -141,7 +141,7 @@ impl<'k> TakeOver<'k> {
         for (session, key) in &applied.unheld {
             sessions.unhold(*session, *key);
         }
-        // The last hold may have gone between the digest's look and its record.
+        // The last hold may have gone between the digest's check and its record.
         for key in &applied.orphans {
             if !sessions.holds.held(*key, &[]) {
                 sessions.unheld.insert(*key);
@@ -172,7 +172,7 @@ impl<'k> TakeOver<'k> {
             self.segments.replaced(&|key| keys.contains(&key), applied.tx);
         }
         let mut changes = Vec::new();
-        // A row that is part of the record is as it should be: it lost all these inodes there. One that came
+        // A row that the record wrote is up to date: it lost all these inodes there. A row that was added
         // since is not.
         let written = |change: &RowChange| change.lease().is_some_and(|lease| applied.wrote_row(lease));
         for key in &applied.freed {
@@ -189,12 +189,12 @@ impl<'k> TakeOver<'k> {
         changes
     }
 
-    /// A session has obeyed a barrier.
+    /// Notes that a session has obeyed a barrier.
     pub(crate) fn barrier_ack(&self, session: &Session, tx: varve_format::TxId) {
         let mut sessions = self.core.locked();
         if let Some(member) = sessions.entries.get_mut(&session.id) {
-            // Only this one: digests and moves in several threads may send theirs in another order than they
-            // commit.
+            // Acknowledges this barrier only: digests and moves in several threads may send theirs in another
+            // order than they commit.
             if let Some(barrier) = member.barriers.get_mut(&tx) {
                 barrier.parts = barrier.parts.saturating_sub(1);
                 if barrier.parts == 0 {
@@ -206,7 +206,7 @@ impl<'k> TakeOver<'k> {
     }
 }
 
-/// What digesting logs takes.
+/// Context of digesting logs.
 #[derive(Clone, Copy)]
 pub(crate) struct Digests<'k> {
     core: Core<'k>,
@@ -217,7 +217,7 @@ pub(crate) struct Digests<'k> {
 }
 
 impl<'k> Digests<'k> {
-    /// Out of the daemon's nouns.
+    /// Borrows its parts from the daemon.
     pub(crate) const fn of(kernel: &'k KernelFs) -> Self {
         Self {
             core: Core::of(kernel),
@@ -239,8 +239,8 @@ impl<'k> Digests<'k> {
         }
     }
 
-    /// Digests a session's log as far as it is contiguous and, if given, up to `upto`: at least what is in it
-    /// now. Answers how far it is digested. Durable.
+    /// Digests a session's log as far as it is contiguous and, if given, up to `upto`: at least its present
+    /// entries. Returns the digested number. Durable.
     ///
     /// # Errors
     /// The store's. A device's error latches the pool.
@@ -251,8 +251,8 @@ impl<'k> Digests<'k> {
     ) -> Result<LogSeq, StoreError> {
         let mut reader = session.reader.lock();
         if SessionPage::state(&*session.page) == PageState::Sealed {
-            // Its client may have appended since, and will do that again elsewhere: only what its seal covers
-            // counts.
+            // Its client may have appended since, and repeats those operations elsewhere: only entries that
+            // its seal covers count.
             return Ok(reader.digested);
         }
         self.digest_reader(session, &mut reader, BatchLimit::Live(upto), BaseLimit::Now)
@@ -272,7 +272,7 @@ impl<'k> Digests<'k> {
         self.digest_reader(session, &mut reader, BatchLimit::Sealed(seal), limit)
     }
 
-    /// Digests what is committed in all logs.
+    /// Digests the committed entries of all logs.
     ///
     /// # Errors
     /// The store's; every log was tried.
@@ -294,7 +294,7 @@ impl<'k> Digests<'k> {
             }
             first
         };
-        // A deterministic test runs without threads of its own accord.
+        // A deterministic test starts no threads of its own accord.
         let background = self.core.lifecycle.background.load(Ordering::Acquire);
         let threads = if background {
             self.core.env.config.digest_threads()
@@ -304,7 +304,7 @@ impl<'k> Digests<'k> {
         std::thread::scope(|scope| {
             let spawn = |_| {
                 let thread = std::thread::Builder::new().name("varve-digest".into());
-                // Without one to spare the others take its part.
+                // If a thread cannot be started, the others do its part.
                 thread.spawn_scoped(scope, work).ok()
             };
             let others: Vec<_> = (1..threads.min(sessions.len())).filter_map(spawn).collect();
@@ -328,8 +328,8 @@ impl<'k> Digests<'k> {
         };
         let len_bytes = log.len_bytes();
         let limits = batch_limits(len_bytes);
-        // Something that was left in the log was not what it seemed to be: from then on all is looked at
-        // before it is folded.
+        // Set when a payload that was left in the log did not match its header: from then on all payloads are
+        // checked before the fold.
         let unsure = AtomicBool::new(false);
         let gather = |reading: &SessionLog, digested| {
             let newest_tx = || limit.newest(self.core.store);
@@ -352,7 +352,8 @@ impl<'k> Digests<'k> {
                         self.health
                             .log_failed(session.id, Some(&session.log_faults), &error);
                         let error = StoreError::from(error);
-                        // Its entries are nowhere else: who waits for its leases would wait for ever.
+                        // The entries exist nowhere else: sessions that wait for its leases would wait for
+                        // ever.
                         if error.is_device() {
                             self.core.stop_writing(&error);
                         }
@@ -364,9 +365,9 @@ impl<'k> Digests<'k> {
                 }
                 let entries = batch.upto.0 - reader.digested.0;
                 done_bytes += batch.log_bytes.max(entries * HEADER_SIZE as u64);
-                // What was in the log at the beginning is in these batches, so this is all that was asked
-                // for. A client may log as fast as this goes on, and there are others, and a seal, that wait
-                // for the thread and the reader.
+                // These batches hold everything that was in the log at the beginning, so the request is
+                // satisfied. A client may log as fast as this loop digests, and other sessions, and a seal,
+                // wait for the thread and the reader.
                 let enough = done_bytes >= len_bytes && matches!(cut, BatchLimit::Live(_));
                 if batch.more && !enough {
                     ahead.begin(&reader.log, &batch);
@@ -396,8 +397,8 @@ impl<'k> Digests<'k> {
         result
     }
 
-    /// Digests one batch, and moves the reader on. On an error the reader stands where the last durable
-    /// record left it.
+    /// Digests one batch, and advances the reader. On an error the reader stands behind the last durable
+    /// record.
     fn apply_batch(
         &self,
         session: &Arc<Session>,
@@ -450,8 +451,8 @@ impl<'k> Digests<'k> {
         Ok(done)
     }
 
-    /// Logs stay as they are until there is space again: the mover is asked to make some, and it is told once
-    /// a minute.
+    /// Leaves logs as they are until there is space again: asks the mover to make some, and logs a message
+    /// once a minute.
     pub(crate) fn wait_for_space(&self, error: &StoreError) {
         let now_ms = self.core.now_ms().max(1);
         self.counters.no_space_ms.store(now_ms, Ordering::Relaxed);

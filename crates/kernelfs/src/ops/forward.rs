@@ -1,5 +1,4 @@
-//! Operations that the daemon does for a client. Owns the leases that this takes and the order of numbers;
-//! what an operation does is the digest's.
+//! Forwarded operations. Owns the leases that they take and the order of numbers; the digest executes them.
 
 use crate::counters::Counters;
 use crate::digest::{self, Client, ForwardError};
@@ -26,13 +25,13 @@ use zerocopy::FromBytes;
 
 /// Most supplementary groups of a caller (`NGROUPS_MAX`).
 const GROUPS_MAX: usize = 65_536;
-/// How often what has a name is looked up again because others renamed it meanwhile.
+/// Rounds of looking up a name that other sessions rename meanwhile.
 const LOOKS_MAX: usize = 16;
-/// Blocks that an `fallocate` takes at most beside those of its holes: two that it zeroes in part, and three
-/// of the file's map.
+/// Most blocks that an `fallocate` takes beside those of its holes: two that it zeroes in part, and three of
+/// the file's map.
 const FALLOCATE_BESIDE: u64 = 5;
 
-/// What an operation touches, each once.
+/// Inodes that an operation touches, each once.
 struct Touched {
     keys: Vec<InodeKey>,
     /// A name moves between directories: perhaps with a directory under it.
@@ -50,7 +49,7 @@ fn touched(op: &LogOp<'_>) -> Touched {
         | LogOp::SetXattr { key, .. }
         | LogOp::RemoveXattr { key, .. }
         | LogOp::Forget { key } => vec![key],
-        // The new inode is nobody's but the session's.
+        // Only the session knows the new inode.
         LogOp::Create { dir, .. } => vec![dir],
         LogOp::Link { dir, key, .. } | LogOp::Unlink { dir, key, .. } => vec![dir, key],
         LogOp::Rename {
@@ -72,19 +71,19 @@ fn touched(op: &LogOp<'_>) -> Touched {
     Touched { keys, moves }
 }
 
-/// Blocks that an operation takes at most, whatever it finds.
+/// Returns the most blocks that an operation can take.
 fn cost(op: &LogOp<'_>, asked: &ForwardedOp) -> u64 {
     let blocks = match op {
-        // Where it begins is not known yet.
+        // The offset is not known yet.
         LogOp::Write { data, .. } if asked.append => charge_write(BLOCK_BYTES - 1, data.len() as u64),
-        // Making a name costs what moving one does.
+        // Making a whiteout costs as much as moving a name.
         _ if asked.whiteout => 2 * charge(op),
         _ => charge(op),
     };
     blocks.into()
 }
 
-/// What is under way.
+/// The operation under way.
 #[derive(Clone, Copy)]
 struct Work<'w> {
     op: &'w ForwardedOp,
@@ -92,7 +91,7 @@ struct Work<'w> {
     space: &'w Promised<'w>,
 }
 
-/// A rename of whatever has a name.
+/// A rename of the inode that has the name, which the client does not know.
 struct ByName<'o> {
     dir: InodeKey,
     name: &'o [u8],
@@ -133,7 +132,7 @@ fn client(session: &Session) -> Client {
     }
 }
 
-/// What doing a client's operation for it takes.
+/// Context of forwarded operations.
 pub(crate) struct Forwarding<'k> {
     core: Core<'k>,
     counters: &'k Counters,
@@ -145,7 +144,7 @@ pub(crate) struct Forwarding<'k> {
 }
 
 impl<'k> Forwarding<'k> {
-    /// Out of the daemon's nouns.
+    /// Borrows its parts from the daemon.
     pub(crate) fn of(kernel: &'k KernelFs) -> Self {
         Self {
             core: Core::of(kernel),
@@ -174,7 +173,7 @@ impl<'k> Forwarding<'k> {
         if malformed {
             return Err(no(libc::EINVAL));
         }
-        // An unprivileged session acts for its own user only, whatever it says.
+        // An unprivileged session acts for its own user only, whatever credentials it sends.
         let mut own;
         let op = if session.privileged {
             op
@@ -193,8 +192,8 @@ impl<'k> Forwarding<'k> {
         result
     }
 
-    /// Waits until all lower numbers of the session were carried out. One that was carried out already is
-    /// EALREADY.
+    /// Waits until all lower numbers of the session were carried out. Fails with EALREADY if `number` was
+    /// carried out already.
     fn take_turn(&self, session: &Arc<Session>, number: u64) -> Result<(), IpcError> {
         let until_ms = self.core.now_ms() + self.core.env.config.wait_ms;
         let mut last = session.turn.last.lock();
@@ -233,19 +232,19 @@ impl<'k> Forwarding<'k> {
         let by_name = ByName::of(&parsed);
         if let Some(by_name) = &by_name {
             self.may_go_by_name(by_name)?;
-            // In this order: what was missing when nobody was changing the directory, or went later, was
-            // missing at some moment of this call.
+            // In this order: a name that was missing when no client was changing the directory, or that went
+            // later, was missing at some moment of this call.
             if self.is_as_digested(by_name) && self.find_by_name(session, by_name, op)?.is_none() {
                 return Err(no(libc::ENOENT));
             }
         }
         if matches!(parsed, LogOp::Fallocate { .. }) {
-            // What it has allocated itself needs no space again.
+            // Blocks that the session has allocated itself need no space again.
             self.digests
                 .digest_session(session, None)
                 .map_err(|error| self.core.refused(&error))?;
         }
-        // As a session pays for what it logs: out of what is promised to nobody.
+        // Takes unreserved space, as a session does before it logs.
         let space = self
             .reservations
             .space_for(session, &|| self.needs(&parsed, op))?;
@@ -279,7 +278,8 @@ impl<'k> Forwarding<'k> {
         Ok(result)
     }
 
-    /// Blocks that an operation takes at most; for an `fallocate` those of its holes, as digested.
+    /// Returns the most blocks that an operation can take; for an `fallocate` the blocks of its holes, as
+    /// digested.
     fn needs(&self, parsed: &LogOp<'_>, op: &ForwardedOp) -> Result<u64, IpcError> {
         match digest::blocks_missing(self.core.store, parsed) {
             Ok(Some(holes)) => Ok(holes + FALLOCATE_BESIDE),
@@ -288,7 +288,7 @@ impl<'k> Forwarding<'k> {
         }
     }
 
-    /// The right to move directories, within `wait`. It is held while leases are waited for.
+    /// Takes the lock on moves of directories, within `wait`. It is held during waits for leases.
     fn one_move(&self, wait: Duration) -> Option<MutexGuard<'_, ()>> {
         if !self.core.env.clock.takes_turns() {
             return self.core.sessions.rename.try_lock_for(wait);
@@ -304,7 +304,7 @@ impl<'k> Forwarding<'k> {
         }
     }
 
-    /// Exclusive leases on `keys`, all at once, for a session of the daemon's own. They go with it.
+    /// Takes exclusive leases on `keys`, all at once, for a session of the daemon's own. They end with it.
     fn exclusive(&self, keys: &[InodeKey]) -> Result<SessionId, IpcError> {
         let owner = self.core.locked().table.internal_session();
         let wants: Vec<_> = keys
@@ -321,7 +321,7 @@ impl<'k> Forwarding<'k> {
         Ok(owner)
     }
 
-    /// Takes exclusive leases on `keys` for as long as the operation takes, and does it.
+    /// Does the operation under exclusive leases on `keys`.
     fn under_leases(
         &self,
         session: &Arc<Session>,
@@ -348,8 +348,8 @@ impl<'k> Forwarding<'k> {
         result
     }
 
-    /// A rename of what has a name, whatever that is. The leases are asked for all at once, so it is looked
-    /// up before them and looked at again under them.
+    /// Renames the inode that has the name. All leases are requested at once, so the name is looked up before
+    /// the request and again under the leases.
     fn forward_by_name(
         &self,
         session: &Arc<Session>,
@@ -364,15 +364,15 @@ impl<'k> Forwarding<'k> {
             keys.sort_unstable();
             keys.dedup();
             let Some(named) = named else {
-                // Perhaps it is in a log that is not digested; under the leases every log on these
+                // The name may be in a log that is not digested; under the leases every log on these
                 // directories is.
                 self.under_leases_find(session, by_name, op, &keys)?;
                 continue;
             };
             match self.under_leases(session, work, &keys, Some(named)) {
-                // Another name, or none, by now.
+                // The name is gone by now, or names another inode.
                 Err(IpcError::Errno(libc::ESTALE | libc::ENOENT)) => {}
-                // Something is to be replaced: what that means, who asks must know.
+                // The target exists: only the caller knows whether to replace it.
                 Err(IpcError::Errno(libc::EEXIST)) => return Err(no(libc::EAGAIN)),
                 other => return other,
             }
@@ -380,7 +380,7 @@ impl<'k> Forwarding<'k> {
         Err(no(libc::EAGAIN))
     }
 
-    /// ENOENT if nothing has the name when all logs on its directory are digested.
+    /// Fails with ENOENT if the name is missing when all logs on its directory are digested.
     fn under_leases_find(
         &self,
         session: &Session,
@@ -400,7 +400,8 @@ impl<'k> Forwarding<'k> {
         }
     }
 
-    /// By name only in contended directories: elsewhere clients know the names under leases, and ask nothing.
+    /// Allows renames by name only in contended directories: elsewhere clients know the names under leases,
+    /// and need no such rename.
     fn may_go_by_name(&self, by_name: &ByName<'_>) -> Result<(), IpcError> {
         let sessions = self.core.locked();
         let now_ms = self.core.now_ms();
@@ -412,14 +413,14 @@ impl<'k> Forwarding<'k> {
         }
     }
 
-    /// Whether no client may be changing the directories at this moment: what is digested then is all that
-    /// there is.
+    /// Whether no client may be changing the directories at this moment: then their digested state is
+    /// complete.
     fn is_as_digested(&self, by_name: &ByName<'_>) -> bool {
         let sessions = self.core.locked();
         !sessions.table.is_written(by_name.dir) && !sessions.table.is_written(by_name.new_dir)
     }
 
-    /// What has the name, as digested; with the rights of the caller in both directories.
+    /// Looks the name up, as digested; with the rights of the caller in both directories.
     fn find_by_name(
         &self,
         session: &Session,
@@ -451,7 +452,7 @@ impl<'k> Forwarding<'k> {
         })
     }
 
-    /// Whether there is such an inode, perhaps only in the session's own log yet.
+    /// Whether the inode exists, perhaps only in the session's own log.
     fn known_inode(&self, session: &Arc<Session>, key: InodeKey) -> Result<bool, IpcError> {
         if exists(self.core.store, key).map_err(|error| self.core.refused(&error))? {
             return Ok(true);
@@ -465,15 +466,15 @@ impl<'k> Forwarding<'k> {
         Work { op, parsed, space }: Work<'_>,
         named: Option<InodeKey>,
     ) -> Result<ForwardedResult, IpcError> {
-        // The session's own log comes first: what it has logged on other inodes may be named here.
+        // The session's own log comes first: the operation may name inodes from it.
         self.digests
             .digest_session(session, None)
             .map_err(|error| self.core.refused(&error))?;
-        // A sealed log is not digested here: then this would come before what the session has logged.
+        // A sealed log is not digested here: the operation would overtake the session's logged ones.
         if SessionPage::state(&*session.page) == PageState::Sealed {
             return Err(IpcError::Sealed);
         }
-        // Under the lease it is known what is allocated already.
+        // Under the lease the allocated blocks are known.
         if matches!(parsed, LogOp::Fallocate { .. }) && !space.fit(self.needs(parsed, op)?) {
             return Err(no(libc::ENOSPC));
         }
@@ -492,8 +493,8 @@ impl<'k> Forwarding<'k> {
                 return Err(self.core.refused(&error));
             }
         };
-        // Before anybody else can find it, and remove it; and before one without a name counts as held by
-        // nobody.
+        // Must come before any other session can find and remove the inode, and before an inode without a
+        // name counts as unheld.
         if op.open
             && let Some(attr) = &result.attr
         {

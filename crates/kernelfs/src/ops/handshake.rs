@@ -22,7 +22,7 @@ use varve_format::{LastForwarded, LogSeq, ROOT_INO, SessionId};
 use varve_ipc::{HELD_MAX, Hello, IpcError, PROTOCOL_VERSION, Peer, Welcome};
 use varve_store::StoreError;
 
-/// A session that was opened, for a client in this process.
+/// An open session, for a client in this process.
 pub struct LocalSession {
     /// The answer.
     pub welcome: Welcome,
@@ -34,13 +34,13 @@ pub struct LocalSession {
     pub log: Option<Arc<dyn varve_media::Region>>,
     /// The NVM region; privileged sessions only.
     pub nvm: Option<Arc<dyn varve_media::Region>>,
-    /// Which blocks of it were compared with their checksums, where each is compared once.
+    /// Bitmap of NVM blocks that were compared with their checksums, if each is compared once.
     pub verified: Option<Arc<varve_media::Verified>>,
-    /// What others map instead.
+    /// Segments that unprivileged sessions map instead.
     pub(crate) segments: Option<Arc<UserSegments>>,
 }
 
-/// What opening sessions takes.
+/// Context of opening sessions.
 pub(crate) struct Handshake<'k> {
     core: Core<'k>,
     logs: &'k dyn LogStore,
@@ -52,7 +52,7 @@ pub(crate) struct Handshake<'k> {
 }
 
 impl<'k> Handshake<'k> {
-    /// Out of the daemon's nouns.
+    /// Borrows its parts from the daemon.
     pub(crate) fn of(kernel: &'k KernelFs) -> Self {
         Self {
             core: Core::of(kernel),
@@ -156,7 +156,7 @@ impl<'k> Handshake<'k> {
         })
     }
 
-    /// Seals and digests the session of this token, if it still lives, and finds what is kept of it.
+    /// Seals and digests the session of this token, if it still lives, and finds its remains.
     fn end_predecessor(&self, token: u128, peer: Peer) -> Option<crate::session::table::Ended> {
         let alive = {
             let sessions = self.core.locked();
@@ -168,7 +168,7 @@ impl<'k> Handshake<'k> {
         if let Some(id) = alive {
             self.teardown.seal_session(id, "its client resumes");
             self.teardown.finish_sealed();
-            // Another thread may be at it.
+            // Another thread may be ending it.
             let until_ms = self.core.now_ms() + self.core.env.config.wait_ms;
             while self.core.locked().entries.contains_key(&id) {
                 if self.core.now_ms() >= until_ms || self.core.store.latched().is_some() {
@@ -188,9 +188,9 @@ impl<'k> Handshake<'k> {
         Some(ended)
     }
 
-    /// The client of `ended` comes back, and knows its token: it knows how the session before that ended, and
-    /// has not heard of one that was to continue it (the answer was lost). It may not hear of the next one
-    /// either: `ended` itself is kept until it is heard of.
+    /// Forgets sessions that the returning client of `ended` cannot know. It shows the token of `ended`, so
+    /// it knows how the session before ended, and got no answer about a session that was to continue `ended`.
+    /// It may not get the next answer either, so `ended` itself is kept until the client is known to have it.
     fn forget_unheard(&self, ended: &crate::session::table::Ended) {
         let (living, forgotten) = {
             let sessions = self.core.locked();
@@ -213,8 +213,8 @@ impl<'k> Handshake<'k> {
         }
     }
 
-    /// Whether one more session may be. Ended sessions, which are only kept for their clients' return, make
-    /// room.
+    /// Checks whether another session may be opened. Ended sessions, which are only kept for their clients'
+    /// return, make room.
     fn check_room(&self, peer: Peer) -> Result<(), IpcError> {
         let most = self.core.env.config.sessions_max as usize;
         let own_most = if self.core.env.is_privileged(peer.uid) {
@@ -244,9 +244,9 @@ impl<'k> Handshake<'k> {
         }
     }
 
-    /// Forgets the oldest ended session of the process that has most of them: one that opens session after
-    /// session does not keep others out. A client that keeps the rules has one for each of its mounts, and
-    /// needs the newest.
+    /// Forgets the oldest ended session of the process that has most of them: a process that opens session
+    /// after session does not keep others out. A client that keeps the rules has one for each of its mounts,
+    /// and needs the newest.
     fn forget_crowd(&self) -> bool {
         let oldest = {
             let sessions = self.core.locked();
@@ -327,7 +327,7 @@ impl<'k> Handshake<'k> {
             page: area.page,
             log: area.log,
             process: None,
-            // What it could name before it may name again.
+            // The new session may name the inodes that its predecessor could name.
             known: predecessor.and_then(|ended| ended.known.clone()),
             continues: predecessor.map(|ended| ended.id),
             segments,
@@ -338,7 +338,7 @@ impl<'k> Handshake<'k> {
                     tx.session_put(&session.row(SessionState::Live, LogSeq(0), LastForwarded::default()))?;
                     tx.commit()
                 });
-                // The table of a small pool has fewer rows than there may be sessions.
+                // The table of a small pool may have fewer rows than `sessions_max`.
                 if !matches!(put, Err(StoreError::TableFull(_))) || !self.forget_crowd() {
                     break put;
                 }
@@ -351,7 +351,7 @@ impl<'k> Handshake<'k> {
         Ok(session)
     }
 
-    /// Without them data is read by message.
+    /// Returns the user's segments. Without them data is read by message.
     fn segments_of(&self, uid: u32) -> Option<Arc<UserSegments>> {
         let len_bytes = self.core.env.config.user_bytes;
         let made = self
@@ -366,14 +366,15 @@ impl<'k> Handshake<'k> {
         })
     }
 
-    /// The new session is one of all from here on. Answers whether there are others.
+    /// Enters the new session into the table. Returns whether there are other sessions.
     fn enter(
         &self,
         session: &Arc<Session>,
         hello: &Hello,
         predecessor: Option<&crate::session::table::Ended>,
     ) -> bool {
-        // Its client may not have been told what was made and opened for it: it is not among what it names.
+        // The client may not know the inode that its last forwarded operation made and opened, and so not
+        // list it in `held`.
         let made = predecessor
             .map(|ended| ended.last_forwarded)
             .filter(|last| last.open)
@@ -405,7 +406,7 @@ impl<'k> Handshake<'k> {
     }
 }
 
-/// Sixteen bytes that nobody can guess.
+/// Returns sixteen unpredictable bytes.
 pub(crate) fn random_bytes() -> std::io::Result<[u8; 16]> {
     let mut bytes = [0; 16];
     std::fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;

@@ -1,4 +1,4 @@
-//! Inodes that clients keep open, and those without a name that are freed when nobody does.
+//! Holds of clients on inodes, and freeing of inodes without a name when the last hold ends.
 
 use crate::digest;
 use crate::error::no;
@@ -11,12 +11,12 @@ use std::sync::atomic::Ordering;
 use varve_format::InodeKey;
 use varve_ipc::{HELD_MAX, IpcError};
 
-/// Inodes without a name that are freed in one transaction at most.
+/// Most inodes without a name that one transaction frees.
 const FREED_AT_ONCE: usize = 64;
 /// Milliseconds after which freeing them makes way for other work.
 const FREE_MS: u64 = 50;
 
-/// What keeping inodes open takes, and freeing them.
+/// Context of holds, and of freeing inodes.
 #[derive(Clone, Copy)]
 pub(crate) struct HeldInodes<'k> {
     core: Core<'k>,
@@ -24,7 +24,7 @@ pub(crate) struct HeldInodes<'k> {
 }
 
 impl<'k> HeldInodes<'k> {
-    /// Out of the daemon's nouns.
+    /// Borrows its parts from the daemon.
     pub(crate) const fn of(kernel: &'k KernelFs) -> Self {
         Self {
             core: Core::of(kernel),
@@ -32,7 +32,7 @@ impl<'k> HeldInodes<'k> {
         }
     }
 
-    /// Inodes that a client holds open.
+    /// Adds a client's holds on inodes.
     pub(crate) fn hold(&self, session: &Session, keys: &[InodeKey]) -> Result<(), IpcError> {
         if keys.len() > HELD_MAX {
             return Err(no(libc::E2BIG));
@@ -45,8 +45,8 @@ impl<'k> HeldInodes<'k> {
         self.core.locked().hold(session.id, &keys)
     }
 
-    /// Whether a client may say that it has `key` open. What an unprivileged one had looked up is forgotten
-    /// when the daemon starts: then it keeps what belongs to its user.
+    /// Whether a client may claim to hold `key`. The lookups of an unprivileged client are forgotten when the
+    /// daemon starts: then it may claim inodes of its user.
     pub(crate) fn may_hold(&self, session: &Session, key: InodeKey, resumes: bool) -> bool {
         if session.knows(key) {
             return true;
@@ -63,7 +63,7 @@ impl<'k> HeldInodes<'k> {
         own
     }
 
-    /// Last closes.
+    /// Ends holds (last closes).
     pub(crate) fn drop_holds(&self, session: &Session, keys: &[InodeKey]) -> Result<(), IpcError> {
         if keys.len() > HELD_MAX {
             return Err(no(libc::E2BIG));
@@ -81,7 +81,7 @@ impl<'k> HeldInodes<'k> {
         Ok(())
     }
 
-    /// Frees inodes without a name here, unless there is a thread for it.
+    /// Frees inodes without a name here, unless a background thread does.
     pub(crate) fn free_or_leave(&self) {
         if self.core.locked().unheld.is_empty() {
             return;
@@ -93,14 +93,14 @@ impl<'k> HeldInodes<'k> {
         }
     }
 
-    /// Frees inodes that lost their last hold and have no name, for about [`FREE_MS`]: sessions that ended,
-    /// and whoever waits for their leases, wait for the thread that does this. The rest is left to the next
-    /// tick.
+    /// Frees inodes that lost their last hold and have no name, for about [`FREE_MS`]: the ends of sessions,
+    /// and sessions that wait for their leases, wait for the thread that does this. The rest is left to the
+    /// next tick.
     pub(crate) fn free_unheld(&self) {
         self.free_unheld_for(FREE_MS);
     }
 
-    /// As [`free_unheld`](Self::free_unheld), for so many milliseconds; whether the time was too short.
+    /// As [`free_unheld`](Self::free_unheld), for `ms` milliseconds; returns whether the time was too short.
     pub(crate) fn free_unheld_for(&self, ms: u64) -> bool {
         if self.core.env.in_grace() || self.core.store.latched().is_some() {
             return false;
@@ -122,8 +122,8 @@ impl<'k> HeldInodes<'k> {
         }
     }
 
-    /// Frees those of `keys` that may be freed; what needs more than one transaction is unheld again.
-    /// `false`: not now.
+    /// Frees those of `keys` that may be freed; inodes that need more than one transaction are unheld again.
+    /// `false`: not possible now.
     fn free_these(&self, keys: &[InodeKey]) -> bool {
         let change = self.core.begin_change();
         let freed = digest::free_orphans(self.core.store, keys, &LeaseView::of(self.core));
@@ -134,7 +134,7 @@ impl<'k> HeldInodes<'k> {
                 self.forget_freed(&freed.gone);
                 true
             }
-            // One that is damaged, or that there is no space for, keeps no other.
+            // An inode that is damaged, or for which there is no space, does not keep the others.
             Err(error) if keys.len() > 1 && !error.stops_writing() => {
                 let kept = keys
                     .iter()
@@ -157,7 +157,7 @@ impl<'k> HeldInodes<'k> {
         }
     }
 
-    /// Leases, holds and rows of inodes that are gone.
+    /// Removes leases, holds and rows of inodes that are gone.
     fn forget_freed(&self, keys: &[InodeKey]) {
         let sessions: Vec<_> = {
             let mut sessions = self.core.locked();
@@ -177,7 +177,7 @@ impl<'k> HeldInodes<'k> {
             sessions.filter(with_row).collect()
         };
         for session in sessions {
-            // The session cannot end between the two: rows end before their session.
+            // The session cannot end between the two steps: rows end before their session.
             let _one_at_a_time = session.row_changes.lock();
             let mut changes = Vec::new();
             {

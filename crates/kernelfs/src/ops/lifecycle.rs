@@ -20,10 +20,10 @@ use varve_format::{BLOCK_BYTES, LeaseNo};
 use varve_media::Verified;
 use varve_store::{Store, StoreError};
 
-/// Lease numbers taken from the journal at once: for one run of the daemon.
+/// Lease numbers taken from the journal for one run of the daemon.
 const LEASE_NUMBERS: u64 = 1 << 40;
 
-/// Blocks of NVM compared so far: none. Shared with sessions where the host lets us.
+/// Makes an empty bitmap of compared NVM blocks. Shared with sessions where the host allows it.
 fn new_verified(store: &Store) -> Arc<Verified> {
     let blocks = store.devices().nvm.len_bytes() / BLOCK_BYTES;
     Arc::new(Verified::shared(blocks).unwrap_or_else(|error| {
@@ -32,7 +32,7 @@ fn new_verified(store: &Store) -> Arc<Verified> {
     }))
 }
 
-/// See [`KernelFs::open`].
+/// Opens the daemon: see [`KernelFs::open`].
 pub(crate) fn open(parts: Parts) -> Result<KernelFs, KernelError> {
     parts.config.validate()?;
     let Parts {
@@ -51,8 +51,8 @@ pub(crate) fn open(parts: Parts) -> Result<KernelFs, KernelError> {
         VerifyNvm::First => store.verify_nvm_once(new_verified(&store)),
         other => store.set_verify_nvm(other != VerifyNvm::Never),
     }
-    // Before the first transaction: from here on no client of an earlier daemon believes what it reads or
-    // wrote.
+    // Must precede the first transaction: from here on no client of an earlier daemon trusts its reads or
+    // writes.
     for page in logs.pages()? {
         page.seal();
     }
@@ -101,7 +101,7 @@ pub(crate) fn open(parts: Parts) -> Result<KernelFs, KernelError> {
     Ok(kernel)
 }
 
-/// What periodic work takes.
+/// Context of periodic work.
 pub(crate) struct Upkeep<'k> {
     core: Core<'k>,
     held: HeldInodes<'k>,
@@ -110,7 +110,7 @@ pub(crate) struct Upkeep<'k> {
 }
 
 impl<'k> Upkeep<'k> {
-    /// Out of the daemon's nouns.
+    /// Borrows its parts from the daemon.
     pub(crate) fn of(kernel: &'k KernelFs) -> Self {
         Self {
             core: Core::of(kernel),
@@ -133,14 +133,14 @@ impl<'k> Upkeep<'k> {
     }
 }
 
-/// What stopping takes.
+/// Context of stopping.
 pub(crate) struct Shutdown<'k> {
     core: Core<'k>,
     teardown: Teardown<'k>,
 }
 
 impl<'k> Shutdown<'k> {
-    /// Out of the daemon's nouns.
+    /// Borrows its parts from the daemon.
     pub(crate) fn of(kernel: &'k KernelFs) -> Self {
         Self {
             core: Core::of(kernel),
@@ -154,10 +154,11 @@ impl<'k> Shutdown<'k> {
         self.core.store.end_checks();
         self.end_sessions();
         self.core.lifecycle.in_flight.close();
-        // Those that were asked for meanwhile, too.
+        // Also ends checks that were requested meanwhile.
         self.core.store.end_checks();
         let mut left_ms = self.core.env.config.wait_ms;
-        // Who comes now is counted for a moment and sent away: what was over once is over.
+        // Later requests are counted for a moment and refused, so once there was no request under way, none
+        // follows.
         let mut over = self.core.lifecycle.in_flight.are_over();
         while !over && left_ms > 0 {
             self.core.env.clock.pause(Duration::from_millis(1));
@@ -168,7 +169,7 @@ impl<'k> Shutdown<'k> {
         if !over {
             tracing::warn!("some requests did not end in time: what they have not committed they do not");
         }
-        // Of those that had begun before.
+        // Sessions of requests that had begun before.
         self.end_sessions();
         let ended = match self.core.store.latched() {
             Some(reason) => Err(StoreError::Latched(reason)),
@@ -179,13 +180,13 @@ impl<'k> Shutdown<'k> {
                 .and_then(|()| if over { self.end_in_place() } else { Ok(()) })
                 .inspect_err(|error| self.core.note_error(error)),
         };
-        // Whoever still has this object, and whatever they do with it: the pool may have another daemon from
-        // here on.
+        // Stops the store for all remaining owners of this object: the pool may have another daemon from here
+        // on.
         self.core.store.close("the daemon has stopped");
         ended
     }
 
-    /// What the next start finds needs no log: any program may open the pool that knows its version.
+    /// Records that the next start needs no log: any program that knows the pool's version may open it.
     fn end_in_place(&self) -> Result<(), StoreError> {
         let nothing_waits = {
             let sessions = self.core.locked();

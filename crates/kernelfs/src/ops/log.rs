@@ -1,4 +1,4 @@
-//! What a client asks for its own log: a digest, more room, durability.
+//! Requests of a client about its own log: a digest, more room, durability.
 
 use crate::error::no;
 use crate::health::Health;
@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use varve_format::LogSeq;
 use varve_ipc::{IpcError, SYNC_RANGES_MAX};
 
-/// What requests about logs take.
+/// Context of requests about logs.
 pub(crate) struct LogRequests<'k> {
     core: Core<'k>,
     health: &'k Health,
@@ -18,7 +18,7 @@ pub(crate) struct LogRequests<'k> {
 }
 
 impl<'k> LogRequests<'k> {
-    /// Out of the daemon's nouns.
+    /// Borrows its parts from the daemon.
     pub(crate) const fn of(kernel: &'k KernelFs) -> Self {
         Self {
             core: Core::of(kernel),
@@ -80,7 +80,7 @@ impl<'k> LogRequests<'k> {
         Ok(log.len_bytes())
     }
 
-    /// `Request::SyncLog`: what a client with a backing file does by itself.
+    /// `Request::SyncLog`: a sync that a client with the backing file does by itself.
     pub(crate) fn sync_log(&self, session: &Session, ranges: &[(u64, u64)]) -> Result<(), IpcError> {
         let Some(log) = &session.log else {
             return Err(no(libc::EROFS));
@@ -88,7 +88,7 @@ impl<'k> LogRequests<'k> {
         if ranges.len() > SYNC_RANGES_MAX {
             return Err(no(libc::E2BIG));
         }
-        // A client has each byte written once: more is work for the disk that nobody needs.
+        // A client has each byte written once: more would load the disk to no purpose.
         let bytes = ranges
             .iter()
             .fold(0_u64, |sum, (_, len)| sum.saturating_add(*len));

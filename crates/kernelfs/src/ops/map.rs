@@ -1,6 +1,6 @@
-//! The map of a file as an ordinary user's session gets it: a window at a time, with what is its user's
-//! copied into its segments. Owns the order of looking, copying and telling; where windows lie is
-//! [`crate::user_segments`]'.
+//! The map of a file for an ordinary user's session: a window at a time, with data of files that the user
+//! owns copied into its segments. Owns the order of lookup, copy and answer; [`crate::user_segments`] places
+//! the windows.
 
 use crate::placement::{Placement, Use};
 use crate::session::table::{Barrier, Sessions};
@@ -14,7 +14,7 @@ use varve_store::{Store, StoreError};
 /// Most extents of a window, and one behind it.
 const EXTENTS_MAX: usize = WINDOW_BLOCKS as usize + 2;
 
-/// The part of an extent within a window: first block and end, from the window's start.
+/// Returns the part of an extent within a window: first block and end, from the window's start.
 fn within(extent: &Extent, start: u64) -> Option<(u64, u64)> {
     let first = extent.file_block.0.max(start);
     let end = extent.end().0.min(start + WINDOW_BLOCKS);
@@ -25,7 +25,7 @@ fn is_written_nvm(extent: &Extent) -> bool {
     extent.tier == Tier::Nvm && !extent.flags.contains(ExtentFlags::UNWRITTEN)
 }
 
-/// What windows are made of.
+/// Context of building windows.
 #[derive(Clone, Copy)]
 pub(crate) struct Windows<'k> {
     pub(crate) store: &'k Store,
@@ -36,8 +36,8 @@ pub(crate) struct Windows<'k> {
 }
 
 impl Windows<'_> {
-    /// The window that `from` is in. The session has a lease on `key`, and its user may read it; that the
-    /// session maps it is noted already.
+    /// Maps the window that contains `from`. The session has a lease on `key`, its user may read the file,
+    /// and the session is already noted as mapping it.
     pub(crate) fn map(
         &self,
         segments: &Arc<UserSegments>,
@@ -61,7 +61,7 @@ impl Windows<'_> {
         Ok((tell(start, &extents, place, complete), complete))
     }
 
-    /// Where the window lies in the user's segments, if it does; copied there if it can be.
+    /// Returns the window's place in the user's segments, if it has one; copies it there if it can.
     fn place_of_window(
         &self,
         segments: &Arc<UserSegments>,
@@ -77,12 +77,11 @@ impl Windows<'_> {
         let need = parts
             .iter()
             .fold(0, |need, (first, end)| need | bits(*first, end - first));
-        // Only what is its user's own.
+        // Only files that the user owns.
         if need == 0 || attr.uid != segments.uid() {
             return None;
         }
-        // A file that ends in its first window has no more than it is long; one that goes on has a whole
-        // window.
+        // A file that ends in its first window needs only its length; a longer file needs a whole window.
         let file = attr
             .size_bytes
             .div_ceil(BLOCK_BYTES)
@@ -92,8 +91,8 @@ impl Windows<'_> {
         let len = if start == 0 { file.max(end) } else { WINDOW_BLOCKS };
         for _ in 0..2 {
             {
-                // Under the lock under which blocks are said to be replaced: a horizon of before would free
-                // what is killed after it was looked at.
+                // Under the lock under which blocks are marked as replaced: an older horizon would free
+                // windows that were killed after it was read.
                 let sessions = self.sessions.table.lock();
                 segments.release(sessions.reader_horizon());
             }
@@ -122,7 +121,7 @@ impl Windows<'_> {
         None
     }
 
-    /// Copies parts of a window, if they are the user's still.
+    /// Copies parts of a window, if the file is still the user's.
     fn fill(
         &self,
         fill: Fill,
@@ -133,14 +132,14 @@ impl Windows<'_> {
     ) -> Result<Option<u64>, StoreError> {
         let mut copies = Vec::with_capacity(parts.len());
         for (first, end) in parts {
-            // What is beyond the file's end reads as zeros.
+            // Bytes beyond the file's end read as zeros.
             let mut bytes = vec![0; ((end - first) * BLOCK_BYTES) as usize];
             self.store
                 .read(attr.key.ino, (start + first) * BLOCK_BYTES, &mut bytes)?;
             copies.push((*first, bytes));
         }
-        // The copies are in memory of ours until it is known that they were made of this user's file: any
-        // change of owner leaves its time.
+        // The copies stay in the daemon's memory until they are known to be of this user's file: any change
+        // of owner changes ctime.
         let now = self.store.get_key(attr.key)?.attr;
         if now.uid != segments.uid() || now.ctime_ns != attr.ctime_ns {
             return Ok(None);
@@ -151,8 +150,7 @@ impl Windows<'_> {
         Ok(fill.publish())
     }
 
-    /// Makes room: sessions of the user are told to forget these windows' files, as if their blocks had
-    /// moved.
+    /// Makes room: tells sessions of the user to forget these windows' files, as if their blocks had moved.
     fn forget_windows(&self, segments: &UserSegments, old: &[(u64, InodeKey)]) {
         let files: BTreeSet<InodeKey> = old.iter().map(|(_, key)| *key).collect();
         let until_ms = self.clock.monotonic_ms() + self.lease_ms;
@@ -192,8 +190,8 @@ impl Windows<'_> {
     }
 }
 
-/// What a client is told of a window that lies at block `place` of its segments. Without gaps, so that it
-/// knows the whole window.
+/// Returns the answer for a window that lies at block `place` of its segments. Without gaps, so that the
+/// client knows the whole window.
 fn tell(start: u64, extents: &[Extent], place: Option<u64>, complete: bool) -> Vec<MappedExtent> {
     let run = |first: u64, len: u64, tier, block, unwritten| MappedExtent {
         file_block: FileBlock(first),
@@ -220,7 +218,7 @@ fn tell(start: u64, extents: &[Extent], place: Option<u64>, complete: bool) -> V
         told.push(run(start + first, end - first, tier, block, unwritten));
         at = start + end;
     }
-    // Nothing until the next extent, wherever it begins: that may be in this window, if it goes on behind it.
+    // The range up to the next extent is a hole. That extent may start in this window, if it ends behind it.
     let next = extents
         .iter()
         .find(|extent| extent.end().0 > start + WINDOW_BLOCKS)
@@ -247,7 +245,7 @@ mod tests {
         }
     }
 
-    /// First block, length, whether it is in the segments and where, whether it reads as zeros.
+    /// First block, length, place in the segments if it is there, whether it reads as zeros.
     fn told(extents: &[Extent], place: Option<u64>, complete: bool) -> Vec<(u64, u32, Option<u64>, bool)> {
         let runs = tell(64, extents, place, complete);
         runs.iter()
@@ -283,9 +281,9 @@ mod tests {
                 (120, 8, Some(556), false),
             ]
         );
-        // Nothing of it in the segments: all of it by message.
+        // Nothing of it is in the segments: all is read by message.
         assert_eq!(told(&extents[..1], None, true), [(64, 6, None, false)]);
-        // A hole goes on to where the file does.
+        // A hole extends to the next extent.
         let beyond = [extent(64, 1, Tier::Nvm, none), extent(1000, 1, Tier::Nvm, none)];
         assert_eq!(
             told(&beyond, Some(0), false),
@@ -299,7 +297,7 @@ mod tests {
         let through = extent(64, 134, Tier::Nvm, none);
         let next = extent(198, 10, Tier::Nvm, none);
         assert_eq!(told(&[through, next], Some(0), false), [(64, 64, Some(0), false)]);
-        // Nor of what is between such a one and where the window ends, however it begins.
+        // Neither is the space between such an extent and the window's end, wherever the extent begins.
         let late = extent(120, 78, Tier::Nvm, none);
         assert_eq!(
             told(&[late, next], Some(0), false),

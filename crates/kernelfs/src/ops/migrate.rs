@@ -1,8 +1,8 @@
-//! Carries a policy's jobs out: a few blocks a transaction, like a digest of nobody's log. Decides nothing.
+//! Carries out a policy's jobs: a few blocks a transaction, like a digest without a log. Decides nothing.
 //!
 //! A move is copy-on-write: blocks are copied, the map is changed by one journal record, and the old blocks
 //! wait until every session that may read them has been told. A crash leaves either map. There is nothing to
-//! resume: the policy looks at the pool as it is.
+//! resume: the policy reads the state of the pool.
 
 use crate::digest::Applied;
 use crate::kernel::{Change, Core, Faults, KernelFs, SpaceLimits};
@@ -15,16 +15,16 @@ use varve_format::inode::{Content, Inode, InodeSlot};
 use varve_format::{Extent, FileBlock, Ino, InodeKey, Tier, TxId};
 use varve_store::{DataTarget, OP_ROOM, Store, StoreError};
 
-/// Most blocks of one transaction, in which nothing else is committed: 1 MiB.
+/// Most blocks of one transaction of moves, which commits nothing else: 1 MiB.
 const TX_BLOCKS: u64 = 256;
 /// Most moves of one transaction.
 const TX_MOVES: usize = 32;
-/// Slots of the inode table that one look passes at most.
+/// Most slots of the inode table that one scan passes.
 const SLOTS: usize = 4096;
-/// Steps of blocks that may wait for sessions.
+/// Most steps of blocks that may wait for sessions.
 const UNRELEASED_STEPS: u64 = 16;
 
-/// The store as a policy sees it. Damage is left to fsck: a file that cannot be looked at is not moved.
+/// The store for a policy. Damage is left to fsck: an unreadable file is not moved.
 struct StoreCatalog<'s>(&'s Store);
 
 impl Catalog for StoreCatalog<'_> {
@@ -58,27 +58,27 @@ impl Catalog for StoreCatalog<'_> {
     }
 }
 
-/// A regular file of which no unfinished truncation is to be cleared away.
+/// Whether the inode is a regular file without an unfinished truncation.
 fn movable(inode: &Inode) -> bool {
     matches!(inode.content, Content::File(_)) && (inode.orphan.is_none() || inode.attr.nlink == 0)
 }
 
-/// A move, and whether it was done: false if its blocks were not there any more.
+/// A move, and whether it was done: false if its blocks were no longer there.
 type Tried = (Move, bool);
 
-/// How a transaction of moves ended.
+/// Result of a transaction of moves.
 enum Ended {
-    /// So many of the moves were dealt with.
+    /// This number of moves was handled.
     Done { moves: usize, blocks: u64 },
     /// There is no room at the target after all.
     NoRoom,
     /// The first move failed alone.
     Bad(StoreError),
-    /// Nothing was moved, for another one's sake: to be tried alone.
+    /// Nothing was moved because of a later move: the first is to be tried alone.
     Alone,
 }
 
-/// What moving data between tiers takes.
+/// Context of moves between tiers.
 pub(crate) struct Mover<'k> {
     store: &'k Store,
     sessions: &'k Sessions,
@@ -92,7 +92,7 @@ pub(crate) struct Mover<'k> {
 }
 
 impl<'k> Mover<'k> {
-    /// Out of the daemon's nouns.
+    /// Borrows its parts from the daemon.
     pub(crate) fn of(kernel: &'k KernelFs) -> Self {
         Self {
             store: &kernel.store,
@@ -138,8 +138,8 @@ impl<'k> Mover<'k> {
         total + cooled
     }
 
-    /// Sends metadata to slower tiers before the NVM has too little room for more: how many blocks, and why
-    /// no more.
+    /// Moves metadata to slower tiers before the NVM has too little room for more: returns the number of
+    /// blocks, and why it stopped.
     fn cool_metadata(&self) -> (u64, Option<String>) {
         match self.store.demote_ahead() {
             Ok(0) if self.store.demotes_in_vain() => {
@@ -153,7 +153,7 @@ impl<'k> Mover<'k> {
         }
     }
 
-    /// The job, if there is something to say of it.
+    /// Returns the status of the job, if it moved blocks or waits.
     fn metadata_status(&self, cooled: u64, waiting: Option<String>) -> Option<PlacementStatus> {
         (cooled > 0 || waiting.is_some()).then(|| PlacementStatus {
             from: Tier::Nvm.name().into(),
@@ -183,8 +183,8 @@ impl<'k> Mover<'k> {
             ));
             return 0;
         }
-        // Until the old blocks are released both are taken: never out of what was promised to sessions, or is
-        // looked for.
+        // The move takes both old and new blocks until the old ones are released: never from reserved space,
+        // nor during a search for space.
         let _beside = self.space.turn.try_read();
         if _beside.is_none() || self.store.reserve(need).is_err() {
             job.waiting = Some("waiting: the free space is promised to sessions".into());
@@ -227,7 +227,7 @@ impl<'k> Mover<'k> {
         total
     }
 
-    /// One transaction.
+    /// Carries out one transaction.
     fn carry_some(&self, job: &Job, moves: &[Move], most: usize) -> Ended {
         let change = Change::begin(self.store, self.sessions);
         let ended = self.move_some(job, moves, most);
@@ -263,8 +263,8 @@ impl<'k> Mover<'k> {
         }
     }
 
-    /// Moves, and whether they were done or had become pointless. An error comes with the number of moves
-    /// done before it, which are undone.
+    /// Does moves; returns each with whether it was done or had become pointless. An error comes with the
+    /// number of moves done before it, which are undone.
     fn move_some(
         &self,
         job: &Job,

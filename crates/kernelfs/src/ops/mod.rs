@@ -1,8 +1,8 @@
-//! What a client or the clock asks for, one operation a file. Each takes the nouns below it; none calls
-//! another's inside.
+//! Operations that a client or the clock requests, one a file. Each takes the nouns below it; none calls
+//! another's internals.
 //!
-//! An operation is a struct of references that [`KernelFs`](crate::KernelFs) lends for one call (`of`). One
-//! that needs another holds it as a field, and only one that stands in an earlier line:
+//! An operation is a struct of references that [`KernelFs`](crate::KernelFs) lends for one call (`of`). An
+//! operation that needs another holds it as a field, and only one from an earlier line:
 //! - `rows`, `map`, `status`, `watch` need no other;
 //! - `digest`, `read`;
 //! - `holds`, `log`, `migrate`, `teardown`;

@@ -1,4 +1,4 @@
-//! Numbers of inodes that a session will make, with exclusive leases on them.
+//! Inode numbers for inodes that a session will make, with exclusive leases on them.
 
 use crate::digest::rights;
 use crate::error::no;
@@ -13,17 +13,17 @@ use varve_format::{InodeKey, LeaseNo};
 use varve_ipc::{IpcError, NUMBERS_MAX};
 use varve_store::{OP_ROOM, StoreError, Tx};
 
-/// Numbers under one row.
+/// Most numbers under one row.
 const BATCH_MAX: u16 = 16;
 
-/// What reserving numbers takes.
+/// Context of reserving numbers.
 pub(crate) struct InodeNumbers<'k> {
     core: Core<'k>,
     leasing: Leasing<'k>,
 }
 
 impl<'k> InodeNumbers<'k> {
-    /// Out of the daemon's nouns.
+    /// Borrows its parts from the daemon.
     pub(crate) fn of(kernel: &'k KernelFs) -> Self {
         Self {
             core: Core::of(kernel),
@@ -31,8 +31,8 @@ impl<'k> InodeNumbers<'k> {
         }
     }
 
-    /// `Request::AllocInodes`: numbers with exclusive leases, a row for each sixteen of them. Fewer than
-    /// asked for where not all of them find room.
+    /// `Request::AllocInodes`: reserves numbers with exclusive leases, a row for each sixteen of them. Fewer
+    /// than requested if not all of them fit.
     pub(crate) fn alloc_inodes(
         &self,
         session: &Arc<Session>,
@@ -54,7 +54,7 @@ impl<'k> InodeNumbers<'k> {
         loop {
             match self.alloc_numbers(session, near, count) {
                 Ok(inodes) => return Ok(inodes),
-                // There may be room for fewer.
+                // Fewer may fit.
                 Err(StoreError::TableFull(_) | StoreError::NoSpace { .. }) if count > BATCH_MAX => {
                     count = BATCH_MAX;
                 }
@@ -77,7 +77,7 @@ impl<'k> InodeNumbers<'k> {
         let mut tx = self.core.store.begin_with_room()?;
         let mut rows: Vec<(GrantRow, Vec<InodeKey>)> = Vec::new();
         let mut left = count;
-        // Where free numbers are scattered, a row has few: not all of the table's rows for that.
+        // Where free numbers are scattered, a row holds few: bounds the rows that one request takes.
         let rows_max = 2 * usize::from(count.div_ceil(BATCH_MAX));
         while left > 0 && (rows.is_empty() || tx.room_at_least(OP_ROOM) >= OP_ROOM && rows.len() < rows_max) {
             let some = left.min(BATCH_MAX);
@@ -89,7 +89,7 @@ impl<'k> InodeNumbers<'k> {
         self.settle_numbers(session, rows)
     }
 
-    /// Lets the rows of new numbers count that are on media, if the session is still there.
+    /// Puts the rows of new numbers, which are on media, into effect, if the session still exists.
     pub(super) fn settle_numbers(
         &self,
         session: &Session,
@@ -98,14 +98,14 @@ impl<'k> InodeNumbers<'k> {
         let now_ms = self.core.now_ms();
         let mut sessions = self.core.locked();
         if sessions.live(session.id).is_none() {
-            // Sealed meanwhile: the rows go with the session's others, unless they are gone already.
+            // Sealed meanwhile: the rows end with the session's others, unless those are gone already.
             if sessions.entries.contains_key(&session.id) {
                 for (row, keys) in rows {
                     sessions.rows.insert_batch(row, &keys);
                 }
             } else {
                 drop(sessions);
-                // The numbers too: nobody else knows of them.
+                // The numbers go too: no other session knows of them.
                 let gone = rows.iter().flat_map(|(row, keys)| {
                     let numbers = keys.iter().map(|key| RowChange::FreeNumber(*key));
                     numbers.chain([RowChange::Remove(row.lease)])

@@ -1,4 +1,4 @@
-//! Requests that only read. Each checks that the session may: by its leases, by what it has looked up, by
+//! Requests that only read. Each checks the session's rights: by its leases, by its earlier lookups, by
 //! permission bits.
 
 use crate::error::no;
@@ -25,7 +25,7 @@ const SEARCH: u32 = 1;
 /// Read permission.
 const READ: u32 = 4;
 
-/// What reading takes.
+/// Context of reads.
 pub(crate) struct Reads<'k> {
     store: &'k Store,
     sessions: &'k Sessions,
@@ -35,7 +35,7 @@ pub(crate) struct Reads<'k> {
 }
 
 impl<'k> Reads<'k> {
-    /// Out of the daemon's nouns.
+    /// Borrows its parts from the daemon.
     pub(crate) fn of(kernel: &'k KernelFs) -> Self {
         let (store, sessions) = (kernel.store(), &kernel.sessions);
         let policy = &*kernel.placer.policy;
@@ -54,9 +54,9 @@ impl<'k> Reads<'k> {
         }
     }
 
-    /// The session must have a lease on `key`: EAGAIN if it has none (any more), ESTALE if it may not even
-    /// name it or nothing is there: the leases of what another thread of the session removed are forgotten
-    /// while this one has them still.
+    /// Checks that the session has a lease on `key`: EAGAIN if it has none (any more), ESTALE if it may not
+    /// even name the inode or the inode is gone: when another thread of the session removes an inode, the
+    /// daemon forgets its leases while this thread may still count on them.
     fn leased(&self, session: &Session, key: InodeKey) -> Result<(), IpcError> {
         if !session.knows(key) {
             return Err(no(libc::ESTALE));
@@ -107,7 +107,7 @@ impl<'k> Reads<'k> {
             return Err(no(libc::EACCES));
         }
         if name == b".." {
-            // Only the daemon knows the generation that goes with a parent's number.
+            // Only the daemon knows the generation of a parent's number.
             let parent = self
                 .store
                 .get(attr.parent)
@@ -234,7 +234,7 @@ impl<'k> Reads<'k> {
     ) -> Result<(Vec<MappedExtent>, bool), IpcError> {
         self.leased(session, key)?;
         self.readable(session, key)?;
-        // Before the tree is read: whatever replaces these blocks from here on tells the session.
+        // Must precede the read of the tree: from here on the session is told when these blocks are replaced.
         if !self.sessions.table.lock().table.note_mapped(session.id, key) {
             return Err(no(libc::EAGAIN));
         }
@@ -292,7 +292,7 @@ impl<'k> Reads<'k> {
     }
 }
 
-/// What `statfs` says to who may be promised so many blocks.
+/// Returns the answer to `statfs` for a session that can reserve `promisable` blocks.
 pub(crate) fn stat_fs(space: &SpaceStats, promisable: u64) -> StatFs {
     let blocks = space.tiers.iter().map(|tier| tier.total).sum();
     let blocks_free: u64 = space.tiers.iter().map(|tier| tier.free + tier.pending).sum();
@@ -305,7 +305,7 @@ pub(crate) fn stat_fs(space: &SpaceStats, promisable: u64) -> StatFs {
     }
 }
 
-/// Whether the store still knows the inode.
+/// Whether the inode still exists in the store.
 pub(crate) fn exists(store: &Store, key: InodeKey) -> Result<bool, StoreError> {
     match store.get_key(key) {
         Ok(_) => Ok(true),

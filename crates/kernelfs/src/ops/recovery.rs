@@ -1,5 +1,5 @@
-//! Sessions of an earlier daemon at a start: sealed where they were not, digested, ended. How one ends is
-//! [`crate::ops::teardown`]'s.
+//! Sessions of an earlier daemon at a start: sealed if they were not, digested, ended. The end of a single
+//! session is [`crate::ops::teardown`]'s.
 
 use crate::health::Health;
 use crate::kernel::{BaseLimit, Core, KernelFs};
@@ -19,7 +19,7 @@ use varve_format::{Ino, InodeKey, LogSeq, Seal, TxId};
 use varve_ipc::{ClientKind, Page, Peer};
 use varve_store::{InodeSlot, StoreError};
 
-/// What ending the sessions of an earlier daemon takes.
+/// Context of ending the sessions of an earlier daemon.
 pub(crate) struct Recovery<'k> {
     core: Core<'k>,
     logs: &'k dyn LogStore,
@@ -28,7 +28,7 @@ pub(crate) struct Recovery<'k> {
 }
 
 impl<'k> Recovery<'k> {
-    /// Out of the daemon's nouns.
+    /// Borrows its parts from the daemon.
     pub(crate) fn of(kernel: &'k KernelFs) -> Self {
         Self {
             core: Core::of(kernel),
@@ -40,9 +40,8 @@ impl<'k> Recovery<'k> {
 
     /// Ends all sessions of an earlier daemon. Their pages say SEALED already.
     ///
-    /// # Errors
-    /// Of the store and the logs, if no device failed: then the pool is read-only and the logs keep what they
-    /// have.
+    /// Of the store and the logs. A device's error is not returned: it makes the pool read-only, and the logs
+    /// keep their entries.
     pub(crate) fn recover(&self, base_limit: TxId) -> Result<(), StoreError> {
         let result = self.recover_all(BaseLimit::AtStart(base_limit));
         match result {
@@ -57,13 +56,13 @@ impl<'k> Recovery<'k> {
     fn recover_all(&self, limit: BaseLimit) -> Result<(), StoreError> {
         let rows = self.core.store.sessions()?;
         if rows.is_empty() {
-            // Nobody can come back: what is deleted needs not to be kept for them.
+            // No client can return: deleted inodes need not be kept for them.
             self.core.env.grace_until_ms.store(0, Ordering::Release);
         }
         self.core.locked().earlier = rows.iter().map(|row| row.id).collect();
-        // A mount may have been alone when the earlier daemon ended, or others beside it not let change
-        // anything yet: all begin anew. One that is the only one changes nothing behind its own kernel. One
-        // that was unmounted has no row.
+        // A mount may have been in exclusive mode when the earlier daemon ended, or may have kept new
+        // sessions from changing anything yet: all sessions begin anew. If a mount is the only session, no
+        // other changes anything behind its kernel. An unmounted one has no row.
         let is_mount = |row: &SessionRow| row.flags & 1 == 1;
         if rows.iter().any(is_mount) {
             let others = rows.iter().filter(|_| rows.len() > 1).map(|row| row.id);
@@ -82,7 +81,7 @@ impl<'k> Recovery<'k> {
             match self.teardown.finish_session(&session, &seal, true, limit) {
                 Ok(()) => {}
                 Err(error) if error.stops_writing() => {
-                    // Nobody reads what was to be overwritten.
+                    // No client reads blocks that a torn overwrite left.
                     if self.core.store.is_torn() {
                         let others = rest.map(|(session, _)| session);
                         for session in std::iter::once(session).chain(others) {
@@ -109,8 +108,8 @@ impl<'k> Recovery<'k> {
         Ok(())
     }
 
-    /// Takes up the grants of sessions that have not ended, removes the others. Answers the inode numbers
-    /// that were reserved for the former.
+    /// Takes over the grants of sessions that have not ended, removes the others. Returns the inode numbers
+    /// that were reserved for the sessions that have not ended.
     fn take_up_grants(&self, rows: &[SessionRow]) -> Result<Vec<Ino>, StoreError> {
         let ending: BTreeSet<_> = rows
             .iter()
@@ -122,7 +121,7 @@ impl<'k> Recovery<'k> {
             if ending.contains(&grant.session) {
                 self.core.locked().rows.insert(grant);
             } else {
-                // A crash came between the end of the session and the end of this.
+                // A crash came between the end of the session and the removal of this row.
                 left.push(RowChange::Remove(grant.lease));
             }
         }
@@ -134,7 +133,7 @@ impl<'k> Recovery<'k> {
         Ok(numbers)
     }
 
-    /// The sessions that have not ended, with their seals, oldest first.
+    /// Revives the sessions that have not ended, with their seals, oldest first.
     fn revive_all(
         &self,
         rows: Vec<SessionRow>,
@@ -152,7 +151,7 @@ impl<'k> Recovery<'k> {
                 SessionState::Live => None,
             };
             let session = Arc::new(self.revive(&row)?);
-            // What an earlier daemon found at its end is not known any more.
+            // The earlier daemon's findings at the log's end are not known any more.
             if seal.is_some() || session.log.is_none() {
                 session.suspect();
             }
@@ -162,13 +161,13 @@ impl<'k> Recovery<'k> {
             };
             sealed.push((session, seal));
         }
-        // Oldest first. Logs of different sessions commute: a lease passed on only when its holder's log was
-        // digested.
+        // Oldest first. Logs of different sessions commute: a lease was passed on only when its holder's log
+        // was digested.
         sealed.sort_by_key(|(session, _)| session.id);
         Ok(sealed)
     }
 
-    /// Frees numbers that were reserved and removes logs that nobody has any more.
+    /// Frees unused reserved numbers and removes logs without a session.
     fn clear_left(&self, numbers: Vec<Ino>) -> Result<(), StoreError> {
         let unfinished: BTreeSet<_> = self
             .core
@@ -177,8 +176,8 @@ impl<'k> Recovery<'k> {
             .iter()
             .map(|(session, ..)| session.id)
             .collect();
-        // A row on media does not name its numbers' generations: another session's inode could have one of
-        // them, until all are digested.
+        // A row on media does not hold its numbers' generations: another session's inode could have one of
+        // them, until all sessions are digested.
         if unfinished.is_empty() {
             let mut free = Vec::new();
             for ino in numbers {
@@ -196,13 +195,13 @@ impl<'k> Recovery<'k> {
         Ok(())
     }
 
-    /// The log of a session of an earlier daemon waits for space: nobody else gets its leases before it is
-    /// digested.
+    /// Keeps the leases of a session of an earlier daemon whose log waits for space: no other session gets
+    /// them before it is digested.
     fn keep_leases(&self, session: &Arc<Session>) -> Result<(), StoreError> {
         let mut keys = Vec::new();
         let held = self.core.locked().rows.held(session.id);
         for (ino, known) in held {
-            // Its image may be what cannot be read.
+            // The inode's block may be the unreadable one.
             let generation = match known {
                 Some(generation) => Some(generation),
                 None => match self.core.store.slot(ino)? {
@@ -232,7 +231,7 @@ impl<'k> Recovery<'k> {
         Ok(())
     }
 
-    /// A session of an earlier daemon, from its row.
+    /// Makes a session of an earlier daemon from its row.
     fn revive(&self, row: &SessionRow) -> Result<Session, StoreError> {
         let session = Session::new(SessionParts {
             id: row.id,
@@ -244,7 +243,7 @@ impl<'k> Recovery<'k> {
             peer: Peer {
                 pid: row.pid,
                 uid: row.uid,
-                // Not known yet: that of the process, if it lives.
+                // Not known yet: the process' group, if it lives.
                 gid: u32::MAX,
             },
             privileged: self.core.env.is_privileged(row.uid),

@@ -1,5 +1,5 @@
-//! Leases as clients give them back: the holder's log is digested up to its last entry about the inode, and
-//! the grant's row ends, before anybody else is granted one.
+//! Returns of leases by clients: the holder's log is digested up to its last entry about the inode, and the
+//! grant's row ends, before another session is granted a lease.
 
 use crate::error::no;
 use crate::kernel::{Core, KernelFs};
@@ -14,7 +14,7 @@ use varve_format::LogSeq;
 use varve_format::seeded::{Bug, armed};
 use varve_ipc::{IpcError, LeaseMode, RELEASED_MAX, ReleaseItem};
 
-/// What giving leases back takes.
+/// Context of releases.
 pub(crate) struct Releases<'k> {
     core: Core<'k>,
     digests: Digests<'k>,
@@ -22,7 +22,7 @@ pub(crate) struct Releases<'k> {
 }
 
 impl<'k> Releases<'k> {
-    /// Out of the daemon's nouns.
+    /// Borrows its parts from the daemon.
     pub(crate) const fn of(kernel: &'k KernelFs) -> Self {
         Self {
             core: Core::of(kernel),
@@ -87,7 +87,7 @@ impl<'k> Releases<'k> {
         done
     }
 
-    /// Removes the rows of write leases that end; in DRAM too.
+    /// Removes the rows of write leases that end, in DRAM too.
     fn end_rows(&self, session: &Arc<Session>, begun: &[(ReleaseItem, LeaseMode)]) -> Result<(), IpcError> {
         let ending = || {
             begun
@@ -95,7 +95,7 @@ impl<'k> Releases<'k> {
                 .filter(|(_, mode)| *mode == LeaseMode::Write)
                 .map(|(item, _)| item.key)
         };
-        // Rows of a batch are shared: all of it under one lock and in one order.
+        // Rows of a batch are shared: all their changes happen under one lock and in one order.
         let _one_at_a_time = session.row_changes.lock();
         let changes: Vec<RowChange> = {
             let mut sessions = self.core.locked();
@@ -121,8 +121,8 @@ impl<'k> Releases<'k> {
         write_rows(self.core, &changes).map_err(|error| self.core.refused(&error))
     }
 
-    /// Digests a session's log up to `upto`. Numbers below that other threads have not committed yet are
-    /// waited for, within `lease_ms`.
+    /// Digests a session's log up to `upto`. Waits, within `lease_ms`, for lower numbers that other threads
+    /// have not committed yet.
     fn digest_until(&self, session: &Arc<Session>, upto: LogSeq) -> Result<(), IpcError> {
         let until_ms = self.core.now_ms() + self.core.env.config.lease_ms;
         let mut tries = 0;

@@ -1,30 +1,31 @@
 //! Reservations: space that is promised before anything is logged. Owns granting, the search for space when
-//! it is short, and how unused reserved blocks come back. What a log entry costs is `varve_format::charge`;
-//! how a client spends is libfs's (`data/reservations.rs`).
+//! it is short, and the return of unused reserved blocks. The cost of a log entry is `varve_format::charge`;
+//! the client's spending is libfs's (`data/reservations.rs`).
 //!
 //! # Invariants
-//! 1. *What is promised is there.* The store's reservation is the sum of all that sessions have reserved and
-//!    of what operations under way hold (forwarded ones, moves between tiers), and never more than what is
-//!    free beyond the reserve. A session's word is at least what it has left, plus the charge of what is in
-//!    its log and not digested.
-//! 2. *A live session's word goes down by its own say or by a digest alone.* A client takes reserved blocks
-//!    out of its stock first and then says so: what it spends meanwhile is not among them. The daemon never
-//!    takes any away; a client that does not answer is sealed, and its word goes when its log is digested.
-//!    What one claims beyond its word does nothing; what it then logs without a reservation is not covered,
-//!    as with any client that logs without asking: see 5.
+//! 1. *Reserved space exists.* The store's reservation is the sum of all sessions' reservations and of those
+//!    of operations under way (forwarded ones, moves between tiers), and never more than the free space
+//!    beyond the reserve. A session's reservation is at least its unspent blocks, plus the charge of the
+//!    undigested entries in its log.
+//! 2. *A live session's reservation shrinks only by its own return or by a digest.* A client takes reserved
+//!    blocks out of its stock first and then returns them, so it cannot spend them meanwhile. The daemon
+//!    never takes any away; a client that does not answer is sealed, and its reservation ends when its log is
+//!    digested. A return beyond the reservation has no effect; entries that the client then logs without a
+//!    reservation are not covered, as with any client that logs without asking: see 5.
 //! 3. *ENOSPC is returned only after an exclusive reclaim pass*: free all orphans, digest all logs, wait for
-//!    readers of freed blocks, then recall unused reservations from every session, the own included; one that
-//!    does not answer is sealed and digested. Each answer says of how many blocks the client knew that were
-//!    granted to it; one that did not know of all (an answer was under way) is asked again. What calls under
-//!    way have consumed is used. Without a search it is told to a session that already has all that it may
-//!    have, and to one that could not search within `wait_ms` and then finds too little.
-//! 4. *One search at a time.* Grants hold `SpaceLimits::turn` shared, a search holds it alone: what comes
-//!    back goes to whom it came back for. A client's answer takes no turn, so one that waits for a
-//!    reservation itself answers all the same. A search waits for clients at most `lease_ms`, as for leases,
-//!    then for the digests of those that it has sealed; all clients are asked at once. Who waits is not late
-//!    with its own leases meanwhile.
-//! 5. *Unpaid work takes nothing that is promised.* What a log holds beyond its session's word is digested
-//!    out of space that nobody was promised, or refused (`digest::commit`).
+//!    readers of freed blocks, then recall unused reservations from every session, the caller's included; a
+//!    session that does not answer is sealed and digested. Each answer states the number of granted blocks
+//!    that the client knew of; a client that did not know of all (an answer was under way) is asked again.
+//!    Blocks that calls under way have consumed count as used. ENOSPC is returned without a search to a
+//!    session that already has its maximum, and to one that could not search within `wait_ms` and then finds
+//!    too little.
+//! 4. *One search at a time.* Grants hold `SpaceLimits::turn` shared, a search holds it exclusively, so the
+//!    searching session gets the returned blocks. A client's answer does not take `turn`, so a client that
+//!    waits for a reservation itself still answers. A search waits for clients at most `lease_ms`, as for
+//!    leases, then for the digests of the clients that it has sealed; all clients are asked at once. The
+//!    searching session does not become late with its own leases meanwhile.
+//! 5. *Unreserved work takes no reserved space.* Log entries beyond their session's reservation are digested
+//!    out of unreserved space, or refused (`digest::commit`).
 
 use crate::error::no;
 use crate::kernel::{Core, KernelFs, SpaceLimits};
@@ -41,25 +42,23 @@ use varve_format::SessionId;
 use varve_ipc::IpcError;
 use varve_store::{Store, StoreError};
 
-/// A session that asks for a reservation is given this part of them at least, before its log is digested for
-/// more.
+/// A session that asks for a reservation gets at least this part of it, or its log is digested for more.
 const RESERVE_PARTS: u32 = 8;
-/// At most this part of what is left goes to who asks, unless it needs more: the others need not be asked to
-/// give it back then.
+/// Divisor of the remaining space: a session gets at most this part, unless it needs more, so that the others
+/// need not be asked to give it back.
 const SHARE: u64 = 4;
-/// The same after a digest: rather more than one for each of the last few.
+/// As `SHARE`, after a digest: larger grants, so that the last blocks do not take a message each.
 const SHARE_DIGESTED: u64 = 2;
-/// How often it is looked whether a digest, or others, have given reserved blocks back.
+/// Shortest pause between two checks whether a digest, or other sessions, have given reserved blocks back.
 const RESERVE_NAP: Duration = Duration::from_micros(100);
-/// The same when it takes long.
+/// Longest pause between two such checks.
 const LONG_NAP: Duration = Duration::from_millis(2);
-/// The same for what is kept until the grace time is over.
+/// Pause between two checks for the end of the grace time.
 const GRACE_NAP: Duration = Duration::from_millis(20);
 
-/// How often a session that has all that it may have gives back what it does not use before it is refused
-/// more.
+/// Rounds of recalling unused blocks from a session that has its maximum, before it is refused more.
 const OWN_ROUNDS: usize = 100;
-/// How long what is deleted is freed before it is looked whether that is enough.
+/// Duration of freeing deleted inodes between two checks for enough space.
 const FREE_SLICE_MS: u64 = 100;
 
 /// Space that one operation may take while it is under way.
@@ -70,7 +69,7 @@ pub(crate) struct Promised<'k> {
 }
 
 impl Promised<'_> {
-    /// So many blocks of it were taken, durably: they are not promised beside that.
+    /// Takes `blocks` of it, which are durably used: they are not reserved any more.
     pub(crate) fn spent(&self, blocks: u64) {
         let less = |has: u64| Some(has.saturating_sub(blocks));
         if let Ok(had) = self
@@ -81,7 +80,8 @@ impl Promised<'_> {
         }
     }
 
-    /// Makes it `blocks`, after a better look at what the operation needs; `false`: there are too few now.
+    /// Changes it to `blocks`, after a closer estimate of the operation's needs; `false`: there are too few
+    /// now.
     pub(crate) fn fit(&self, blocks: u64) -> bool {
         let has = self.blocks.load(Ordering::Acquire);
         if blocks <= has {
@@ -116,7 +116,7 @@ impl Drop for Work<'_> {
     }
 }
 
-/// What promising space takes.
+/// Context of reservations.
 #[derive(Clone, Copy)]
 pub(crate) struct Reservations<'k> {
     core: Core<'k>,
@@ -127,7 +127,7 @@ pub(crate) struct Reservations<'k> {
 }
 
 impl<'k> Reservations<'k> {
-    /// Out of the daemon's nouns.
+    /// Borrows its parts from the daemon.
     pub(crate) fn of(kernel: &'k KernelFs) -> Self {
         Self {
             core: Core::of(kernel),
@@ -163,13 +163,14 @@ impl<'k> Reservations<'k> {
         Ok(granted)
     }
 
-    /// A reservation without asking others; `None`: there are too few, or somebody looks for some.
+    /// Makes a reservation without asking other sessions; `None`: there are too few blocks, or a search is
+    /// under way.
     fn grant_beside(&self, session: &Arc<Session>, blocks: u32, least: u32) -> Result<Option<u32>, IpcError> {
         let grant = |least, share| match self.space.turn.try_read() {
             Some(_beside) => self.grant_reservation(session, blocks, least, share),
             None => Ok(None),
         };
-        // Rather some from the digest than the last few, and the next message for the next few.
+        // Rather some blocks from the digest than the last few blocks, and a message for every few.
         let some = least.max(blocks / RESERVE_PARTS);
         if let Some(granted) = grant(some, SHARE)? {
             return Ok(Some(granted));
@@ -183,8 +184,8 @@ impl<'k> Reservations<'k> {
         grant(least, SHARE_DIGESTED)
     }
 
-    /// `least` to `blocks` blocks are reserved, if there are so many, and more than `least` only out of a
-    /// `share`th of what is left.
+    /// Reserves `least` to `blocks` blocks, if there are enough; more than `least` only out of a `share`th of
+    /// the remaining space.
     fn grant_reservation(
         &self,
         session: &Session,
@@ -210,9 +211,9 @@ impl<'k> Reservations<'k> {
         Ok(None)
     }
 
-    /// Promises `blocks` to a session, if there are so many.
+    /// Reserves `blocks` for a session, if there are enough.
     fn promise(&self, session: &Session, blocks: u64) -> Result<bool, IpcError> {
-        // Under this lock it is known to end later, and then what it has goes with it.
+        // Under this lock the session cannot end; its end releases the reservation.
         let sessions = self.core.locked();
         if sessions.live(session.id).is_none() {
             return Err(IpcError::Sealed);
@@ -225,8 +226,8 @@ impl<'k> Reservations<'k> {
         Ok(true)
     }
 
-    /// Blocks for an operation that the daemon does for a session itself, until the answer is dropped. What
-    /// it `needs` is asked at each try: digests on the way may do a part of it.
+    /// Reserves blocks for a forwarded operation of a session, until the returned value is dropped. `needs`
+    /// is called at each try: digests on the way may do a part of the operation.
     pub(crate) fn space_for(
         &self,
         session: &Arc<Session>,
@@ -259,8 +260,8 @@ impl<'k> Reservations<'k> {
         self.space.promisable(self.core.store)
     }
 
-    /// Blocks that can be promised to a session when all others give back what they have. What these have
-    /// logged and is not digested counts as free here, as it does in the number of free blocks.
+    /// Returns the blocks that can be reserved for a session when all others give theirs back. Undigested
+    /// blocks of the others' logs count as free here, as they do in the number of free blocks.
     pub(crate) fn promisable_to(&self, id: SessionId) -> u64 {
         let mut others = 0;
         for member in self.core.locked().entries.values() {
@@ -271,8 +272,8 @@ impl<'k> Reservations<'k> {
         self.promisable() + others
     }
 
-    /// What it waits for here is no lateness of its own: others may ask for its leases meanwhile, which a
-    /// call of it has pinned.
+    /// Excludes the wait for space from the session's lateness: others may ask for its leases meanwhile,
+    /// which its waiting call has pinned.
     fn work_for(&self, session: &Session) -> Work<'k> {
         self.core
             .locked()
@@ -284,13 +285,14 @@ impl<'k> Reservations<'k> {
         }
     }
 
-    /// Has the session use less than its bound by `least`: if it does not, nobody else has to do with that.
+    /// Makes the session's reservation fit its bound with `least` more blocks; this does not concern other
+    /// sessions.
     fn has_room_for(&self, session: &Arc<Session>, least: u64) -> Result<(), IpcError> {
         let began = self.core.env.clock.moment();
         let most = Duration::from_millis(self.core.env.config.wait_ms);
         let bound = self.core.env.config.credits_max_blocks;
         let fits = || session.reserved.load(Ordering::Acquire) + least <= bound;
-        // Its other threads may go on taking what comes back.
+        // Other threads of the session may keep taking the returned blocks.
         for _ in 0..OWN_ROUNDS {
             if fits() {
                 return Ok(());
@@ -308,7 +310,7 @@ impl<'k> Reservations<'k> {
         Err(no(libc::ENOSPC))
     }
 
-    /// Space is short: has come back what can, step by step, until `take` finds some.
+    /// Reclaims space step by step, until `take` finds some.
     fn find_space<T>(
         &self,
         session: &Arc<Session>,
@@ -325,12 +327,12 @@ impl<'k> Reservations<'k> {
         if let Some(taken) = self.search(&[&own, &recall], take)? {
             return Ok(taken);
         }
-        // Others may be content with less meanwhile.
+        // Other sessions may go on with smaller requests meanwhile.
         self.await_grace();
         let all = || {
             self.free_until(least);
             self.teardown.finish_sealed();
-            // What fails is noted where it does, and is another session's.
+            // A failure is noted where it occurs, and concerns another session.
             let _ = self.digests.digest_all();
             self.await_freed(least)
         };
@@ -338,14 +340,14 @@ impl<'k> Reservations<'k> {
         taken.ok_or(no(libc::ENOSPC))
     }
 
-    /// Does these steps, with no grant beside them, until `take` finds something.
+    /// Runs these steps, with no grant at the same time, until `take` finds something.
     fn search<T>(
         &self,
         steps: &[&dyn Fn() -> Result<(), StoreError>],
         take: &dyn Fn() -> Result<Option<T>, IpcError>,
     ) -> Result<Option<T>, IpcError> {
         let Some(_alone) = self.one_search() else {
-            // Who searches asks for more, perhaps.
+            // The session that searches may need more than this one.
             return take()?.map(Some).ok_or(no(libc::ENOSPC));
         };
         for step in steps {
@@ -358,7 +360,7 @@ impl<'k> Reservations<'k> {
         take()
     }
 
-    /// The right to look for space; `None`: not within `wait_ms`.
+    /// Takes the lock for a search; `None`: not within `wait_ms`.
     fn one_search(&self) -> Option<RwLockWriteGuard<'_, ()>> {
         let wait = Duration::from_millis(self.core.env.config.wait_ms);
         if !self.core.env.clock.takes_turns() {
@@ -376,7 +378,7 @@ impl<'k> Reservations<'k> {
         }
     }
 
-    /// Frees what is deleted until that is enough, or there is no more.
+    /// Frees deleted inodes until there is enough space, or none is left.
     fn free_until(&self, least: u64) {
         let until_ms = self.core.now_ms() + self.core.env.config.wait_ms;
         while self.promisable() < least
@@ -385,8 +387,8 @@ impl<'k> Reservations<'k> {
         {}
     }
 
-    /// Has sessions (this one, or all) give back what they do not use, and waits until it is `enough` or all
-    /// have answered.
+    /// Has sessions (`from`, or all) return their unused blocks, and waits until `enough` or all have
+    /// answered.
     fn reclaim_reservations(&self, from: Option<SessionId>, enough: &dyn Fn() -> bool) {
         let began = self.core.env.clock.moment();
         let most = Duration::from_millis(2 * self.core.env.config.lease_ms);
@@ -412,8 +414,8 @@ impl<'k> Reservations<'k> {
         }
     }
 
-    /// Waits for blocks that are freed and that clients may still read, or that the journal still names, as
-    /// far as that helps.
+    /// Waits for freed blocks that clients may still read, or that the journal still names, as far as that
+    /// helps.
     fn await_freed(&self, least: u64) -> Result<(), StoreError> {
         let began = self.core.env.clock.moment();
         let most = Duration::from_millis(2 * self.core.env.config.lease_ms);
@@ -429,7 +431,7 @@ impl<'k> Reservations<'k> {
             return Ok(());
         }
         self.core.store.checkpoint()?;
-        // Who does not forget what it has read in time is sealed. A test's clock may stand still.
+        // A session that does not forget its old maps in time is sealed. A test's clock may stand still.
         while helps(self.core.store.pending_frees().blocks) && self.core.env.clock.moment() - began < most {
             self.core.locked().pump(self.core.now_ms());
             self.teardown.seal_doomed();
@@ -443,7 +445,7 @@ impl<'k> Reservations<'k> {
         Ok(())
     }
 
-    /// Blocks that all sessions have.
+    /// Returns the blocks reserved for all sessions.
     fn promised(&self) -> u64 {
         let sessions = self.core.locked();
         let each = sessions
@@ -453,12 +455,12 @@ impl<'k> Reservations<'k> {
         each.sum()
     }
 
-    /// Whether there are so many when all sessions give back all that they have.
+    /// Whether there are `least` blocks when all sessions return all theirs.
     fn could_come_back(&self, least: u64) -> bool {
         self.promisable() + self.promised() >= least
     }
 
-    /// Asks sessions that may have some (this one, or all) for unused reserved blocks; which.
+    /// Asks sessions that may have some (`from`, or all) for unused reserved blocks; returns the asked ones.
     fn ask_for_reservations(&self, from: Option<SessionId>) -> Vec<SessionId> {
         let until_ms = self.core.now_ms() + self.core.env.config.lease_ms;
         let mut sessions = self.core.locked();
@@ -487,8 +489,8 @@ impl<'k> Reservations<'k> {
         }
     }
 
-    /// Has a session's log digested that holds more reserved blocks than it could still get: else it would
-    /// write until there are none, and then wait until all of that is digested.
+    /// Requests a digest of a session's log that holds more reserved blocks than the session could still get:
+    /// else it would write until there are none, and then wait for the whole digest.
     fn digest_before_reservation_ends(&self, session: &Session) {
         let has = session.reserved.load(Ordering::Acquire);
         let left = self.core.env.config.credits_max_blocks.saturating_sub(has);
@@ -500,8 +502,8 @@ impl<'k> Reservations<'k> {
         }
     }
 
-    /// Waits for a digest that is under way to give `least` reserved blocks back: it does so record by
-    /// record. `false`: none is under way.
+    /// Waits for a digest under way to give `least` reserved blocks back, which happens record by record.
+    /// `false`: none is under way.
     fn await_reservation(&self, session: &Session, least: u32) -> bool {
         let began = self.core.env.clock.moment();
         while session.reader.try_lock().is_none() {
@@ -519,8 +521,8 @@ impl<'k> Reservations<'k> {
         false
     }
 
-    /// Waits until what is deleted need not be kept for clients of an earlier daemon: it may be all that
-    /// fills the pool.
+    /// Waits until deleted inodes need not be kept for clients of an earlier daemon: they may fill the whole
+    /// pool.
     fn await_grace(&self) {
         // A test's clock may stand still.
         let began = self.core.env.clock.moment();

@@ -1,5 +1,5 @@
-//! Changes of grant rows on media, and of the inode numbers that are reserved under them. What is to change,
-//! [`crate::leases::grants`] says.
+//! Changes of grant rows on media, and of the inode numbers that are reserved under them.
+//! [`crate::leases::grants`] decides the changes.
 
 use crate::kernel::Core;
 use crate::leases::grants::RowChange;
@@ -20,9 +20,9 @@ pub(crate) fn write_rows(core: Core<'_>, changes: &[RowChange]) -> Result<(), St
     for change in changes {
         match change {
             RowChange::Put(row) => {
-                // A part of a batch was given back while its session ended, and the row with it: it must
-                // not come again. Nor must a part that a digest took out since the row was looked at:
-                // parts only ever go.
+                // The row may be gone, because a part of a batch was given back while its session ended: it
+                // must not be restored. Nor must a part that a digest removed since the row was read: parts
+                // are only ever removed.
                 let now = tx.grant(row.lease)?.map(|now| now.batch & row.batch);
                 match now {
                     None => {}
@@ -36,12 +36,12 @@ pub(crate) fn write_rows(core: Core<'_>, changes: &[RowChange]) -> Result<(), St
             },
             RowChange::FreeNumber(key) => match tx.release_inode(*key) {
                 Ok(()) => never_made.push(*key),
-                // Made by now, and perhaps gone again.
+                // Made by now, and perhaps freed again.
                 Err(StoreError::NoInode(_)) => {}
                 Err(error) => return Err(error),
             },
         }
-        // The inodes of a number may have to come back from a slower tier.
+        // The block with the inode may have to come back from a slower tier.
         room -= usize::from(matches!(change, RowChange::FreeNumber(_)));
         if tx.room_at_least(varve_store::OP_ROOM) < varve_store::OP_ROOM || room == 0 {
             tx.commit()?;

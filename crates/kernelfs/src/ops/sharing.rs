@@ -1,5 +1,5 @@
-//! The change of a mount to shared mode and back: its kernel caches names and attributes only while it is
-//! alone, so others wait before their first change until it does not.
+//! The change of a mount to shared mode and back: its kernel caches names and attributes only in exclusive
+//! mode, so other sessions wait before their first change until it does not.
 
 use crate::kernel::{Core, KernelFs};
 use crate::ops::teardown::Teardown;
@@ -14,11 +14,11 @@ use varve_ipc::{ClientKind, DENTRY_TTL_MAX, IpcError, Upcall};
 /// dentries and attributes have expired.
 const ANNOUNCED_MOST_MS: u64 = 1_500;
 
-/// For so many times as long as others had to wait before they could change anything, a mount is kept in
-/// shared mode after they are gone.
+/// Factor on the time that other sessions had to wait before their first change: a mount stays in shared mode
+/// for the product after they are gone.
 const EXCLUSIVE_PER_WAIT: u64 = 10;
 
-/// What sharing the pool with a mount takes.
+/// Context of shared mode.
 #[derive(Clone, Copy)]
 pub(crate) struct Sharing<'k> {
     core: Core<'k>,
@@ -26,7 +26,7 @@ pub(crate) struct Sharing<'k> {
 }
 
 impl<'k> Sharing<'k> {
-    /// Out of the daemon's nouns.
+    /// Borrows its parts from the daemon.
     pub(crate) fn of(kernel: &'k KernelFs) -> Self {
         Self {
             core: Core::of(kernel),
@@ -34,7 +34,7 @@ impl<'k> Sharing<'k> {
         }
     }
 
-    /// Tells mounts that they are not alone any more, and waits until they have heard it.
+    /// Announces shared mode to the mounts, and waits until they have noted it.
     pub(crate) fn announce_shared_mode(&self, newcomer: SessionId) {
         let until_ms = self.core.now_ms() + self.core.env.config.lease_ms + ANNOUNCED_MOST_MS;
         {
@@ -52,7 +52,7 @@ impl<'k> Sharing<'k> {
                         *shared_mode = SharedMode::at_entry(true);
                         continue;
                     }
-                    // Whoever comes later waits for the same answers.
+                    // Later sessions wait for the same answers.
                     if !shared_mode.announced {
                         shared_mode.announced = true;
                         shared_mode.until_ms = until_ms;
@@ -61,11 +61,11 @@ impl<'k> Sharing<'k> {
                 }
             }
         }
-        // One that ended meanwhile is told so by its first request.
+        // A session that ended meanwhile is told by its first request.
         let _ = self.await_mounts(newcomer, |shared_mode| shared_mode.noted);
     }
 
-    /// Whether a session may wait on.
+    /// Checks that a session may wait on.
     fn may_wait(&self, sessions: &SessionTable, id: SessionId) -> Result<(), IpcError> {
         if self.core.lifecycle.stopping.load(Ordering::Acquire) {
             return Err(IpcError::Gone("the daemon is stopping".into()));
@@ -73,8 +73,8 @@ impl<'k> Sharing<'k> {
         sessions.live(id).map(drop).ok_or(IpcError::Sealed)
     }
 
-    /// Waits until all mounts but `newcomer` that have heard of other sessions are so far. Bounded: one that
-    /// does not say so is sealed.
+    /// Waits until `so_far` holds for all mounts but `newcomer` to which shared mode was announced. Bounded:
+    /// a mount that does not answer in time is sealed.
     ///
     /// # Errors
     /// The newcomer's session, or the daemon, has ended.
@@ -113,12 +113,11 @@ impl<'k> Sharing<'k> {
         }
     }
 
-    /// Lets a session change what others see, or makes it wait for that: until no kernel of a mount caches
-    /// any more what it was told before the session came. Once let, it may for good: no mount is told that
-    /// it is alone while the session lives.
+    /// Admits a session to changes, or makes it wait until no kernel of a mount caches answers from before
+    /// the session came. An admission is final: no mount returns to exclusive mode while the session lives.
     ///
-    /// Reading needs no such wait. Until the first newcomer passes here nobody but the mount itself changes
-    /// anything, and of that its kernel knows.
+    /// Reading needs no such wait. Until the first newcomer is admitted, only the mount itself changes
+    /// anything, and its kernel knows of its own changes.
     ///
     /// # Errors
     /// `Sealed`: the session ended meanwhile. `Gone`: the daemon did.
@@ -131,7 +130,7 @@ impl<'k> Sharing<'k> {
         self.await_timeouts(session.id)?;
         let waited_ms = self.core.now_ms().saturating_sub(began_ms);
         let mut sessions = self.core.locked();
-        // A mount that was stopped took longer; it is not the pool's way of working.
+        // A stopped mount took longer; that is no normal wait.
         let counted_ms = waited_ms.min(DENTRY_TTL_MAX.as_millis() as u64);
         sessions.shared_mode_waited_ms = sessions.shared_mode_waited_ms.max(counted_ms);
         if sessions.live(session.id).is_none() {
@@ -141,7 +140,7 @@ impl<'k> Sharing<'k> {
         Ok(())
     }
 
-    /// Waits until no kernel caches what a mount told it whose session is over.
+    /// Waits until no kernel caches answers of a mount whose session has ended.
     fn await_timeouts(&self, newcomer: SessionId) -> Result<(), IpcError> {
         loop {
             let until = {
@@ -157,7 +156,7 @@ impl<'k> Sharing<'k> {
         }
     }
 
-    /// A mount answers nothing that is cached any more.
+    /// Notes that a mount's new answers are not cached any more.
     pub(crate) fn shared_mode_noted(&self, id: SessionId) {
         if let Some(member) = self.core.locked().entries.get_mut(&id) {
             member.shared_mode.noted |= member.shared_mode.announced;
@@ -165,7 +164,7 @@ impl<'k> Sharing<'k> {
         self.core.sessions.sharing_changed.notify_all();
     }
 
-    /// A mount's kernel caches have run out.
+    /// Notes that a mount's kernel caches have expired.
     pub(crate) fn shared_mode_ack(&self, id: SessionId) {
         if let Some(member) = self.core.locked().entries.get_mut(&id)
             && member.shared_mode.announced
@@ -175,9 +174,9 @@ impl<'k> Sharing<'k> {
         self.core.sessions.sharing_changed.notify_all();
     }
 
-    /// Tells a mount that has been alone long enough: the others are gone, and their logs digested. After
-    /// others that had to wait for the kernel above the mount it takes longer, so that at most a tenth of the
-    /// time is spent on such waits, however others come and go.
+    /// Tells a mount that it is exclusive again when it has been alone long enough: the others are gone, and
+    /// their logs digested. It takes longer if others had to wait for the kernel above the mount, so that at
+    /// most a tenth of the time is spent on such waits, however often others come and go.
     pub(crate) fn note_exclusive(&self, now_ms: u64) {
         let mut sessions = self.core.locked();
         let pause_ms = sessions.shared_mode_waited_ms.saturating_mul(EXCLUSIVE_PER_WAIT);

@@ -20,7 +20,7 @@ use varve_store::{DemotionStats, Passes, SpaceStats, Store};
 pub struct TierStatus {
     /// `nvm`, `ssd` or `hdd`.
     pub tier: String,
-    /// What it is made of.
+    /// Description of its device.
     pub device: String,
     /// Capacity in bytes.
     pub capacity_bytes: u64,
@@ -31,8 +31,8 @@ pub struct TierStatus {
     /// `ok`, or why the device failed.
     #[serde(default)]
     pub state: String,
-    /// Read by the daemon since it started, in bytes. Privileged clients read NVM by themselves; that is not
-    /// in it.
+    /// Read by the daemon since it started, in bytes. Excludes the reads of NVM that privileged clients do by
+    /// themselves.
     #[serde(default)]
     pub read_bytes: u64,
     /// Written by the daemon since it started, metadata included, in bytes.
@@ -59,15 +59,15 @@ pub struct SessionStatus {
     pub kind: String,
     /// `live` or `sealing`.
     pub state: String,
-    /// Of a mount, what its kernel may cache of names and attributes: `keeps` (it is alone), `runs out`
-    /// (others have come, and may read but not change anything yet), `asks` (nothing). Of others empty.
+    /// For a mount, what its kernel may cache of names and attributes: `keeps` (exclusive mode), `runs out`
+    /// (others have come, and may read but not change anything yet), `asks` (nothing). For others empty.
     #[serde(default)]
     pub kernel: String,
-    /// Only reads.
+    /// Reads only.
     pub read_only: bool,
     /// Bytes of its log.
     pub log_bytes: u64,
-    /// Bytes of them that hold what is not digested yet; `None` while it is being digested.
+    /// Bytes of the log that hold undigested entries; `None` while it is being digested.
     #[serde(default)]
     pub log_used_bytes: Option<u64>,
     /// Everything up to this number is digested.
@@ -115,7 +115,7 @@ pub struct DigestStatus {
 pub struct LeaseStatus {
     /// Requests granted.
     pub grants: u64,
-    /// Of them, those that waited.
+    /// Granted requests that had to wait.
     pub waits: u64,
     /// Operations done by the daemon.
     pub mediated: u64,
@@ -123,21 +123,19 @@ pub struct LeaseStatus {
     pub seals: u64,
     /// Durable rows at the moment.
     pub rows: u64,
-    /// Inodes that sessions take from each other for little, so that the daemon makes their changes at the
-    /// moment.
+    /// Inodes that sessions take from each other for little work, so that the daemon makes their changes.
     #[serde(default)]
     pub contended: u64,
 }
 
-/// What `varve status` shows.
+/// Output of `varve status`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
     /// The pool, in hexadecimal.
     pub pool: String,
     /// The daemon's process.
     pub pid: u32,
-    /// Since the daemon started, in milliseconds: what counters grew by in between, over the difference of
-    /// two of these, is a rate.
+    /// Milliseconds since the daemon started: a counter's growth divided by the growth of this is a rate.
     #[serde(default)]
     pub uptime_ms: u64,
     /// Newest transaction.
@@ -147,15 +145,15 @@ pub struct Status {
     /// The journal's device: `ok`, or why it failed.
     #[serde(default)]
     pub journal_state: String,
-    /// Tiers that there are.
+    /// Tiers of the pool.
     pub tiers: Vec<TierStatus>,
-    /// What went wrong with each medium since the daemon started: tiers, journal, logs.
+    /// Faults of each medium since the daemon started: tiers, journal, logs.
     #[serde(default)]
     pub media: Vec<MediumStatus>,
     /// Logs with faults since the daemon started.
     #[serde(default)]
     pub logs: LogsStatus,
-    /// The last looks at all structures and at all data (`fsck` and `scrub` of the served pool).
+    /// The last checks of all structures and of all data (`fsck` and `scrub` of the served pool).
     #[serde(default)]
     pub checks: Passes,
     /// Blocks reserved for sessions.
@@ -175,17 +173,17 @@ pub struct Status {
     pub digest: DigestStatus,
     /// Leases.
     pub leases: LeaseStatus,
-    /// Who waits for whom, the oldest request first.
+    /// Waiting requests with the sessions that they wait for, oldest first.
     #[serde(default)]
     pub waiting: Vec<WaitStatus>,
-    /// Background jobs and what they wait for.
+    /// Background jobs and their obstacles.
     pub jobs: Vec<String>,
-    /// The jobs of them that move data between tiers.
+    /// Those jobs that move data between tiers.
     #[serde(default)]
     pub placement: Vec<PlacementStatus>,
 }
 
-/// What `varve debug session` shows.
+/// Output of `varve debug session`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SessionDetail {
     /// As in the status.
@@ -194,14 +192,15 @@ pub struct SessionDetail {
     pub created_ns: i64,
     /// It may act for any credentials and reads NVM by itself.
     pub privileged: bool,
-    /// Inodes that it may name, if it is not: those that it has looked up or made, and that are still there.
+    /// Inodes that an unprivileged session may name: those that it has looked up or made, and that still
+    /// exist.
     #[serde(default)]
     pub known: u64,
     /// Its leases, oldest first; at most 1000.
     pub leases: Vec<LeaseDetail>,
-    /// What it waits for.
+    /// Requests of this session that wait.
     pub waiting: Vec<WaitStatus>,
-    /// Who waits for it.
+    /// Requests that wait for this session.
     pub awaited: Vec<WaitStatus>,
     /// Messages of the daemon that it has not taken.
     pub upcalls: u64,
@@ -212,7 +211,7 @@ pub struct SessionDetail {
 /// Most leases that [`SessionDetail`] names.
 pub const LEASES_SHOWN: usize = 1000;
 
-/// What a status is read from.
+/// Context of a status.
 pub(crate) struct View<'k> {
     store: &'k Store,
     sessions: &'k Sessions,
@@ -223,7 +222,7 @@ pub(crate) struct View<'k> {
 }
 
 impl<'k> View<'k> {
-    /// Out of the daemon's nouns.
+    /// Borrows its parts from the daemon.
     pub(crate) fn of(kernel: &'k KernelFs) -> Self {
         Self {
             store: &kernel.store,
@@ -284,7 +283,7 @@ impl<'k> View<'k> {
         tiers
     }
 
-    /// What is done in the background besides placement.
+    /// Returns the background jobs besides placement.
     fn jobs(&self, sessions: &SessionTable) -> Vec<String> {
         let mut jobs = if sessions.unheld.is_empty() {
             Vec::new()
@@ -379,7 +378,7 @@ impl<'k> View<'k> {
         }
     }
 
-    /// How much of each log waits to be digested; a log that is being digested is left out.
+    /// Returns the bytes of each log that wait to be digested; a log that is being digested is left out.
     fn log_fill(&self) -> HashMap<SessionId, u64> {
         let sessions: Vec<_> = self
             .sessions

@@ -1,9 +1,9 @@
-//! `syncfs`: what returned before it is durable when it returns, whichever session did it. Owns the waiting;
-//! what makes a log durable here is its digest.
+//! `syncfs`: when it returns, operations that any session completed before it are durable. Owns the waiting;
+//! digesting a log makes it durable here.
 //!
-//! A log is digested up to where its numbers have no gap, and a thread may be about to write the entry of a
-//! lower number than that of a call that has returned. So each log is looked at first for the highest number
-//! in it, and digested until that is reached.
+//! A log is digested up to the first gap in its numbers, and a thread may be about to write an entry with a
+//! lower number than a call that has returned. So the highest number of each log is read first, and the log
+//! is digested until it reaches that number.
 
 use crate::error::no;
 use crate::health::Health;
@@ -17,19 +17,19 @@ use std::time::Duration;
 use varve_format::{LogSeq, SessionId};
 use varve_ipc::IpcError;
 
-/// How often it is looked whether a gap is filled.
+/// Pause between two checks whether a gap is filled.
 const GAP_NAP: Duration = Duration::from_micros(200);
 
-/// What was made durable.
+/// Result of a sync.
 #[derive(Debug, Serialize)]
 pub(crate) struct Synced {
-    /// Sessions whose logs were looked at.
+    /// Sessions whose logs were synced.
     sessions: usize,
     /// Entries that were digested for it.
     entries: u64,
 }
 
-/// What making all logs durable takes.
+/// Context of making all logs durable.
 pub(crate) struct Syncer<'k> {
     core: Core<'k>,
     health: &'k Health,
@@ -38,7 +38,7 @@ pub(crate) struct Syncer<'k> {
 }
 
 impl<'k> Syncer<'k> {
-    /// Out of the daemon's nouns.
+    /// Borrows its parts from the daemon.
     pub(crate) fn of(kernel: &'k KernelFs) -> Self {
         Self {
             core: Core::of(kernel),
@@ -48,7 +48,7 @@ impl<'k> Syncer<'k> {
         }
     }
 
-    /// Makes durable what all sessions but `except` have logged.
+    /// Makes durable the logged operations of all sessions but `except`.
     ///
     /// # Errors
     /// EIO if the pool is latched or a log cannot be read, ENOSPC, ETIMEDOUT if a client leaves a gap in its
@@ -89,7 +89,7 @@ impl<'k> Syncer<'k> {
         result.map(|()| Synced { sessions, entries })
     }
 
-    /// How far a log is digested, and the highest number in it.
+    /// Returns the digested number of a log, and the highest number in it.
     fn newest_logged(&self, session: &Session) -> Result<(LogSeq, LogSeq), IpcError> {
         let reader = session.reader.lock();
         let Some(log) = session.log.as_deref() else {
@@ -105,7 +105,7 @@ impl<'k> Syncer<'k> {
         }
     }
 
-    /// Has a log digested up to `newest`, or to its seal.
+    /// Digests a log up to `newest`, or to its seal.
     fn sync_session(&self, session: &Arc<Session>, newest: LogSeq) -> Result<(), IpcError> {
         let most = Duration::from_millis(self.core.env.config.wait_ms);
         let (mut began, mut before) = (self.core.env.clock.moment(), LogSeq(0));
@@ -117,8 +117,8 @@ impl<'k> Syncer<'k> {
             if digested >= newest {
                 return Ok(());
             }
-            // One that ended did not do what lies behind its seal; what lies before it is digested when it is
-            // gone.
+            // Operations behind the seal of an ended session did not happen; operations before it are
+            // digested when the session is gone.
             self.teardown.seal_doomed();
             self.teardown.finish_sealed();
             if !self.core.locked().entries.contains_key(&session.id) {

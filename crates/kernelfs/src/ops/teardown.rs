@@ -1,5 +1,5 @@
-//! How a session ends: by order, by force, by death, at a restart. One way for all: page, barrier, scan,
-//! durable seal, digest, end.
+//! The end of a session: by request, by force, by its client's death, at a restart. All take the same steps:
+//! page, barrier, scan, durable seal, digest, end.
 
 use crate::counters::Counters;
 use crate::health::Health;
@@ -22,13 +22,13 @@ use varve_store::StoreError;
 /// Pause before a sealed log that found no space is tried again, in milliseconds.
 const NO_SPACE_RETRY_MS: u64 = 200;
 
-/// The same where something that the log rests on is damaged, or cannot be read.
+/// Pause before a sealed log is tried again whose digest met damage or an unreadable block, in milliseconds.
 const STUCK_RETRY_MS: u64 = 1000;
 
 /// Most ended sessions of one process that are kept for its return.
 const ENDED_PER_PROCESS_MAX: usize = 64;
 
-/// What ending sessions takes.
+/// Context of ending sessions.
 #[derive(Clone, Copy)]
 pub(crate) struct Teardown<'k> {
     core: Core<'k>,
@@ -39,7 +39,7 @@ pub(crate) struct Teardown<'k> {
 }
 
 impl<'k> Teardown<'k> {
-    /// Out of the daemon's nouns.
+    /// Borrows its parts from the daemon.
     pub(crate) fn of(kernel: &'k KernelFs) -> Self {
         Self {
             core: Core::of(kernel),
@@ -61,13 +61,13 @@ impl<'k> Teardown<'k> {
         }
     }
 
-    /// Ends a session by force: afterwards its log takes no more part, and what is in it is queued to be
-    /// digested. Its client may resume.
+    /// Ends a session by force: afterwards its log takes no more entries, and is queued to be digested. Its
+    /// client may resume.
     pub(crate) fn seal_session(&self, id: SessionId, why: &str) {
         self.seal(id, why, true);
     }
 
-    /// Ends a session; with `keep` its client may come back.
+    /// Ends a session; with `keep` its client may resume it.
     pub(crate) fn seal(&self, id: SessionId, why: &str, keep: bool) {
         let (session, cached) = {
             let mut sessions = self.core.locked();
@@ -78,18 +78,18 @@ impl<'k> Teardown<'k> {
                 return;
             }
             member.phase = Phase::Sealing;
-            // What it does not use comes back with all that it has.
+            // Its unused blocks return with its whole reservation.
             member.reclaim = Reclaim::None;
             let session = Arc::clone(&member.session);
-            // Until it has heard that its session is over it answers as one that is alone. One that says
-            // goodbye has unmounted before.
+            // Until its client learns of the seal, a mount answers as in exclusive mode. A mount whose client
+            // ends the session itself has been unmounted before.
             let cached = keep && session.kind == ClientKind::Shim && !member.shared_mode.entered;
             sessions.note_watched(id, Watched::default());
             if cached {
                 let absent: Vec<_> = sessions.ended.iter().map(|ended| ended.id).collect();
                 sessions.note_cached(self.core.env.clock.moment(), absent);
             }
-            // Whoever waits for this session's sake stops now.
+            // Threads that wait for leases on behalf of this session stop waiting.
             let tickets: Vec<_> = sessions.table.waiting_tickets(id);
             for ticket in &tickets {
                 sessions.table.cancel(*ticket);
@@ -103,12 +103,13 @@ impl<'k> Teardown<'k> {
         Counters::bump(&self.counters.seals);
         session.page.seal();
         varve_ipc::page::membarrier();
-        // Before anybody else is given a lease of it: if it is stopped, its maps show what it has copied.
+        // Must precede any grant of its leases to another session: the maps of a stopped client show its
+        // copies.
         if session.keeps_copies() {
             self.logs.drop_copies(session.process);
         }
         if cached {
-            // What it answers from here on is not cached.
+            // Answers from here on are not cached.
             self.core.locked().note_cached(self.core.env.clock.moment(), []);
         }
         let _ = session.upcalls.push(Upcall::Sealed);
@@ -116,11 +117,11 @@ impl<'k> Teardown<'k> {
         match self.persist_seal(&session, BaseLimit::Now) {
             Ok(seal) => self.core.locked().to_finish.push((session, seal, keep)),
             Err(error) => {
-                // The log stays as it is, and its leases with it: the next start seals it. Nobody waits for
+                // The log and its leases stay as they are: the next start seals it. No session waits for
                 // them: the pool is read-only.
                 tracing::error!(session = %id, "the seal cannot be made durable: {error}");
                 self.core.note_error(&error);
-                // A log that cannot be read, too.
+                // Also if the log cannot be read.
                 if error.is_device() {
                     self.core.stop_writing(&error);
                 }
@@ -130,7 +131,7 @@ impl<'k> Teardown<'k> {
         self.core.lifecycle.bell.ring();
     }
 
-    /// Finds the end of a log whose page says SEALED, and makes it durable.
+    /// Finds the end of a log whose page says SEALED, and makes the end durable.
     pub(super) fn persist_seal(&self, session: &Arc<Session>, limit: BaseLimit) -> Result<Seal, StoreError> {
         let reader = session.reader.lock();
         let newest_tx = || limit.newest(self.core.store);
@@ -185,7 +186,7 @@ impl<'k> Teardown<'k> {
                 }
                 session.upcalls.close();
                 if !error.stops_writing() {
-                    // Out of space, most likely: again when there is some.
+                    // The digest most likely ran out of space: it is tried again later.
                     self.core.locked().unfinished.push((session, seal, keep));
                 }
             }
@@ -238,8 +239,9 @@ impl<'k> Teardown<'k> {
         write_rows(self.core, &changes)
     }
 
-    /// A log of an earlier daemon could not be had whole: what it was to overwrite may be torn. Looks at all
-    /// that its session could write, before its grants go, and names what is damaged.
+    /// Handles a log of an earlier daemon that could not be recovered whole: blocks that it was to overwrite
+    /// may be torn. Checks all inodes that its session could write, before its grants go, and reports the
+    /// damaged ones.
     fn name_torn(&self, session: &Session) -> Result<(), StoreError> {
         let held = self.core.locked().rows.held(session.id);
         for (ino, _) in held {
@@ -265,12 +267,12 @@ impl<'k> Teardown<'k> {
         Ok(())
     }
 
-    /// When all logs of earlier daemons are digested, no block is torn any more.
+    /// Clears the torn state when all logs of earlier daemons are digested.
     pub(crate) fn note_redone(&self) {
         if !self.core.store.is_torn() {
             return;
         }
-        // Those whose logs wait, are being digested by another thread, or will not be by this daemon.
+        // Sessions whose logs wait, are being digested by another thread, or are not digested by this daemon.
         let sessions = self.core.locked();
         let mut members = sessions.entries.values();
         let waits = sessions.latched || members.any(|member| member.session.of_earlier_daemon);
@@ -297,9 +299,9 @@ impl<'k> Teardown<'k> {
         Ok(())
     }
 
-    /// Takes a session out of the tables; its client may come back if its seal and what was forwarded last
-    /// are `kept`. Answers changes of rows that are not in `removed`: of grants that were under way when it
-    /// was sealed.
+    /// Removes a session from the tables; its client may resume it if its seal and its last forwarded
+    /// operation are `kept`. Returns the changes of rows that are not in `removed`: rows of grants that were
+    /// under way when it was sealed.
     fn drop_session(
         &self,
         session: &Session,
@@ -319,7 +321,7 @@ impl<'k> Teardown<'k> {
         let tickets = sessions.table.drop_session(session.id);
         sessions.end_waits(&tickets);
         sessions.entries.remove(&session.id);
-        // From here on nothing is promised to it.
+        // From here on it has no reservation.
         self.core.store.unreserve(session.spend(u64::MAX));
         sessions.doomed.remove(&session.id);
         if sessions.entries.len() <= 1 {
@@ -354,8 +356,8 @@ impl<'k> Teardown<'k> {
         changes
     }
 
-    /// The connection of a session is gone. Its client may still live and resume on another one, within the
-    /// grace time.
+    /// Handles the loss of a session's connection. Its client may still live and resume on another
+    /// connection, within the grace time.
     pub(crate) fn connection_gone(&self, id: SessionId) {
         let Ok(_entered) = self.core.lifecycle.begin_request() else {
             return;
@@ -364,7 +366,7 @@ impl<'k> Teardown<'k> {
             return;
         }
         let until_ms = self.core.now_ms() + self.core.env.config.grace_ms;
-        // Who digests its log, and when, is not known here.
+        // Another thread may digest its log, at any time.
         if let Some(member) = self.core.locked().entries.get(&id) {
             member.session.holds_until_ms.store(until_ms, Ordering::Release);
         }
@@ -376,7 +378,7 @@ impl<'k> Teardown<'k> {
         }
     }
 
-    /// Digests sealed logs here, unless there is a thread for it.
+    /// Digests sealed logs here, unless a background thread does.
     pub(crate) fn finish_or_leave(&self) {
         if self.core.lifecycle.background.load(Ordering::Acquire) {
             self.core.lifecycle.bell.ring();
@@ -388,7 +390,7 @@ impl<'k> Teardown<'k> {
     /// Forgets ended sessions whose process is gone, or that are too many; ends sessions whose process is
     /// gone.
     pub(crate) fn reap(&self, now_ms: u64) {
-        // Logs that found no space, or needed what cannot be read, are tried again, but not at every tick.
+        // Logs that found no space, or needed an unreadable block, are tried again, but not at every tick.
         let no_space_ms = self.counters.no_space_ms.load(Ordering::Relaxed);
         let stuck_ms = self.counters.stuck_ms.load(Ordering::Relaxed);
         let ready = |tried_ms: u64, pause_ms| tried_ms == 0 || now_ms >= tried_ms + pause_ms;
@@ -435,7 +437,7 @@ impl<'k> Teardown<'k> {
         let mut sessions = self.core.locked();
         let sessions = &mut *sessions;
         if self.core.env.in_grace() && !sessions.awaits_earlier() {
-            // All have come back, or their processes are gone.
+            // All clients have resumed, or their processes are gone.
             self.core.env.grace_until_ms.store(0, Ordering::Release);
         }
         for ended in &mut sessions.ended {
@@ -471,7 +473,7 @@ impl<'k> Teardown<'k> {
     }
 }
 
-/// Those whose generation is known.
+/// Returns the changes that free the numbers whose generation is known.
 fn free_numbers(numbers: &[(Ino, Option<Generation>)]) -> Vec<RowChange> {
     let known = numbers.iter().filter_map(|(ino, generation)| {
         Some(InodeKey {

@@ -1,4 +1,5 @@
-//! Mounts say what is watched in their kernels; sessions are told by their pages, and ask for the inodes.
+//! Watches in mounts' kernels: mounts report the watched inodes; sessions see a change in their pages, and
+//! request the inodes.
 
 use crate::error::no;
 use crate::session::state::Session;
@@ -6,10 +7,10 @@ use crate::session::table::{SessionTable, Sessions};
 use varve_format::SessionId;
 use varve_ipc::{ClientKind, IpcError, WATCHED_MAX, Watched};
 
-/// What a mount says. Every session's page says so when this returns.
+/// Sets a mount's watched inodes. Every session's page shows the change when this returns.
 ///
 /// # Errors
-/// EPERM for a session that is no mount's, or an ordinary user's; E2BIG for more inodes than may be named.
+/// EPERM for a session of a linked program or of an ordinary user; E2BIG for more inodes than may be named.
 pub(crate) fn set_watched(sessions: &Sessions, session: &Session, watched: Watched) -> Result<(), IpcError> {
     if session.kind != ClientKind::Shim || !session.privileged {
         return Err(no(libc::EPERM));
@@ -18,7 +19,7 @@ pub(crate) fn set_watched(sessions: &Sessions, session: &Session, watched: Watch
         return Err(no(libc::E2BIG));
     }
     let mut sessions = sessions.table.lock();
-    // One that was sealed meanwhile has said its last.
+    // A mount that was sealed meanwhile has no watches.
     if sessions.live(session.id).is_none() {
         return Err(IpcError::Sealed);
     }
@@ -26,14 +27,14 @@ pub(crate) fn set_watched(sessions: &Sessions, session: &Session, watched: Watch
     Ok(())
 }
 
-/// What is watched, and since which change.
+/// Returns the number of the last change, and the watched inodes.
 pub(crate) fn watched(sessions: &Sessions) -> (u64, Watched) {
     let sessions = sessions.table.lock();
     (sessions.watches.generation(), sessions.watches.watched().clone())
 }
 
 impl SessionTable {
-    /// Has all pages say what a mount says (nothing, when it ends).
+    /// Sets a mount's watched inodes (none, when it ends) and shows a change in all pages.
     pub(crate) fn note_watched(&mut self, mount: SessionId, watched: Watched) {
         if self.watches.set(mount, watched) {
             let generation = self.watches.generation();

@@ -1,5 +1,4 @@
-//! What was used when, per tier and range of a file. Owns order and bounds of this memory; does not know what
-//! follows from it.
+//! Uses of data, per tier and range of a file. Owns order and bounds of this memory; draws no conclusions.
 
 use super::Use;
 use std::collections::BTreeMap;
@@ -7,11 +6,11 @@ use varve_format::{FileBlock, InodeKey, Tier};
 
 /// Blocks of a range: 2 MiB.
 pub(super) const RANGE_BLOCKS: u64 = 512;
-/// Ranges of one call that are looked at.
+/// Most ranges of one call that are noted.
 const RANGES_PER_USE: u64 = 1024;
 /// Ranges remembered between two plans.
 const USES_MAX: usize = 4096;
-/// Reads in so many different steps make a range warm, however few blocks they read.
+/// Number of different steps whose reads make a range warm, however few blocks they read.
 const WARM_STEPS: u32 = 4;
 /// Steps after which earlier reads count half.
 const HALF_LIFE_STEPS: u64 = 1200;
@@ -45,7 +44,7 @@ impl RangeId {
 pub(super) struct Uses {
     /// Blocks read of each range.
     pub(super) ranges: BTreeMap<RangeId, u64>,
-    /// There were more.
+    /// More ranges were used than remembered.
     pub(super) dropped: bool,
 }
 
@@ -80,13 +79,13 @@ impl Uses {
     }
 }
 
-/// What is known of a range on a tier.
+/// Uses of a range on a tier.
 #[derive(Debug, Clone, Copy, Default)]
 struct Warmth {
     stamp: u64,
     /// Blocks read.
     read: u64,
-    /// Steps in which some were.
+    /// Steps with reads of the range.
     steps: u32,
     last_step: u64,
 }
@@ -98,7 +97,7 @@ struct TierHeat {
     order: BTreeMap<u64, RangeId>,
 }
 
-/// Ranges on all tiers. One that is not in it is colder than all that are.
+/// Ranges on all tiers. Any other range is colder.
 #[derive(Debug)]
 pub(super) struct Heat {
     tiers: [TierHeat; 3],
@@ -124,8 +123,8 @@ impl Heat {
         self.tiers[tier as usize].ranges.contains_key(&id)
     }
 
-    /// A range with `present` blocks on a tier was used in a step, `read` blocks of it through the daemon.
-    /// Answers whether it is warm, and whether another one had to be forgotten.
+    /// Notes that a range with `present` blocks on a tier was used in a step, `read` blocks of it through the
+    /// daemon. Returns whether it is warm, and whether another range had to be forgotten.
     pub(super) fn touch(
         &mut self,
         tier: Tier,
@@ -148,7 +147,7 @@ impl Heat {
             warmth.read = warmth.read.saturating_add(read);
             warmth.steps = warmth.steps.saturating_add(1);
         }
-        // All of it twice, or parts of it at different times.
+        // All of it was read twice, or parts of it at different times.
         let warm = read > 0 && (warmth.read >= present.saturating_mul(2) || warmth.steps >= WARM_STEPS);
         let full = heat.ranges.len() > self.most;
         if full && let Some((_, oldest)) = heat.order.pop_first() {
@@ -157,13 +156,13 @@ impl Heat {
         (warm, full)
     }
 
-    /// The range of a tier that was used longest ago, after `after`.
+    /// Returns the least recently used range of a tier, after `after`.
     pub(super) fn oldest_after(&self, tier: Tier, after: u64) -> Option<(u64, RangeId)> {
         let mut later = self.tiers[tier as usize].order.range(after + 1..);
         later.next().map(|(stamp, id)| (*stamp, *id))
     }
 
-    /// Nothing of a range is on a tier any more.
+    /// Forgets a range that has no blocks left on a tier.
     pub(super) fn forget(&mut self, tier: Tier, id: RangeId) {
         let heat = &mut self.tiers[tier as usize];
         if let Some(warmth) = heat.ranges.remove(&id) {
@@ -171,7 +170,8 @@ impl Heat {
         }
     }
 
-    /// Some of a range went to another tier: it is as old there, and is to be read anew to be warm.
+    /// Notes that blocks of a range went to another tier: the range is as old there, and needs new reads to
+    /// become warm.
     pub(super) fn moved(&mut self, from: Tier, to: Tier, id: RangeId) {
         let Some(warmth) = self.tiers[from as usize].ranges.get(&id).copied() else {
             return;
@@ -185,7 +185,7 @@ impl Heat {
             last_step: warmth.last_step,
             ..Warmth::default()
         };
-        // The number of a use belongs to one range on one tier; two tiers may share it.
+        // The stamp of a use belongs to one range on one tier; two tiers may share it.
         there.ranges.insert(id, new);
         there.order.insert(new.stamp, id);
     }

@@ -1,6 +1,6 @@
-//! The default policy: new data on the fastest tier with room; from a full tier the ranges used longest ago
-//! move down, and ranges that are read again and again move up while there is room. Refuses to know how
-//! anything moves.
+//! The default policy: new data goes to the fastest tier with room; the least recently used ranges of a full
+//! tier move down, and ranges that are read repeatedly move up while there is room. Knows nothing of how data
+//! moves.
 
 use super::heat::{Heat, RANGE_BLOCKS, RangeId, Uses};
 use super::{Catalog, Cause, Job, Move, Placement, Use};
@@ -9,25 +9,25 @@ use std::collections::BTreeSet;
 use varve_format::{Extent, FileBlock, Ino, InodeKey, Tier};
 use varve_store::{DataTarget, SpaceStats, TierStats};
 
-/// Ranges remembered of each tier.
+/// Most ranges remembered of each tier.
 const RANGES_MAX: usize = 1 << 16;
-/// Warm ranges that wait for room.
+/// Most warm ranges that wait for room.
 const WARM_MAX: usize = 256;
-/// Runs whose data cannot be read.
+/// Most runs remembered whose data cannot be read.
 const BAD_MAX: usize = 4096;
-/// Pieces looked at for one job.
+/// Most pieces checked for one job.
 const LOOKS: usize = 4096;
 /// Extents asked for at once.
 const EXTENTS: usize = 128;
 /// Files asked for at once.
 const FILES: usize = 256;
 
-/// How full tiers may be, in percent of what data may have of them.
+/// Fill levels of tiers, in percent of their space for data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Marks {
-    /// From here on data moves down, and nothing new comes while another tier has room.
+    /// From here on data moves down, and new data goes elsewhere while another tier has room.
     pub high: u64,
-    /// Down to here it moves.
+    /// Data moves down until this level.
     pub low: u64,
 }
 
@@ -36,7 +36,7 @@ impl Marks {
     pub const DEFAULT: Self = Self { high: 95, low: 90 };
 }
 
-/// How full a tier is for data.
+/// Fill level of a tier, for data.
 #[derive(Debug, Clone, Copy)]
 struct Fill {
     usable: u64,
@@ -44,7 +44,7 @@ struct Fill {
 }
 
 impl Fill {
-    /// `freed` counts what is freed, but not to be reused yet, as free.
+    /// `freed` counts freed blocks that may not be reused yet as free.
     fn of(tier: Tier, stats: &TierStats, freed: bool) -> Self {
         let kept = match tier {
             Tier::Nvm => stats.kept,
@@ -65,18 +65,18 @@ impl Fill {
         (self.used() * 100).checked_div(self.usable).unwrap_or(100)
     }
 
-    /// Blocks until the tier is `mark` percent full.
+    /// Returns the number of blocks until the tier is `mark` percent full.
     fn below(self, mark: u64) -> u64 {
         (self.usable * mark / 100).saturating_sub(self.used())
     }
 
-    /// Blocks above `mark` percent.
+    /// Returns the number of blocks above `mark` percent.
     fn above(self, mark: u64) -> u64 {
         self.used().saturating_sub(self.usable * mark / 100)
     }
 }
 
-/// Where the search for ranges that nobody remembers is.
+/// Position of the search for ranges without remembered uses.
 #[derive(Debug, Clone, Copy)]
 struct Hand {
     ino: Ino,
@@ -103,11 +103,11 @@ struct State {
     step: u64,
 }
 
-/// Least recently used down, warm up. See the module.
+/// Moves least recently used data down, and warm data up. See the module.
 #[derive(Debug)]
 pub struct Hierarchy {
     marks: Marks,
-    /// Taken while requests are answered: never held across anything that waits.
+    /// Locked while requests are answered: never held across a wait.
     uses: Mutex<Uses>,
     state: Mutex<State>,
 }
@@ -119,7 +119,7 @@ impl Default for Hierarchy {
 }
 
 impl Hierarchy {
-    /// With other marks.
+    /// Makes a policy with these marks.
     #[must_use]
     pub const fn new(marks: Marks) -> Self {
         Self {
@@ -159,7 +159,7 @@ impl Placement for Hierarchy {
             .filter(|tier| space.tiers[*tier as usize].total > 0)
             .collect();
         if tiers.len() < 2 {
-            // Nothing can move, so nobody needs to know what was used.
+            // Nothing can move, so uses need not be remembered.
             return Vec::new();
         }
         let mut state = self.state.lock();
@@ -167,7 +167,7 @@ impl Placement for Hierarchy {
         state.absorb(uses, catalog);
         let mut left = most;
         let mut jobs = Vec::new();
-        // The slowest first: it makes room for the others.
+        // The slowest pair first: it makes room for the others.
         for pair in tiers.windows(2).rev() {
             let job = state.down(pair[0], pair[1], self.marks, space, catalog, left);
             if let Some(job) = job {
@@ -199,7 +199,7 @@ fn blocks(moves: &[Move]) -> u64 {
     moves.iter().map(|moved| u64::from(moved.len)).sum()
 }
 
-/// The part of an extent within its first range, at most `most` blocks.
+/// Returns the part of an extent within its first range, at most `most` blocks.
 fn piece(key: InodeKey, extent: &Extent, most: u64) -> (RangeId, Move) {
     let id = RangeId::of(key, extent.file_block.0);
     let len = u64::from(extent.len)
@@ -214,7 +214,7 @@ fn piece(key: InodeKey, extent: &Extent, most: u64) -> (RangeId, Move) {
     (id, moved)
 }
 
-/// Extents within a range.
+/// Returns the extents within a range.
 fn in_range(catalog: &dyn Catalog, id: RangeId) -> Vec<Extent> {
     let mut extents = catalog.extents(id.key, id.start(), RANGE_BLOCKS as usize);
     extents.retain(|extent| extent.file_block.0 < id.end());
@@ -222,7 +222,7 @@ fn in_range(catalog: &dyn Catalog, id: RangeId) -> Vec<Extent> {
 }
 
 impl State {
-    /// Takes over what was used since the last plan.
+    /// Adds the uses since the last plan.
     fn absorb(&mut self, uses: Uses, catalog: &dyn Catalog) {
         if uses.dropped {
             self.hands = [START; 3];
@@ -261,8 +261,8 @@ impl State {
     ) -> Option<Job> {
         let fill = Fill::of(from, &space.tiers[from as usize], true);
         let draining = &mut self.draining[from as usize];
-        // By blocks, as the room that others see here: what comes down fills a tier up to the block where its
-        // percent is still below.
+        // Compared in blocks, as the tier above computes the room here: demoted data fills a tier up to the
+        // block at which its percentage is still below the mark.
         if fill.below(marks.high) == 0 {
             *draining = true;
         } else if fill.above(marks.low) == 0 {
@@ -296,7 +296,7 @@ impl State {
         Some(job)
     }
 
-    /// Adds ranges that are not remembered, which were used longer ago than all others, or never.
+    /// Adds ranges without remembered uses: they were used longer ago than all others, or never.
     fn unknown(
         &mut self,
         tier: Tier,
@@ -340,7 +340,7 @@ impl State {
                         }
                     }
                 }
-                // A file without extents costs a look too.
+                // A file without extents also counts as a check.
                 *looks = looks.saturating_sub(1);
                 *hand = Hand {
                     ino: Ino(key.ino.0 + 1),
@@ -360,7 +360,7 @@ impl State {
                         ..START
                     };
                     if !hand.done {
-                        // What this pass has found must be gone before the next one.
+                        // The ranges that this pass has found must have moved before the next pass.
                         return;
                     }
                 }
@@ -371,7 +371,7 @@ impl State {
         }
     }
 
-    /// Adds remembered ranges, those used longest ago first.
+    /// Adds remembered ranges, the least recently used first.
     fn oldest(
         &mut self,
         tier: Tier,
@@ -418,7 +418,7 @@ impl State {
         let mut room = [0; 3];
         for tier in tiers {
             if !self.draining[*tier as usize] {
-                // One less: what comes up must not make something go down.
+                // One less: promoted data must not make other data move down.
                 let fill = Fill::of(*tier, &space.tiers[*tier as usize], false);
                 room[*tier as usize] = fill.below(marks.high).saturating_sub(1);
             }
@@ -508,8 +508,8 @@ mod tests {
         }
     }
 
-    /// What comes down from NVM fills the next tier to the last block below its mark, where its percent is
-    /// still below.
+    /// Data from NVM fills the next tier to the last block below its mark, where its percentage is still
+    /// below.
     #[test]
     fn tier_without_room_below_its_mark_makes_some() {
         let tier = |free| TierStats {

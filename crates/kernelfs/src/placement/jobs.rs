@@ -1,4 +1,5 @@
-//! The policy in use, its jobs as operators see them, and what was moved. Moves nothing (`ops::migrate`).
+//! The policy in use, its jobs for operators, and the numbers of moved blocks. Moves nothing (`ops::migrate`
+//! does).
 
 use super::{Cause, Placement};
 use crate::bell::Bell;
@@ -8,18 +9,18 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use varve_format::Tier;
 
-/// A job as operators see it.
+/// A job, for operators.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlacementStatus {
-    /// Where the blocks are: `nvm`, `ssd` or `hdd`.
+    /// Source: `nvm`, `ssd` or `hdd`.
     pub from: String,
-    /// Where they go; of metadata `slower tiers`.
+    /// Target; for metadata `slower tiers`.
     pub to: String,
-    /// Why they move.
+    /// Reason of the move.
     pub cause: Cause,
     /// Moved between the two since the daemon started, for either cause, in blocks of 4 KiB.
     pub moved_blocks: u64,
-    /// What it waits for, if it does.
+    /// Obstacle that it waits for, if it waits.
     pub waiting: Option<String>,
 }
 
@@ -43,15 +44,15 @@ impl fmt::Display for PlacementStatus {
     }
 }
 
-/// What the mover remembers: for operators only.
+/// The mover's state, for operators only.
 pub(crate) struct Placer {
-    /// Where new data goes, and what moves.
+    /// Decides where new data goes, and which data moves.
     pub(crate) policy: Box<dyn Placement>,
-    /// One step at a time; never waited for by requests.
+    /// Serializes steps; requests never wait for it.
     pub(crate) turn: Mutex<()>,
-    /// A leaf.
+    /// A leaf of the lock order.
     pub(crate) jobs: Mutex<Vec<PlacementStatus>>,
-    /// Blocks moved, by tiers.
+    /// Blocks moved, by source and target tier.
     pub(crate) moved: [[AtomicU64; 3]; 3],
     pub(crate) moved_in: [AtomicU64; 3],
     pub(crate) moved_out: [AtomicU64; 3],
@@ -71,7 +72,7 @@ impl Placer {
         }
     }
 
-    /// Jobs of the last step.
+    /// Returns the jobs of the last step.
     pub(crate) fn jobs(&self) -> Vec<PlacementStatus> {
         self.jobs.lock().clone()
     }

@@ -1,5 +1,5 @@
-//! Placement over the tiers: where data goes, and what moves later. A policy ([`Hierarchy`]) decides and
-//! moves nothing; the mover carries its jobs out through store transactions and decides nothing.
+//! Placement over the tiers: targets of new data, and later moves. A policy ([`Hierarchy`]) decides and moves
+//! nothing; the mover carries its jobs out through store transactions and decides nothing.
 
 mod heat;
 mod hierarchy;
@@ -12,10 +12,10 @@ use serde::{Deserialize, Serialize};
 use varve_format::{BlockNo, Extent, FileBlock, Ino, InodeKey, Tier};
 use varve_store::{DataTarget, SpaceStats};
 
-/// How blocks of a file were used.
+/// Kind of use of a file's blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Use {
-    /// A client may read them directly now; whether it does is not seen.
+    /// A client may read them directly; its reads are not seen.
     Mapped,
     /// Read through the daemon.
     Read,
@@ -23,17 +23,18 @@ pub enum Use {
     Written,
 }
 
-/// What a policy may look at.
+/// The pool's files, for a policy.
 pub trait Catalog {
-    /// Regular files with numbers from `from` on, at most `most`, and where to go on; `None`: there are no
-    /// more. Several calls see no one state.
+    /// Returns regular files with numbers from `from` on, at most `most`, and where to continue; `None`:
+    /// there are no more. Several calls together do not show one consistent state.
     fn files(&self, from: Ino, most: usize) -> (Vec<InodeKey>, Option<Ino>);
 
-    /// Extents of a file from a block on, at most `most`; none if it is gone or must not be moved now.
+    /// Returns the extents of a file from a block on, at most `most`; none if the file is gone or must not be
+    /// moved now.
     fn extents(&self, key: InodeKey, from: FileBlock, most: usize) -> Vec<Extent>;
 }
 
-/// One run of blocks that is to move.
+/// A run of blocks to move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Move {
     /// File.
@@ -42,54 +43,54 @@ pub struct Move {
     pub at: FileBlock,
     /// Blocks.
     pub len: u32,
-    /// Where they are.
+    /// First block on its tier.
     pub block: BlockNo,
 }
 
-/// Why blocks move.
+/// Reason of a move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Cause {
     /// Their tier is full.
     Full,
-    /// They are read again and again.
+    /// They are read repeatedly.
     Warm,
-    /// They are metadata that is not used, and there is little room for more.
+    /// They are unused metadata, and there is little room for more.
     Metadata,
 }
 
 /// Moves from one tier to another.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Job {
-    /// Where the blocks are.
+    /// Source.
     pub from: Tier,
-    /// Where they go.
+    /// Target.
     pub to: Tier,
-    /// Why.
+    /// Reason.
     pub cause: Cause,
-    /// Which.
+    /// Runs to move.
     pub moves: Vec<Move>,
-    /// Why there are none, if that is for want of something.
+    /// Obstacle, if there are no moves because of one.
     pub waiting: Option<String>,
 }
 
 /// Decides where data goes; moves nothing. Called from many threads.
 pub trait Placement: Send + Sync {
-    /// Where `bytes` of new data of an inode shall go. Tiers of which `space.tiers[t].total` is 0 are not
-    /// there. The store goes on to other tiers when the one chosen is full, unless the target says `only`.
+    /// Returns the target of `bytes` of new data of an inode. Tiers with `space.tiers[t].total` of 0 do not
+    /// exist. The store falls back to other tiers when the target is full, unless the target says `only`.
     fn target(&self, key: InodeKey, bytes: u64, space: &SpaceStats) -> DataTarget;
 
-    /// Blocks of a file are used. Called while requests are answered: must be quick and read nothing.
+    /// Notes a use of a file's blocks. Called while requests are answered: must be quick and read nothing.
     fn used(&self, _key: InodeKey, _from: FileBlock, _blocks: u64, _how: Use) {}
 
-    /// What shall move now: jobs with at most `most` blocks in all, and jobs that wait.
+    /// Returns the jobs to do now, with at most `most` blocks in all, and jobs that wait.
     fn plan(&self, _space: &SpaceStats, _catalog: &dyn Catalog, _most: u64) -> Vec<Job> {
         Vec::new()
     }
 
-    /// A move of the last plan was carried out.
+    /// Notes that a move of the last plan was done.
     fn moved(&self, _job: &Job, _moved: &Move) {}
 
-    /// A move of the last plan cannot be carried out, now or later: its data cannot be read.
+    /// Notes that a move of the last plan can never be done: its data cannot be read.
     fn failed(&self, _failed: &Move) {}
 }

@@ -1,9 +1,9 @@
-//! The files in which processes keep copies for their maps: their names, and how they are emptied and
-//! removed. The clients make them and fill them; what lies in them is theirs.
+//! The files in which processes keep copies for their maps: their names, emptying and removal. Clients make
+//! and fill them, and own their content.
 //!
 //! A client shows a page of its file only after it has seen its session live with the page in the file. So
-//! whoever seals a session and empties the file afterwards knows that nothing of that session is shown from
-//! then on, whether the client runs or not.
+//! once a session is sealed and the file is emptied afterwards, no data of that session is shown from then
+//! on, whether the client runs or not.
 
 use crate::process::ProcessId;
 use parking_lot::Mutex;
@@ -15,7 +15,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use varve_ipc::CopiesAt;
 
-/// How the names begin: a process' number and when it began follow.
+/// Prefix of the names: a process' number and start time follow.
 const PREFIX: &str = "copies-";
 
 fn name(process: ProcessId) -> String {
@@ -30,7 +30,7 @@ fn process_in(name: &str) -> Option<ProcessId> {
     })
 }
 
-/// Gives all pages back: who maps them finds none.
+/// Frees all pages: processes that map the file read zeros.
 fn empty(path: &Path) {
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
     let file = File::options().write(true).custom_flags(flags).open(path);
@@ -58,7 +58,7 @@ fn empty(path: &Path) {
 }
 
 fn remove(path: &Path) {
-    // Who still maps it must not keep what nobody empties any more.
+    // A process that still maps it must not keep pages that no code empties any more.
     empty(path);
     if let Err(error) = std::fs::remove_file(path)
         && error.kind() != io::ErrorKind::NotFound
@@ -67,17 +67,17 @@ fn remove(path: &Path) {
     }
 }
 
-/// Those that there may be.
+/// The copies' files that may exist.
 #[derive(Default)]
 pub(super) struct CopyFiles {
-    /// Processes that were told of theirs and have not been seen gone.
+    /// Processes that know the place of their file and have not been seen gone.
     told: Mutex<BTreeSet<ProcessId>>,
 }
 
 impl CopyFiles {
-    /// Where `process` may keep copies.
+    /// Returns the place where `process` may keep copies.
     pub(super) fn of(&self, live: &Path, process: ProcessId) -> Option<CopiesAt> {
-        // One that cannot be seen cannot be seen gone.
+        // A process that cannot be looked up cannot be seen gone.
         if process.start == 0 {
             return None;
         }
@@ -95,8 +95,8 @@ impl CopyFiles {
         empty(&live.join(name(process)));
     }
 
-    /// Removes those of processes that are gone. `lives` says of some that they are not, which costs less
-    /// than to look.
+    /// Removes the files of processes that are gone. `lives` identifies some living processes at less cost
+    /// than a lookup.
     pub(super) fn sweep(&self, live: &Path, lives: &dyn Fn(ProcessId) -> bool) {
         let told: Vec<_> = self.told.lock().iter().copied().collect();
         for process in told {
@@ -118,8 +118,8 @@ impl CopyFiles {
             .collect()
     }
 
-    /// At the start: empties those of an earlier daemon's clients, and removes those of processes that are
-    /// gone.
+    /// Handles an earlier daemon's files at the start: empties those of living processes, and removes the
+    /// others.
     pub(super) fn drop_left(&self, live: &Path) {
         for (path, process) in Self::there(live) {
             match process.filter(ProcessId::is_alive) {
@@ -132,7 +132,7 @@ impl CopyFiles {
         }
     }
 
-    /// Removes all: no session is left. A client that comes back to another daemon makes its file anew.
+    /// Removes all files: no session is left. A client that connects to another daemon makes its file anew.
     pub(super) fn remove_all(live: &Path) {
         for (path, _) in Self::there(live) {
             remove(&path);

@@ -1,4 +1,4 @@
-//! A daemon of a pool of files, from lock to socket and back. Owns the order of things at start and stop.
+//! A daemon of a pool of files, from lock to socket and back. Owns the order of steps at start and stop.
 
 use super::files::{HostPool, PoolLock};
 use super::logs::HostLogs;
@@ -27,7 +27,7 @@ pub struct HostDaemon {
     report: OpenReport,
     remarks: Vec<String>,
     touching: Option<Touching>,
-    /// Locked: the live directory is in use.
+    /// Locked note: the live directory is in use.
     _note: File,
     _lock: PoolLock,
 }
@@ -115,19 +115,19 @@ impl HostDaemon {
         })
     }
 
-    /// What was found at the start.
+    /// Findings of the start.
     #[must_use]
     pub const fn report(&self) -> &OpenReport {
         &self.report
     }
 
-    /// Which copies of logs were used at the start.
+    /// Returns the copies of logs that were used at the start.
     #[must_use]
     pub fn recovered(&self) -> super::logs::Recovered {
         self.logs.recovered()
     }
 
-    /// What a person may want to know about the host.
+    /// Remarks on the host for a person.
     #[must_use]
     pub fn remarks(&self) -> &[String] {
         &self.remarks
@@ -139,8 +139,8 @@ impl HostDaemon {
         self.daemon.kernel().shutdown_asked()
     }
 
-    /// Closes all connections, digests everything, empties the journal. Ends in any case: what a failed
-    /// device keeps from being digested stays in the logs for the next start.
+    /// Closes all connections, digests everything, empties the journal. Always ends: entries that a failed
+    /// device keeps from being digested stay in the logs for the next start.
     ///
     /// # Errors
     /// The first error of a device.
@@ -182,12 +182,12 @@ fn hook(check: fn(&Store) -> Result<CheckReport, StoreError>) -> Hook {
     })
 }
 
-/// Opens the store, with what to do in the message when the format is a newer one.
+/// Opens the store; for a newer format the error's message says what to do.
 fn open_store(pool: &HostPool, devices: varve_store::Devices) -> Result<(Store, OpenReport), KernelError> {
     Store::open(devices, OpenOptions::default()).map_err(|error| explain(pool, error))
 }
 
-/// Adds what to do to errors that a person can do something about.
+/// Adds advice to errors that a person can act on.
 pub fn explain(pool: &HostPool, error: StoreError) -> KernelError {
     use varve_format::superblock::SuperblockError;
     match &error {
@@ -224,8 +224,8 @@ pub fn explain(pool: &HostPool, error: StoreError) -> KernelError {
     }
 }
 
-/// The pool's socket, for its owner and root, or for all where others may have sessions: who they are is
-/// looked at when they say hello. Hold the lock: a socket that is there is a dead one.
+/// Binds the pool's socket, for its owner and root, or for all users if others may have sessions: their
+/// identity is checked in the handshake. Hold the lock: an existing socket is a dead one.
 fn listen(pool: &HostPool) -> Result<UnixListener, KernelError> {
     let path = pool.socket();
     match std::fs::remove_file(&path) {
@@ -237,7 +237,7 @@ fn listen(pool: &HostPool) -> Result<UnixListener, KernelError> {
         }
         _ => {}
     }
-    // Made under another name, so that nobody connects before its permissions are right.
+    // Made under another name, so that no client connects before its permissions are right.
     let new = path.with_extension("new");
     let _ = std::fs::remove_file(&new);
     let mode = if pool.config().users.is_owner_only() {

@@ -1,5 +1,5 @@
-//! The end of a pool, and live directories whose pool is gone. Owns what belongs to a pool and in which order
-//! it goes; what somebody else may have put beside it stays.
+//! Removal of a pool, and of live directories whose pool is gone. Owns which files belong to a pool and the
+//! order of their removal; other files beside them stay.
 
 use super::files::{HostPool, IMAGES, TOML, TOML_NEW};
 use super::live;
@@ -10,25 +10,25 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// What became of a pool.
+/// Result of removing a pool.
 #[derive(Debug, Default)]
 pub struct Destroyed {
     /// Space that files of the pool had on the host, in bytes.
     pub freed_bytes: u64,
-    /// Files and devices outside of the pool's directory that held its tiers. They are as they were.
+    /// Files and devices outside of the pool's directory that held its tiers. They are unchanged.
     pub devices: Vec<String>,
-    /// What lies in the pool's directory and is not of the pool: it stays, and so does the directory.
+    /// Foreign files in the pool's directory: they stay, and so does the directory.
     pub left: Vec<PathBuf>,
 }
 
-/// A live directory in which nobody works, whose pool is not where it was.
+/// A live directory without a daemon, whose pool is no longer at its place.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Orphan {
     /// The live directory.
     pub live: PathBuf,
-    /// Where its pool was.
+    /// Former place of its pool.
     pub pool: PathBuf,
-    /// What it takes, in bytes.
+    /// Its size, in bytes.
     pub bytes: u64,
 }
 
@@ -62,7 +62,7 @@ fn gone(result: io::Result<()>, path: &Path) -> Result<(), KernelError> {
     }
 }
 
-/// Space that files in a directory take, in bytes; 0 of one that cannot be read.
+/// Returns the space that files in a directory take, in bytes; 0 for an unreadable directory.
 fn bytes_in(dir: &Path) -> u64 {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     entries
@@ -73,7 +73,7 @@ fn bytes_in(dir: &Path) -> u64 {
 }
 
 impl HostPool {
-    /// Files and devices outside of the pool's directory that hold its tiers, by name.
+    /// Returns the files and devices outside of the pool's directory that hold its tiers, by name.
     #[must_use]
     pub fn outside(&self) -> Vec<String> {
         let tiers = [&self.spec().ssd, &self.spec().hdd];
@@ -86,15 +86,15 @@ impl HostPool {
             .collect()
     }
 
-    /// Space that the pool's own files take on the host, in bytes.
+    /// Returns the space that the pool's own files take on the host, in bytes.
     #[must_use]
     pub fn host_bytes(&self) -> u64 {
         bytes_in(self.dir()) + bytes_in(&self.logs_dir()) + bytes_in(self.live())
     }
 
-    /// Removes the pool: its memory, its images and logs, last its `varve.toml`. Where it is cut off, it can
-    /// be done again. Tiers on devices and files outside of the pool's directory are left as they are: a
-    /// device's name may be another one's by now.
+    /// Removes the pool: its memory, its images and logs, last its `varve.toml`. If interrupted, it can be
+    /// repeated. Tiers on devices and files outside of the pool's directory are left as they are: a device's
+    /// name may denote another device by now.
     ///
     /// # Errors
     /// A daemon serves the pool; it is another user's; something cannot be removed.
@@ -135,8 +135,8 @@ impl HostPool {
     }
 }
 
-/// Live directories under `parent` of this user's pools (of everybody's, for root) that are not there any
-/// more.
+/// Returns the live directories under `parent` of this user's (for root: of every user's) pools that no
+/// longer exist.
 #[must_use]
 pub fn orphans(parent: &Path) -> Vec<Orphan> {
     let own_uid = rustix::process::geteuid().as_raw();
@@ -152,7 +152,7 @@ pub fn orphans(parent: &Path) -> Vec<Orphan> {
             }
             let pool = live::pool_of(&live)?;
             let there = HostPool::find(&pool).is_ok_and(|pool| super::uuid_text(&pool.uuid()) == uuid);
-            // One that is there and cannot be read is not gone.
+            // A pool that exists and cannot be read is not gone.
             let is_gone = !there && (!pool.join(TOML).exists() || HostPool::find(&pool).is_ok());
             is_gone.then(|| Orphan {
                 bytes: bytes_in(&live),

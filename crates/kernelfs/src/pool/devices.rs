@@ -1,5 +1,5 @@
-//! The devices of a pool of files: made, opened, removed. Owns which backend serves which file and what is
-//! said where the host lacks something; refuses to know formats.
+//! The devices of a pool of files: made, opened, removed. Owns the choice of backend for each file and the
+//! messages where the host lacks something; knows no formats.
 
 use super::files::HostPool;
 use super::live;
@@ -25,7 +25,7 @@ use varve_store::{Devices, MkfsOptions, Store};
 /// First bytes of a device that must be zeros before it is taken for a tier.
 const PROBE_BYTES: usize = 1 << 20;
 
-/// Bytes of the journal of a pool with this much NVM.
+/// Returns the bytes of the journal of a pool with this much NVM.
 pub fn journal_bytes(nvm_bytes: u64) -> u64 {
     (nvm_bytes / 8 / 4096 * 4096).clamp(8 << 20, 64 << 20)
 }
@@ -76,7 +76,7 @@ pub(super) fn create(pool: &HostPool, again: bool) -> Result<Devices, KernelErro
         )?)
     } else {
         let journal = JournalFile::create(&pool.journal_path(), journal_len)?;
-        // Written once, so that later durable writes find written blocks and need no work of the host's own
+        // Written once, so that later durable writes find allocated blocks and need no work of the host's own
         // journal.
         fill(&pool.journal_path(), journal_len)?;
         Arc::new(journal)
@@ -114,7 +114,7 @@ pub(super) fn remove(pool: &HostPool) {
         own(&pool.spec().hdd, pool.hdd_path()),
     ];
     for path in paths.into_iter().flatten() {
-        // Best effort: what was not made is not there.
+        // Best effort: some files may not exist.
         let _ = std::fs::remove_file(path);
     }
 }
@@ -182,7 +182,7 @@ pub(super) fn open(pool: &HostPool) -> Result<Devices, KernelError> {
     })
 }
 
-/// Gives a mapped NVM file all of its space: a store into a hole that the host cannot fill would end the
+/// Allocates all space of a mapped NVM file: a store into a hole that the host cannot fill would kill the
 /// daemon. A restored copy may have holes.
 ///
 /// # Errors
@@ -209,7 +209,7 @@ pub fn fill_holes(pool: &HostPool, devices: &Devices) -> Result<(), KernelError>
     })
 }
 
-/// The same devices; what is written to them is forgotten.
+/// Wraps the devices so that writes to them are forgotten.
 pub(super) fn for_trying(devices: Devices) -> Devices {
     let scratch = |device: Arc<dyn BlockDevice>| Arc::new(ScratchDevice::new(device)) as Arc<dyn BlockDevice>;
     Devices {
@@ -220,7 +220,7 @@ pub(super) fn for_trying(devices: Devices) -> Devices {
     }
 }
 
-/// The same devices, changed by nothing.
+/// Wraps the devices so that nothing changes them.
 pub(super) fn for_looking(devices: Devices) -> Devices {
     let read_only =
         |device: Arc<dyn BlockDevice>| Arc::new(ReadOnlyDevice::new(device)) as Arc<dyn BlockDevice>;
@@ -232,7 +232,7 @@ pub(super) fn for_looking(devices: Devices) -> Devices {
     }
 }
 
-/// A slower tier's device, if the pool has it.
+/// Opens or makes a slower tier's device, if the pool has it.
 fn tier(pool: &HostPool, tier: Emulated, create: bool) -> Result<Option<Arc<dyn BlockDevice>>, KernelError> {
     let (spec, path, model) = match tier {
         Emulated::Hdd => (&pool.spec().hdd, pool.hdd_path(), DiskModel::HDD),
@@ -263,7 +263,7 @@ fn tier(pool: &HostPool, tier: Emulated, create: bool) -> Result<Option<Arc<dyn 
     }))
 }
 
-/// NVM, its journal or a log, as slow as the pool wants it.
+/// Slows NVM, its journal or a log down, if the pool's configuration says so.
 fn slowed(pool: &HostPool, region: Arc<dyn Region>) -> Arc<dyn Region> {
     if pool.config().emulate.contains(&Emulated::Nvm) {
         Arc::new(EmulatedRegion::new(region, NvmModel::STRATA))
@@ -272,14 +272,15 @@ fn slowed(pool: &HostPool, region: Arc<dyn Region>) -> Arc<dyn Region> {
     }
 }
 
-/// What the host lacks, in a line each: nothing is wrong, only slower.
+/// Returns the host's shortcomings, a line each: they cost speed only.
 pub(super) fn remarks(devices: &Devices) -> Vec<String> {
     let tiers = [&devices.ssd, &devices.hdd].into_iter().flatten();
     let infos: Vec<DeviceInfo> = tiers.map(|device| device.info()).collect();
     remarks_on(&infos)
 }
 
-/// The same of devices that say this of themselves. Only files and block devices need anything of the host.
+/// Returns the shortcomings for devices with these descriptions. Only files and block devices need anything
+/// of the host.
 fn remarks_on(infos: &[DeviceInfo]) -> Vec<String> {
     let buffered = infos.iter().filter(|info| info.backend.contains("buffered"));
     let mut lines: Vec<String> = buffered
@@ -301,7 +302,7 @@ fn remarks_on(infos: &[DeviceInfo]) -> Vec<String> {
     lines
 }
 
-/// Refuses what cannot fit on the host, before anything is made.
+/// Refuses a pool that cannot fit on the host, before anything is made.
 fn check_space(pool: &HostPool, nvm_bytes: u64, journal_len: u64) -> Result<(), KernelError> {
     match pool.spec().nvm {
         NvmSpec::Shm(_) => live::check_memory_pool(pool.live(), nvm_bytes, journal_len),
@@ -362,7 +363,7 @@ fn check_node(path: &Path) -> Result<(), KernelError> {
     Ok(())
 }
 
-/// Refuses a device that holds something.
+/// Refuses a device that is not empty.
 fn check_empty(device: &dyn BlockDevice) -> Result<(), KernelError> {
     let mut start = vec![0; PROBE_BYTES.min(usize::try_from(device.len_bytes()).unwrap_or(PROBE_BYTES))];
     device.read(0, &mut start)?;
@@ -370,7 +371,7 @@ fn check_empty(device: &dyn BlockDevice) -> Result<(), KernelError> {
         return Ok(());
     }
     let name = device.name();
-    // What has no node can be wiped as long as the kernel has it.
+    // A device without a node can be wiped only while the kernel drives it.
     let wipe = match name.as_str().split_once(':') {
         Some(("nvme", _)) => "`blkdiscard -z` or `dd` on its /dev/nvmeXnY".to_owned(),
         Some(("ng", node)) => format!("`blkdiscard -z {}`", node.replace("/dev/ng", "/dev/nvme")),

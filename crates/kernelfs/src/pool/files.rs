@@ -1,5 +1,5 @@
-//! A pool of plain files: the directory, its `varve.toml`, its lock. Owns names and what is said when
-//! something does not fit; what lies in the files is the store's.
+//! A pool of plain files: the directory, its `varve.toml`, its lock. Owns names and the messages about
+//! misfits; the store owns the files' content.
 
 use super::devices;
 use super::live;
@@ -74,25 +74,25 @@ pub struct HostPool {
     owner_uid: u32,
 }
 
-/// The right to serve or change a pool, as long as it lives.
+/// The right to serve or change a pool, held until dropped.
 #[derive(Debug)]
 pub struct PoolLock {
     file: File,
-    /// Who took it: a child that a fork leaves with a copy of this does not let go of it.
+    /// The process that took it: a forked child that drops its copy does not unlock.
     pid: u32,
 }
 
 impl Drop for PoolLock {
     fn drop(&mut self) {
-        // Not by the close alone: a child that another thread starts at this moment has the descriptor too
-        // until it runs its program.
+        // Closing alone does not unlock: a child that another thread starts at this moment has the descriptor
+        // too until it runs its program.
         if self.pid == std::process::id() {
             let _ = rustix::fs::flock(&self.file, rustix::fs::FlockOperation::Unlock);
         }
     }
 }
 
-/// A UUID as text.
+/// Formats a UUID as text.
 #[must_use]
 pub fn uuid_text(uuid: &[u8; 16]) -> String {
     let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -208,61 +208,61 @@ impl HostPool {
         })
     }
 
-    /// The pool's directory, absolute.
+    /// Returns the pool's directory, absolute.
     #[must_use]
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// The live directory; may not be there.
+    /// Returns the live directory; it may not exist.
     #[must_use]
     pub fn live(&self) -> &Path {
         &self.live
     }
 
-    /// Name of the pool.
+    /// Returns the pool's UUID.
     #[must_use]
     pub const fn uuid(&self) -> [u8; 16] {
         self.uuid
     }
 
-    /// Tiers as they were asked for.
+    /// Returns the tiers as requested.
     #[must_use]
     pub const fn spec(&self) -> &PoolSpec {
         &self.spec
     }
 
-    /// Settings as they are written.
+    /// Returns the settings as configured.
     #[must_use]
     pub const fn config(&self) -> &Config {
         &self.config
     }
 
-    /// The socket.
+    /// Returns the path of the socket.
     #[must_use]
     pub fn socket(&self) -> PathBuf {
         self.dir.join("sock")
     }
 
-    /// Holds the daemon's process id while one runs.
+    /// Returns the path of the file that holds the daemon's process id while one runs.
     #[must_use]
     pub fn pid_file(&self) -> PathBuf {
         self.dir.join("pid")
     }
 
-    /// Directory of the logs' backing files.
+    /// Returns the directory of the logs' backing files.
     #[must_use]
     pub fn logs_dir(&self) -> PathBuf {
         self.dir.join("logs")
     }
 
-    /// File of the NVM tier.
+    /// Returns the file of the NVM tier.
     #[must_use]
     pub fn nvm_path(&self) -> PathBuf {
         self.fast_dir().join("nvm.img")
     }
 
-    /// File of the journal.
+    /// Returns the file of the journal.
     #[must_use]
     pub fn journal_path(&self) -> PathBuf {
         self.fast_dir().join("journal.img")
@@ -276,13 +276,13 @@ impl HostPool {
         }
     }
 
-    /// File or device node of the SSD tier, if there is one.
+    /// Returns the file or device node of the SSD tier, if there is one.
     #[must_use]
     pub fn ssd_path(&self) -> Option<PathBuf> {
         self.tier_path(&self.spec.ssd, "ssd.img")
     }
 
-    /// File or device node of the HDD tier, if there is one.
+    /// Returns the file or device node of the HDD tier, if there is one.
     #[must_use]
     pub fn hdd_path(&self) -> Option<PathBuf> {
         self.tier_path(&self.spec.hdd, "hdd.img")
@@ -296,7 +296,7 @@ impl HostPool {
         }
     }
 
-    /// What survives what, in a few words.
+    /// Describes in a few words which failures data survives.
     #[must_use]
     pub fn durability(&self) -> &'static str {
         match self.spec.nvm {
@@ -313,12 +313,12 @@ impl HostPool {
     /// Takes the pool's lock.
     ///
     /// # Errors
-    /// Somebody has it: says who.
+    /// Another process has it: the message names it.
     pub fn lock(&self) -> Result<PoolLock, KernelError> {
         take_lock(&self.dir)
     }
 
-    /// For a memory-only pool: whether its memory is gone.
+    /// Whether this is a memory-only pool whose memory is gone.
     #[must_use]
     pub fn memory_is_gone(&self) -> bool {
         self.spec.nvm.is_memory() && (!self.nvm_path().exists() || !self.journal_path().exists())
@@ -346,7 +346,7 @@ impl HostPool {
         devices::open(self)
     }
 
-    /// Opens the pool's devices so that nothing on them is changed, whatever is done with the store. Hold the
+    /// Opens the pool's devices so that nothing on them changes, whatever the store does. Hold the
     /// [lock](Self::lock).
     ///
     /// # Errors
@@ -355,7 +355,7 @@ impl HostPool {
         self.devices().map(devices::for_looking)
     }
 
-    /// Opens the pool's devices for trying something out: what is written is seen, and forgotten. Hold the
+    /// Opens the pool's devices for a trial: writes are visible, and then forgotten. Hold the
     /// [lock](Self::lock).
     ///
     /// # Errors
@@ -364,7 +364,7 @@ impl HostPool {
         self.devices().map(devices::for_trying)
     }
 
-    /// The sessions' logs.
+    /// Opens the sessions' logs.
     ///
     /// # Errors
     /// The boot id cannot be read.
@@ -383,7 +383,7 @@ impl HostPool {
     /// Refuses to serve another user's pool: its memory files and images would change hands.
     ///
     /// # Errors
-    /// Says whose it is.
+    /// Names the owner.
     pub fn check_owner(&self) -> Result<(), KernelError> {
         let uid = rustix::process::geteuid().as_raw();
         if uid == self.owner_uid {
@@ -397,11 +397,11 @@ impl HostPool {
     }
 
     /// Makes a memory-only pool again whose memory is gone: same place, sizes and settings, empty, another
-    /// name. What else lies in its directory stays. If it cannot be made, its `varve.toml` is as it was, and
-    /// this can be tried again.
+    /// UUID. Other files in its directory stay. If it cannot be made, its `varve.toml` is unchanged, and this
+    /// can be tried again.
     ///
     /// # Errors
-    /// Its memory is there; and as for [`create_pool`].
+    /// Its memory exists; and as for [`create_pool`].
     pub fn recreate(&self) -> Result<Self, KernelError> {
         if !self.memory_is_gone() {
             return refuse(format!(
@@ -437,7 +437,7 @@ fn take_lock(dir: &Path) -> Result<PoolLock, KernelError> {
         .create(true)
         .truncate(false)
         .write(true)
-        // Who can open it, for reading too, can lock it and keep the daemon out.
+        // A user who can open the file, even for reading, can lock it and keep the daemon out.
         .mode(0o600)
         .open(&path)
         .map_err(|error| KernelError::io(format!("cannot open {}", path.display()), error))?;
@@ -462,11 +462,12 @@ fn take_lock(dir: &Path) -> Result<PoolLock, KernelError> {
     }
 }
 
-/// Makes a pool in `dir`: a new or an empty directory. Durable when this returns; an interrupted one is
-/// cleared by the next.
+/// Makes a pool in `dir`: a new or an empty directory. Durable when this returns; the next call clears the
+/// remains of an interrupted one.
 ///
 /// # Errors
-/// There is a pool or something else already; no space; devices that do not fit. Nothing is left behind then.
+/// The directory has a pool or something else; no space; devices that do not fit. Nothing is left behind
+/// then.
 pub fn create_pool(dir: &Path, spec: &PoolSpec) -> Result<HostPool, KernelError> {
     let made = match std::fs::DirBuilder::new()
         .recursive(false)
@@ -482,7 +483,7 @@ pub fn create_pool(dir: &Path, spec: &PoolSpec) -> Result<HostPool, KernelError>
         .map_err(|error| KernelError::io(format!("cannot look at {}", dir.display()), error))?;
     let result = make_in(&whole, spec);
     if result.is_err() && made {
-        // Best effort: only what was made here, and only if nothing else is in it.
+        // Best effort: only directories made here, and only if nothing else is in them.
         let _ = std::fs::remove_file(whole.join("lock"));
         let _ = std::fs::remove_dir(&whole);
     }
@@ -509,8 +510,8 @@ fn make_in(dir: &Path, spec: &PoolSpec) -> Result<HostPool, KernelError> {
     make_locked(dir, spec, None, None)
 }
 
-/// Makes a pool in a directory that is locked and ready for it; `again` is the `varve.toml` of the one that
-/// was there before.
+/// Makes a pool in a directory that is locked and prepared for it; `again` is the `varve.toml` of the earlier
+/// pool to recreate.
 fn make_locked(
     dir: &Path,
     spec: &PoolSpec,
@@ -545,14 +546,14 @@ fn make_locked(
         return Err(error);
     }
     if !spec.nvm.is_memory() {
-        // Made again when the daemon starts.
+        // The daemon makes it again when it starts.
         live::remove_empty(&pool.live);
     }
     rename(dir, TOML_NEW, TOML)?;
     Ok(pool)
 }
 
-/// Refuses a directory with something in it, and clears what an interrupted `mkfs` left.
+/// Refuses a directory that is not empty, and clears the remains of an interrupted `mkfs`.
 fn check_empty(dir: &Path) -> Result<(), KernelError> {
     let interrupted = dir.join(TOML_NEW).exists();
     let entries = std::fs::read_dir(dir)
@@ -603,7 +604,7 @@ fn uuid_v4(mut bytes: [u8; 16]) -> [u8; 16] {
     bytes
 }
 
-/// The text of a `varve.toml` with another identity.
+/// Returns the text of a `varve.toml` with another UUID.
 fn with_uuid(text: &str, uuid: &[u8; 16]) -> Option<String> {
     let is_it = |line: &&str| line.split_once('=').is_some_and(|(key, _)| key.trim() == "uuid");
     let mut lines: Vec<_> = text.lines().collect();

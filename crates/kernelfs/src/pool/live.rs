@@ -1,5 +1,5 @@
 //! The live directory: memory files beside a pool that survive every process but not the machine. Owns its
-//! place, its permissions and what to say when it does not fit; refuses to know what lies in it.
+//! place, its permissions and the messages when it does not fit; knows nothing of its content.
 
 use super::size;
 use crate::{Config, KernelError};
@@ -11,37 +11,38 @@ use std::path::{Path, PathBuf};
 use varve_format::log::CHUNK_BYTES;
 use varve_media::host::host_capacity;
 
-/// Where live directories are made, unless `varve.toml` says otherwise.
+/// Default parent of live directories; `varve.toml` may name another.
 pub const DEFAULT_PARENT: &str = "/dev/shm";
 
-/// Place of a pool's live directory.
+/// Returns the place of a pool's live directory.
 #[must_use]
 pub fn place(parent: &Path, uuid: &str, owner_uid: u32) -> PathBuf {
     parent.join(format!("varve-{uuid}-{owner_uid}"))
 }
 
-/// Names the pool that a live directory is of, and is locked while a daemon serves it.
+/// Name of the file with the path of the live directory's pool; a serving daemon has it locked.
 const NOTE: &str = "pool";
 
-/// The pool's UUID in the name of a live directory.
+/// Returns the pool's UUID from the name of a live directory.
 pub fn uuid_in(name: &str) -> Option<&str> {
     let (uuid, uid) = name.strip_prefix("varve-")?.rsplit_once('-')?;
     (uuid.len() == 36 && uid.parse::<u32>().is_ok()).then_some(uuid)
 }
 
-/// The pool's directory, as it was when its daemon was last started. `None`: an earlier version did not say.
+/// Returns the pool's directory at the last start of its daemon. `None`: an earlier version did not note it.
 pub fn pool_of(live: &Path) -> Option<PathBuf> {
     let path = std::fs::read(live.join(NOTE)).ok()?;
     (!path.is_empty()).then(|| PathBuf::from(std::ffi::OsString::from_vec(path)))
 }
 
-/// Whether a daemon works there.
+/// Whether a daemon serves this live directory.
 pub fn is_in_use(live: &Path) -> bool {
     let lock = |file: &File| rustix::fs::flock(file, rustix::fs::FlockOperation::NonBlockingLockExclusive);
     File::open(live.join(NOTE)).is_ok_and(|note| lock(&note) == Err(rustix::io::Errno::WOULDBLOCK))
 }
 
-/// Notes in a live directory whose it is. Who keeps the answer is seen [at work](is_in_use).
+/// Notes the pool in its live directory. As long as the returned file is open, the directory is [in
+/// use](is_in_use).
 ///
 /// # Errors
 /// It cannot be written.
@@ -62,7 +63,7 @@ pub fn note_pool(live: &Path, pool: &Path) -> Result<File, KernelError> {
     write().map_err(|error| KernelError::io(format!("cannot write {}", path.display()), error))
 }
 
-/// Removes the directory if nothing but the note is left in it.
+/// Removes the directory if only the note is left in it.
 pub fn remove_empty(live: &Path) {
     let only_note =
         std::fs::read_dir(live).is_ok_and(|entries| entries.flatten().all(|entry| entry.file_name() == NOTE));
@@ -72,7 +73,7 @@ pub fn remove_empty(live: &Path) {
     }
 }
 
-/// Makes the directory (0700) if it is not there, and refuses one that another user made.
+/// Makes the directory (0700) if it does not exist, and refuses one that another user made.
 ///
 /// # Errors
 /// A message that says what to do.
@@ -104,17 +105,18 @@ pub fn ensure(live: &Path) -> Result<(), KernelError> {
     Ok(())
 }
 
-/// The settings, with logs that fit into the memory there is, and a remark if they had to be made smaller.
+/// Returns the settings with logs that fit into the available memory, and a remark if they had to be made
+/// smaller.
 ///
 /// # Errors
-/// There is not even room for the smallest log.
+/// The smallest log does not fit.
 pub fn fit(config: &Config, nvm_bytes: u64, live: &Path) -> Result<(Config, Option<String>), KernelError> {
     let parent = live.parent().unwrap_or(Path::new("/"));
     let space = host_capacity(parent).map_err(|error| {
         KernelError::io(format!("cannot ask for the space at {}", parent.display()), error)
     })?;
     if space.total_bytes == 0 {
-        // A tmpfs without a limit.
+        // The tmpfs has no limit.
         return Ok((config.clone(), None));
     }
     let least = CHUNK_BYTES + varve_ipc::page::PAGE_BYTES as u64;
@@ -130,7 +132,7 @@ pub fn fit(config: &Config, nvm_bytes: u64, live: &Path) -> Result<(Config, Opti
             parent.display()
         )));
     }
-    // One log may take a quarter, so that a few sessions fit beside each other; at first a sixteenth.
+    // One log may take a quarter, so that a few sessions fit side by side; initially a sixteenth.
     let chunks = |bytes: u64| (bytes / CHUNK_BYTES).max(1) * CHUNK_BYTES;
     let most = chunks(space.total_bytes / 4);
     let first = chunks(space.total_bytes / 16);

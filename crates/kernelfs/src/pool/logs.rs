@@ -1,5 +1,5 @@
 //! Logs and pages of sessions as files: live copies in memory files and, where the pool is on disk, backing
-//! files beside it. Owns their names and which of two copies counts; refuses to know what an entry is.
+//! files beside it. Owns their names and the choice between two copies; interprets no entry.
 
 use super::copies::CopyFiles;
 use super::segments::SegmentFiles;
@@ -21,14 +21,14 @@ use varve_media::emulated::{EmulatedRegion, NvmModel};
 use varve_media::{Backing, DeviceName, LiveLog, MappedOptions, MappedRegion, MediaError, Region};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Which copies the logs of earlier daemons were taken from.
+/// Numbers of logs of earlier daemons, by the copy that was used.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Recovered {
-    /// From memory: nothing that any call returned for is missing.
+    /// From memory: every completed call is in them.
     pub live: u64,
-    /// From disk: what was made durable before a power cut (or before the live copy was lost).
+    /// From disk: they hold the state that was durable before a power cut (or before the live copy was lost).
     pub backing: u64,
-    /// Copies that were of another boot, another pool or damaged.
+    /// Copies that were of another boot or another pool, or damaged.
     pub ignored: u64,
 }
 
@@ -52,7 +52,7 @@ impl Files {
 /// The copy of a log that the next start of the daemon uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogCopy {
-    /// Whose log.
+    /// Session of the log.
     pub session: SessionId,
     /// The file.
     pub path: PathBuf,
@@ -72,7 +72,7 @@ pub struct HostLogs {
     recovered: Mutex<Recovered>,
     segments: SegmentFiles,
     copies: CopyFiles,
-    /// What the daemon's reads of logs are slowed down to.
+    /// Model that the daemon's reads of logs are slowed down to.
     model: Option<NvmModel>,
 }
 
@@ -101,7 +101,7 @@ fn remove(path: &Path) {
     }
 }
 
-/// Numbers in file names `PREFIX<number>SUFFIX` of a directory; none if it is not there.
+/// Returns the numbers in file names `PREFIX<number>SUFFIX` of a directory; none if it does not exist.
 fn numbers(dir: &Path, prefix: &str, suffix: &str) -> Result<Vec<SessionId>, MediaError> {
     let entries = match std::fs::read_dir(dir) {
         Ok(entries) => entries,
@@ -120,8 +120,8 @@ fn numbers(dir: &Path, prefix: &str, suffix: &str) -> Result<Vec<SessionId>, Med
 }
 
 impl HostLogs {
-    /// Logs in `live`, with backing files in `backing` unless the pool is memory only. `nvm` is the file that
-    /// privileged clients map.
+    /// Opens logs in `live`, with backing files in `backing` unless the pool is memory only. `nvm` is the
+    /// file that privileged clients map.
     #[must_use]
     pub fn new(
         live: PathBuf,
@@ -144,7 +144,7 @@ impl HostLogs {
         }
     }
 
-    /// The same, with logs as slow as a model of NVM.
+    /// Slows the logs down to a model of NVM.
     #[must_use]
     pub const fn slowed_to(mut self, model: NvmModel) -> Self {
         self.model = Some(model);
@@ -158,24 +158,23 @@ impl HostLogs {
         }
     }
 
-    /// Removes the segments that an earlier daemon left: they are copies. Clients that map them keep their
-    /// mappings.
+    /// Removes an earlier daemon's segments: they are copies. Clients that map them keep their mappings.
     pub fn forget_segments(&self) {
         SegmentFiles::remove_left(&self.live);
     }
 
-    /// Removes the copies that clients keep of what they read: no session is left.
+    /// Removes the copies that clients keep of data they read: no session is left.
     pub fn forget_copies(&self) {
         CopyFiles::remove_all(&self.live);
     }
 
-    /// Which copies were used for the sessions of earlier daemons.
+    /// Returns the copies that were used for the sessions of earlier daemons.
     #[must_use]
     pub fn recovered(&self) -> Recovered {
         self.recovered.lock().clone()
     }
 
-    /// The logs that are there and which copy of each counts. Changes nothing.
+    /// Returns the existing logs and the copy of each that counts. Changes nothing.
     ///
     /// # Errors
     /// A directory cannot be listed.
@@ -249,7 +248,7 @@ impl HostLogs {
         );
     }
 
-    /// The copy of an earlier daemon's log that counts. It is only read from now on.
+    /// Returns the copy of an earlier daemon's log that counts. From now on it is only read.
     fn find(&self, session: SessionId) -> Result<Option<LeftLog>, MediaError> {
         let open = |path: &Path| LeftLog::open(path).map_err(|error| setup(path, "open it", &error));
         let live = self.log_path(session);
@@ -304,7 +303,7 @@ impl LogStore for HostLogs {
             let path = self.page_path(session);
             match Page::open(&path) {
                 Ok(page) => pages.push(Arc::new(page)),
-                // Cut off while it was made: no client has it.
+                // Its making was interrupted: no client has it.
                 Err(error) if error.kind() == io::ErrorKind::InvalidData => remove(&path),
                 Err(error) => return Err(setup(&path, "open it", &error)),
             }
@@ -347,7 +346,7 @@ impl LogStore for HostLogs {
             copy.map(Into::into)
                 .map_err(|error| setup(&self.log_path(session), "share it", &error))
         };
-        // Opened anew: flags and position of the daemon's own descriptor are not the client's to change.
+        // Opened anew: the client must not change flags and position of the daemon's own descriptor.
         let path = self.log_path(session);
         let own = || {
             let file = File::options().read(true).write(true).open(&path);

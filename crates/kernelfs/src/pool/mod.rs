@@ -1,5 +1,5 @@
 //! A pool of plain files on this machine: its directory and configuration, its live directory, its logs, its
-//! devices, the daemon on a socket. Everything that the rest of the crate does not know about the host.
+//! devices, the daemon on a socket. Holds all code that knows the host.
 
 mod copies;
 mod daemon;

@@ -1,7 +1,7 @@
-//! Faults memory in before it is needed. Memory that was allocated is cleared by the kernel at the first
-//! touch of each page, at the cost of a second copy of the data; a thread of its own has that done, in small
-//! steps with pauses: while a step lasts nothing else in the process can be mapped, so the thread must not be
-//! one that waits for the processor meanwhile.
+//! Faults memory in before it is needed. The kernel clears allocated memory at the first touch of each page,
+//! which costs as much as a second copy of the data; a separate thread triggers that in small steps with
+//! pauses. During a step no other thread of the process can map memory, so the thread must not be one that
+//! waits for the processor meanwhile.
 
 use std::io;
 use std::sync::Arc;
@@ -10,10 +10,10 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 use varve_media::Region;
 
-/// Bytes of a step: a page of the largest kind that is usual.
+/// Bytes of a step: a page of the largest usual kind.
 const STEP_BYTES: u64 = 2 << 20;
 
-/// A thread that touches all of some regions once, from their beginnings; the drop ends it.
+/// A thread that touches all of some regions once, from their beginnings; dropping this ends it.
 pub(super) struct Touching {
     over: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -65,7 +65,7 @@ mod tests {
     use std::sync::Arc;
     use varve_media::{Backing, MappedOptions, MappedRegion, Region};
 
-    /// Bytes of the file that this process has mapped pages for.
+    /// Returns the bytes of the file that this process has mapped pages for.
     fn resident(path: &std::path::Path) -> u64 {
         let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
         let mut lines = maps

@@ -1,5 +1,5 @@
-//! Media that look writable and change nothing: what is written stays in memory. For looking at a stopped
-//! pool, whose journal must be replayed to be read. Owns the overlay; refuses to know what is in it.
+//! Media that look writable and change nothing: writes stay in memory. For inspecting a stopped pool, whose
+//! journal must be replayed to be read. Owns the overlay; knows nothing of its content.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -9,14 +9,14 @@ use varve_media::{BlockDevice, DeviceInfo, DeviceState, MediaError, Region};
 
 const BLOCK: u64 = 4096;
 
-/// Blocks that were written, over what is below.
+/// Written blocks, over the medium below.
 #[derive(Default)]
 struct Overlay {
     blocks: Mutex<HashMap<u64, Box<[u8; BLOCK as usize]>>>,
 }
 
 impl Overlay {
-    /// Puts what was written over `out`, which was read from below at `off`.
+    /// Copies written blocks over `out`, which was read from below at `off`.
     fn show(&self, off: u64, out: &mut [u8]) {
         let blocks = self.blocks.lock();
         if blocks.is_empty() {
@@ -29,8 +29,7 @@ impl Overlay {
         }
     }
 
-    /// Takes a write; `read` fetches what is below, whose length is `size_bytes`, of blocks that are written
-    /// in part.
+    /// Takes a write; `read` fetches partly written blocks from below, where `size_bytes` is the length.
     fn take(
         &self,
         off: u64,
@@ -65,7 +64,7 @@ pub struct ScratchRegion {
 }
 
 impl ScratchRegion {
-    /// Nothing is changed at first.
+    /// Starts without changes.
     #[must_use]
     pub fn new(below: Arc<dyn Region>) -> Self {
         Self {
@@ -88,7 +87,7 @@ impl ScratchRegion {
     }
 }
 
-/// The parts of `off..off + len` by block: number, offset in the block, offset in the buffer, length.
+/// Splits `off..off + len` by block: number, offset in the block, offset in the buffer, length.
 fn parts(off: u64, len: usize) -> impl Iterator<Item = (u64, usize, usize, usize)> {
     let mut done = 0;
     std::iter::from_fn(move || {
@@ -166,7 +165,7 @@ pub struct ScratchDevice {
 }
 
 impl ScratchDevice {
-    /// Nothing is changed at first.
+    /// Starts without changes.
     #[must_use]
     pub fn new(below: Arc<dyn BlockDevice>) -> Self {
         Self {
@@ -216,7 +215,7 @@ pub struct ReadOnlyDevice {
 }
 
 impl ReadOnlyDevice {
-    /// Reads go through.
+    /// Wraps a device: reads go through.
     #[must_use]
     pub fn new(below: Arc<dyn BlockDevice>) -> Self {
         Self { below }

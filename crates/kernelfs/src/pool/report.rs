@@ -11,18 +11,18 @@ use varve_store::{Store, StoreError};
 pub struct CheckItem {
     /// Kind, such as `leaked` or `link_count`.
     pub kind: String,
-    /// What is wrong, in words.
+    /// Description of the fault.
     pub text: String,
 }
 
 /// Result of a check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckReport {
-    /// Nothing is wrong.
+    /// Nothing was found.
     pub clean: bool,
-    /// What is wrong; at most `ITEMS_SHOWN` of them.
+    /// Findings; at most `ITEMS_SHOWN` of them.
     pub findings: Vec<CheckItem>,
-    /// How many there are.
+    /// Number of all findings.
     pub count: u64,
 }
 
@@ -70,7 +70,7 @@ impl CheckReport {
     }
 }
 
-/// A finding in words.
+/// Describes a finding in words.
 #[must_use]
 pub fn describe(finding: &Finding) -> CheckItem {
     let (kind, text) = match finding {
@@ -181,7 +181,7 @@ pub fn describe(finding: &Finding) -> CheckItem {
     }
 }
 
-/// A loss in words: path, bytes, what happened.
+/// Describes a loss in words: path, bytes, cause.
 #[must_use]
 pub fn describe_loss(loss: &Loss) -> String {
     let mut text = match &loss.path {

@@ -1,5 +1,5 @@
-//! Users' segments as files of the live directory: made, shared, removed. Owns their names, their rights and
-//! how many there may be.
+//! Users' segments as files of the live directory: made, shared, removed. Owns their names, their permissions
+//! and their number.
 
 use super::logs::setup;
 use crate::user_segments::SegmentFile;
@@ -12,20 +12,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use varve_media::{DeviceName, MediaError};
 
-/// How the names begin.
+/// Prefix of the names.
 const PREFIX: &str = "user-";
-/// Share of the live directory's file system that all of them may take.
+/// Divisor of the live directory's file system: all segments take at most this share.
 const SHARE: u64 = 4;
 
-/// What there is of them.
+/// Accounting of the segments' files.
 #[derive(Default)]
 pub(super) struct SegmentFiles {
     bytes: Arc<AtomicU64>,
     made: AtomicU64,
 }
 
-/// A user's file. Its name goes with it; clients that map it keep their mappings, and their user's bytes in
-/// them.
+/// A user's file. Dropping it removes its name; clients that map it keep their mappings, and their user's
+/// bytes in them.
 struct UserFile {
     path: PathBuf,
     file: File,
@@ -34,7 +34,7 @@ struct UserFile {
 }
 
 impl SegmentFiles {
-    /// Removes those of an earlier daemon.
+    /// Removes an earlier daemon's files.
     pub(super) fn remove_left(live: &Path) {
         let entries = std::fs::read_dir(live).into_iter().flatten().flatten();
         for entry in entries.filter(|entry| {
@@ -47,7 +47,7 @@ impl SegmentFiles {
         }
     }
 
-    /// A new file, never one that was another user's; `None` if there is no room for it.
+    /// Makes a new file, never one that was another user's; `None` if there is no room for it.
     pub(super) fn make(
         &self,
         live: &Path,
@@ -67,7 +67,7 @@ impl SegmentFiles {
         }
         let number = self.made.fetch_add(1, Ordering::Relaxed);
         let path = live.join(format!("{PREFIX}{uid}-{number}"));
-        // Of the daemon's own user, and for nobody else: who owned it could open it again for writing.
+        // Owned by the daemon's user: another owner could open it again for writing.
         let file = File::options()
             .read(true)
             .write(true)
@@ -75,7 +75,7 @@ impl SegmentFiles {
             .mode(0o600)
             .open(&path);
         let made = file.and_then(|file| {
-            // As long as it may become, so that no client can make it longer by touching it.
+            // Set to its final length, so that no client can make it longer by touching it.
             file.set_len(len_bytes)?;
             Ok(file)
         });
@@ -150,7 +150,7 @@ mod tests {
         assert_eq!((meta.len(), meta.mode() & 0o777), (1 << 20, 0o600));
         drop(segments);
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
-        // The next one of the same user is another file.
+        // The next file of the same user is a different file.
         let next = files.make(dir.path(), 7, 1 << 20).unwrap().unwrap();
         let other = std::fs::File::from(next.share().unwrap());
         assert_ne!(other.metadata().unwrap().ino(), meta.ino());

@@ -1,5 +1,5 @@
-//! The daemon as its clients see it on this host: the same answers, bounded by what the host's disks can
-//! hold, and a status that says where things lie. Owns those amendments; everything else goes through.
+//! The daemon for its clients on this host: adds bounds by the space of the host's disks, and a status with
+//! paths. Owns those amendments; all other calls go through.
 
 use super::files::HostPool;
 use super::logs::HostLogs;
@@ -32,7 +32,7 @@ impl HostService {
     ) -> Self {
         let high_percent = u64::from(kernel.config().placement_high_percent);
         let host = space.clone();
-        // Where nothing is missing the pool is the bound, and says so itself.
+        // Where nothing is missing the pool itself is the bound.
         kernel.set_host_left(Box::new(move |stats| {
             (host.missing_blocks(stats) > 0).then(|| left(&host, stats, high_percent))
         }));
@@ -81,8 +81,8 @@ impl HostService {
     }
 }
 
-/// Blocks that can still be promised on this host. Of the NVM only what lies below the mark from which on new
-/// data goes to slower tiers.
+/// Returns the blocks that can still be reserved on this host. Of the NVM only blocks below the mark count,
+/// from which on new data goes to slower tiers.
 fn left(host: &HostSpace, stats: &SpaceStats, high_percent: u64) -> u64 {
     let nvm = &stats.tiers[0];
     let mark = nvm.total.saturating_sub(nvm.kept) * high_percent / 100;
@@ -91,9 +91,10 @@ fn left(host: &HostSpace, stats: &SpaceStats, high_percent: u64) -> u64 {
     can_be_promised(slower, room, stats.reserved)
 }
 
-/// What a digest has of a file goes to one of the two as a whole: to NVM if it is less than `room`, else to
-/// the slower tiers. What fits in neither alone is not promised: it would be written below, its part of
-/// `room` would be promised again and again, and eat up what the margin keeps of the host.
+/// Returns the blocks that can be reserved. A digest writes its data of a file as a whole: to NVM if it is
+/// less than `room`, else to the slower tiers. Blocks beyond each of the two must not be reserved: they would
+/// be written to the slower tiers, their part of `room` would be reserved repeatedly, and use up the host's
+/// margin.
 fn can_be_promised(slower: u64, room: u64, reserved: u64) -> u64 {
     slower.max(room.saturating_sub(1)).saturating_sub(reserved)
 }
@@ -134,7 +135,7 @@ impl Service for HostService {
 mod tests {
     use super::can_be_promised;
 
-    /// Sessions write until nothing is promised any more; the host must hold it all.
+    /// Sessions write until nothing can be reserved any more; the host must hold all of it.
     #[test]
     fn what_is_promised_fits_however_much_a_digest_takes_at_once() {
         for (below, above, write) in [

@@ -1,9 +1,10 @@
 //! Sizes as people write them: `256M`, `1G`, `1.5T`. Text only.
 
-/// Bytes of `text`: a number with an optional K, M, G or T (powers of 1,024), and an optional `B` or `iB`.
+/// Parses `text` as bytes: a number with an optional K, M, G or T (powers of 1,024), and an optional `B` or
+/// `iB`.
 ///
 /// # Errors
-/// What is wrong with it and what is right.
+/// A message with the fault and the right form.
 pub fn parse(text: &str) -> Result<u64, String> {
     let wrong = || format!("`{text}` is not a size; write a number and K, M, G or T, for example 256M or 1G");
     let lower = text.trim().to_ascii_lowercase();
@@ -32,7 +33,7 @@ pub fn parse(text: &str) -> Result<u64, String> {
     Ok(bytes as u64)
 }
 
-/// `bytes` with a unit, three digits.
+/// Formats `bytes` with a unit, three digits.
 #[must_use]
 pub fn show(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
@@ -49,7 +50,7 @@ pub fn show(bytes: u64) -> String {
     }
 }
 
-/// The shortest exact text that [`parse`] reads back.
+/// Returns the shortest exact text that [`parse`] reads back.
 #[must_use]
 pub fn exact(bytes: u64) -> String {
     for (shift, unit) in [(40, "T"), (30, "G"), (20, "M"), (10, "K")] {

@@ -1,5 +1,5 @@
-//! What the host's disks can still hold. The pool's sparse files promise more than there may be; here the
-//! smaller number is found, so that want of space shows before anything is logged.
+//! Free space of the host's disks. The pool's sparse files may promise more than the host has; this module
+//! finds the smaller number, so that a lack of space shows before anything is logged.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
@@ -7,8 +7,8 @@ use varve_format::{BLOCK_BYTES, Tier};
 use varve_media::host::host_capacity;
 use varve_store::{SpaceStats, TierStats};
 
-/// Left to the host: logs that grow, footers, blocks that wait to be freed, and reserved blocks that sessions
-/// took before they became scarce.
+/// Left to the host: growth of logs, footers, blocks that wait to be freed, and reserved blocks that sessions
+/// took before space became scarce.
 const MARGIN_BYTES: u64 = 96 << 20;
 
 /// A tier that is a sparse file.
@@ -25,7 +25,7 @@ pub struct HostSpace {
 }
 
 impl HostSpace {
-    /// Nothing is sparse at first.
+    /// Starts without sparse files.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -38,7 +38,7 @@ impl HostSpace {
         }
     }
 
-    /// Blocks that can still be written, at most what the pool itself has free.
+    /// Returns the blocks that can still be written, at most the pool's own free blocks.
     #[must_use]
     pub fn usable_blocks(&self, stats: &SpaceStats) -> u64 {
         let mut usable = 0_u64;
@@ -47,7 +47,7 @@ impl HostSpace {
                 usable += stats.tiers[tier as usize].free;
             }
         }
-        // Files on one host file system share what is free there.
+        // Files on one host file system share its free space.
         let mut hosts: Vec<(u64, u64, u64, u64)> = Vec::new();
         for file in &self.files {
             let tier = &stats.tiers[file.tier as usize];
@@ -74,8 +74,8 @@ impl HostSpace {
         usable
     }
 
-    /// Blocks that the host can still give to one tier's file, less the margin; no bound for a tier that is
-    /// not sparse.
+    /// Returns the blocks that the host can still give to one tier's file, less the margin; no bound for a
+    /// tier that is not sparse.
     #[must_use]
     pub fn room(&self, tier: Tier) -> u64 {
         let Some(file) = self.files.iter().find(|file| file.tier == tier) else {
@@ -86,7 +86,7 @@ impl HostSpace {
         })
     }
 
-    /// Blocks that the pool counts as free though its host cannot hold them.
+    /// Returns the blocks that the pool counts as free though its host cannot hold them.
     #[must_use]
     pub fn missing_blocks(&self, stats: &SpaceStats) -> u64 {
         let free: u64 = stats.tiers.iter().map(|tier| tier.free).sum();
@@ -94,8 +94,8 @@ impl HostSpace {
     }
 }
 
-/// Free blocks that the host has given to the tier's file already, of `file` blocks of which so many are
-/// `allocated`. What tables and footers take of these, or will, is no data's.
+/// Returns the free blocks that the host has already given to the tier's file, which has `file` blocks,
+/// `allocated` of them on the host. Blocks for tables and footers do not count: data cannot use them.
 fn slack(tier: &TierStats, file: u64, allocated: u64) -> u64 {
     let tables = file.saturating_sub(tier.total);
     let used = tier.total.saturating_sub(tier.free);

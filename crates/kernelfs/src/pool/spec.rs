@@ -1,4 +1,4 @@
-//! What a new pool is to be made of, as a person writes it. Text and values; touches no file.
+//! Description of a new pool, as a person writes it. Text and values; touches no file.
 
 use super::size;
 use std::fmt;
@@ -14,7 +14,7 @@ pub enum NvmSpec {
 }
 
 impl NvmSpec {
-    /// Bytes.
+    /// Returns the tier's bytes.
     #[must_use]
     pub const fn bytes(self) -> u64 {
         match self {
@@ -31,7 +31,7 @@ impl NvmSpec {
     /// Reads `SIZE` or `shm:SIZE`.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// A message with the fault.
     pub fn parse(text: &str) -> Result<Self, String> {
         let text = text.trim();
         if text.starts_with(['/', '.']) {
@@ -77,16 +77,16 @@ pub enum TierSpec {
     None,
     /// A sparse file in the pool of this many bytes.
     Size(u64),
-    /// A file or device that is there, all of it.
+    /// An existing file or device, all of it.
     Device(DeviceSpec),
 }
 
 impl TierSpec {
-    /// Reads `SIZE`, `0`, or the name of a [device](DeviceSpec::parse): a path (anything with a `/`), or a
-    /// way to one.
+    /// Reads `SIZE`, `0`, or the name of a [device](DeviceSpec::parse): a path (anything with a `/`), or
+    /// another address of a device.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// A message with the fault.
     pub fn parse(tier: &str, text: &str) -> Result<Self, String> {
         let text = text.trim();
         match DeviceSpec::parse(text) {
@@ -142,10 +142,10 @@ impl Default for PoolSpec {
 }
 
 impl PoolSpec {
-    /// The default, with what is given in its place.
+    /// Returns the default, with the given tiers in their places.
     ///
     /// # Errors
-    /// What is wrong with one of them.
+    /// A message with the fault of one of them.
     pub fn parse(nvm: Option<&str>, ssd: Option<&str>, hdd: Option<&str>) -> Result<Self, String> {
         let mut spec = Self::default();
         if let Some(text) = nvm {
@@ -166,7 +166,7 @@ impl PoolSpec {
     }
 }
 
-/// Whether two names are of one device, as far as the names show. A controller is taken with all its
+/// Whether two names denote one device, as far as the names show. A controller is taken with all its
 /// namespaces.
 fn is_same(one: &DeviceSpec, other: &DeviceSpec) -> bool {
     match (one, other) {

@@ -1,6 +1,6 @@
-//! A log that an earlier daemon left, read by system calls: its client may have made the file shorter or
-//! longer than any daemon would, may do so still, and must not keep a daemon from starting for it. Refuses to
-//! know what an entry is.
+//! A log of an earlier daemon, read by system calls: its client may have truncated or extended the file
+//! beyond what any daemon does, may still do so, and must not keep a daemon from starting. Interprets no
+//! entry.
 
 use std::fs::File;
 use std::io;
@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use varve_media::{DeviceInfo, DeviceName, DeviceState, MediaError, MediumKind, Region};
 
-/// A log that is only read. Bytes that are gone read as zeros: no entries.
+/// A log that is only read. Missing bytes read as zeros: no entries.
 pub(super) struct LeftLog {
     name: DeviceName,
     file: File,

@@ -1,16 +1,16 @@
-//! Who is at work in the daemon's object for others: it has ended when all of them have left. Knows nothing
-//! of what they do.
+//! Requests under way in the daemon's object: it has ended when all of them have left. Knows nothing of their
+//! work.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Nobody enters any more.
+/// Flag: no request enters any more.
 const CLOSED: usize = 1 << (usize::BITS - 1);
 
-/// Requests that are being carried out.
+/// Requests under way.
 #[derive(Debug, Default)]
 pub(crate) struct InFlight(AtomicUsize);
 
-/// A request that is being carried out, until this is dropped.
+/// A request under way, until this is dropped.
 pub(crate) struct InFlightGuard<'e>(&'e InFlight);
 
 impl Drop for InFlightGuard<'_> {
@@ -20,20 +20,20 @@ impl Drop for InFlightGuard<'_> {
 }
 
 impl InFlight {
-    /// `None`: closed.
+    /// Enters a request. `None`: closed.
     #[inline]
     pub(crate) fn enter(&self) -> Option<InFlightGuard<'_>> {
         let entered = InFlightGuard(self);
-        // Counted before it is looked: who closes sees it, or it sees that.
+        // Counted before the check: either `close` sees this request, or the request sees the flag.
         (self.0.fetch_add(1, Ordering::AcqRel) & CLOSED == 0).then_some(entered)
     }
 
-    /// Nobody enters from now on.
+    /// Lets no request enter any more.
     pub(crate) fn close(&self) {
         self.0.fetch_or(CLOSED, Ordering::AcqRel);
     }
 
-    /// Whether all have left.
+    /// Whether all requests have left.
     pub(crate) fn are_over(&self) -> bool {
         self.0.load(Ordering::Acquire) & !CLOSED == 0
     }

@@ -1,4 +1,5 @@
-//! One session as the daemon sees it. Owns what belongs to a session alone; leases and holds are in the core.
+//! One session as the daemon sees it. Owns the state of that session alone; leases and holds are in the
+//! session table.
 
 use crate::digest::SessionLog;
 use crate::health::LogFaults;
@@ -17,10 +18,10 @@ use varve_media::{DeviceInfo, DeviceState, MediaError, Region};
 const KNOWN_MAX: usize = 1 << 20;
 
 /// Inodes that an unprivileged client has looked up, and the rights (4 read, 2 write) that it had on each
-/// while it held it; goes from a session to the one that continues it.
+/// while it held it; a session that continues another takes them over.
 pub(crate) type Known = Arc<Mutex<HashMap<InodeKey, u32>>>;
 
-/// Takes inodes that are gone out of what can be named.
+/// Removes inodes that are gone from the known ones.
 pub(crate) fn unlearn(known: &Known, keys: &[InodeKey]) {
     let mut known = known.lock();
     for key in keys {
@@ -34,8 +35,8 @@ pub(crate) struct Reader {
     pub(crate) digested: LogSeq,
 }
 
-/// The log of a client that is not to be trusted with the daemon's life: it can shorten the file under a
-/// mapping, and a plain read of what is gone would kill the reader. What is gone reads as zeros: no entries.
+/// The log of a client that the daemon's life must not depend on: the client can shorten the file under a
+/// mapping, and a plain read of missing bytes would kill the reader. Missing bytes read as zeros: no entries.
 struct GuardedLog(Arc<dyn Region>);
 
 impl Region for GuardedLog {
@@ -88,7 +89,7 @@ impl Region for GuardedLog {
     }
 }
 
-/// Forwarded operations are carried out in the order of their numbers.
+/// Carries out forwarded operations in the order of their numbers.
 #[derive(Default)]
 pub(crate) struct Turn {
     pub(crate) last: Mutex<u64>,
@@ -102,9 +103,9 @@ pub(crate) struct Session {
     pub(crate) peer: Peer,
     pub(crate) process: ProcessId,
     pub(crate) cred: Cred,
-    /// It was opened by an earlier daemon: what it was promised is not known.
+    /// Opened by an earlier daemon: its reservation is not known.
     pub(crate) of_earlier_daemon: bool,
-    /// It is a session of an earlier daemon, whose process is gone: its groups are not known.
+    /// Opened by an earlier daemon, and its process is gone: its groups are not known.
     pub(crate) groups_unknown: bool,
     pub(crate) privileged: bool,
     pub(crate) read_only: bool,
@@ -117,28 +118,27 @@ pub(crate) struct Session {
     pub(crate) turn: Turn,
     /// Held while rows of ended leases are written.
     pub(crate) row_changes: Mutex<()>,
-    /// Blocks reserved and not used up. Grows under the core's lock only.
+    /// Reserved blocks that are not used up. Grows only under the lock of the session table.
     pub(crate) reserved: AtomicU64,
-    /// Blocks that it was ever granted. Changes as `reserved` grows.
+    /// All blocks ever granted to it. Changes when `reserved` grows.
     pub(crate) granted: AtomicU64,
-    /// What it held when its connection went counts until then; 0: as long as its process lives.
+    /// Time until which its holds count after its connection went; 0: as long as its process lives.
     pub(crate) holds_until_ms: AtomicU64,
-    /// The session that it continues, of which its client has perhaps not heard yet how it ended; 0: none, or
-    /// it has.
+    /// The session that it continues, if its client may not have learned how that one ended; 0: none.
     continues: AtomicU64,
-    /// Not all that its log held can be had.
+    /// A part of its log could not be used.
     suspect: AtomicBool,
-    /// It may change what others see: no kernel caches what was so before it came.
+    /// It may make changes that others see: no kernel caches names or attributes from before it came.
     may_change: AtomicBool,
-    /// Where an unprivileged session reads its user's files directly, if it does.
+    /// Segments in which an unprivileged session reads its user's files directly, if it has any.
     pub(crate) segments: Option<Arc<UserSegments>>,
-    /// What went wrong with its log.
+    /// Faults of its log.
     pub(crate) log_faults: LogFaults,
     /// Inodes that an unprivileged session has looked up.
     known: Known,
 }
 
-/// What a session is made of.
+/// Constituents of a session.
 pub(crate) struct SessionParts {
     pub(crate) id: SessionId,
     pub(crate) kind: ClientKind,
@@ -151,17 +151,17 @@ pub(crate) struct SessionParts {
     pub(crate) log: Option<Arc<dyn Region>>,
     /// The peer's process, if it is known from a row: a session of an earlier daemon.
     pub(crate) process: Option<ProcessId>,
-    /// What the session that this one continues could name.
+    /// Inodes that the continued session could name.
     pub(crate) known: Option<Known>,
     /// The ended session that it continues.
     pub(crate) continues: Option<SessionId>,
-    /// Of an unprivileged one's user.
+    /// Segments of an unprivileged session's user.
     pub(crate) segments: Option<Arc<UserSegments>>,
 }
 
 impl Session {
-    /// Whether its client may keep copies of what it reads for its maps. It makes their file itself, in the
-    /// live directory.
+    /// Whether its client may keep copies of data it reads for its maps. The client makes their file itself,
+    /// in the live directory.
     pub(crate) fn keeps_copies(&self) -> bool {
         self.privileged && self.kind == ClientKind::Linked
     }
@@ -182,7 +182,7 @@ impl Session {
             continues,
             segments,
         } = parts;
-        // Of a session of an earlier daemon nothing is known but its process, if that lives.
+        // For a session of an earlier daemon only its process is known, if that lives.
         let gone = process.is_some_and(|process| !process.is_alive());
         let known_groups = if privileged || gone {
             None
@@ -191,7 +191,7 @@ impl Session {
         };
         let groups_unknown = process.is_some() && known_groups.is_none();
         let (gid, groups) = match known_groups {
-            // A peer's own word is that of its connect; of an earlier daemon's there is none.
+            // The peer's group is that of its connect; for a session of an earlier daemon there is none.
             Some((gid, groups)) if process.is_some() => (gid, groups),
             Some((_, groups)) => (peer.gid, groups),
             None => (peer.gid, Vec::new()),
@@ -214,7 +214,7 @@ impl Session {
             created_ns,
             upcalls: Arc::new(UpcallQueue::new()),
             page,
-            // Only a client in this process cannot take its file away from under a mapping.
+            // Only a client in this process cannot truncate the file under a mapping.
             log: log.map(|log| {
                 if peer.pid == std::process::id() {
                     log
@@ -240,13 +240,14 @@ impl Session {
         }
     }
 
-    /// The session that it continues, until its client has been heard of.
+    /// Returns the session that it continues, until its client makes a first request.
     pub(crate) fn continues(&self) -> Option<SessionId> {
         let id = self.continues.load(Ordering::Acquire);
         (id != 0).then_some(SessionId(id))
     }
 
-    /// Its client is there, so it knows how the session before ended: that one, the first time.
+    /// Notes a request of its client, which therefore knows how the continued session ended. Returns that
+    /// session at the first request.
     #[inline]
     pub(crate) fn hears(&self) -> Option<SessionId> {
         if self.continues.load(Ordering::Relaxed) == 0 {
@@ -256,28 +257,28 @@ impl Session {
         (id != 0).then_some(SessionId(id))
     }
 
-    /// Not all that its log held can be had: it is damaged, gone, or something in it was refused.
+    /// Marks the log as incomplete: it is damaged, gone, or an operation in it was refused.
     pub(crate) fn suspect(&self) {
         self.suspect.store(true, Ordering::Relaxed);
     }
 
-    /// Whether that was said of it.
+    /// Whether the log was marked as incomplete.
     pub(crate) fn is_suspect(&self) -> bool {
         self.suspect.load(Ordering::Relaxed)
     }
 
-    /// Whether it may change what others see (`ops::sharing`).
+    /// Whether it may make changes that others see (`ops::sharing`).
     #[inline]
     pub(crate) fn may_change(&self) -> bool {
         self.may_change.load(Ordering::Acquire)
     }
 
-    /// From now on it may.
+    /// Lets the session make changes.
     pub(crate) fn admit_changes(&self) {
         self.may_change.store(true, Ordering::Release);
     }
 
-    /// The session's row on media.
+    /// Returns the session's row on media.
     pub(crate) fn row(
         &self,
         state: SessionState,
@@ -299,7 +300,7 @@ impl Session {
         }
     }
 
-    /// An unprivileged session may name `key` from now on.
+    /// Lets an unprivileged session name `key`.
     pub(crate) fn learn(&self, key: InodeKey) {
         if !self.privileged {
             let mut known = self.known.lock();
@@ -309,19 +310,19 @@ impl Session {
         }
     }
 
-    /// These are gone: nobody names them any more.
+    /// Removes inodes that are gone: the session cannot name them any more.
     pub(crate) fn unlearn(&self, keys: &[InodeKey]) {
         if !self.privileged {
             unlearn(&self.known, keys);
         }
     }
 
-    /// How many inodes the session may name; none of a privileged one, which may name any, are counted.
+    /// Returns the number of inodes that the session may name; 0 for a privileged one, which may name any.
     pub(crate) fn known_count(&self) -> usize {
         self.known.lock().len()
     }
 
-    /// What the session may name, for the one that continues it.
+    /// Returns the inodes that the session may name, for the session that continues it.
     pub(crate) fn known(&self) -> Known {
         Arc::clone(&self.known)
     }
@@ -331,10 +332,10 @@ impl Session {
         self.privileged || self.known.lock().contains_key(&key)
     }
 
-    /// Rights (4 read, 2 write) on an inode that the session holds: those that its user has, and those that
-    /// it had at some time since it holds the inode. A file that was opened stays open as it was opened,
-    /// whatever becomes of its mode; and what could have been opened is taken to have been. An owner has
-    /// both, since it can give them to itself.
+    /// Returns the rights (4 read, 2 write) on an inode that the session holds: its user's present rights,
+    /// and those that its user had at some time since the session holds the inode. A file stays open with the
+    /// rights of its opening, whatever its mode becomes, and the session is taken to have opened it whenever
+    /// it could. An owner has both rights, since it can give them to itself.
     pub(crate) fn rights(&self, attr: &InodeAttr) -> u32 {
         const DATA: u32 = 6;
         if self.privileged || (self.cred.uid == attr.uid && !attr.is_dir()) {
@@ -351,12 +352,12 @@ impl Session {
         }
     }
 
-    /// Rights that the session had at some time since it holds `key`.
+    /// Returns the rights that the session had at some time since it holds `key`.
     pub(crate) fn had(&self, key: InodeKey) -> u32 {
         self.known.lock().get(&key).copied().unwrap_or(0)
     }
 
-    /// The session holds `key` no more: what it may do is what the mode says, from now on.
+    /// Ends the hold on `key`: from now on its mode alone decides the session's rights.
     pub(crate) fn forget_rights(&self, key: InodeKey) {
         if let Some(had) = self.known.lock().get_mut(&key) {
             *had = 0;
@@ -368,7 +369,7 @@ impl Session {
         self.privileged || may(attr, &self.cred, mask)
     }
 
-    /// Gives up to `blocks` of the reservation up; answers how many that were.
+    /// Gives up to `blocks` of the reservation up; returns the number given up.
     pub(crate) fn spend(&self, blocks: u64) -> u64 {
         let mut spent = 0;
         let _ = self
@@ -381,7 +382,7 @@ impl Session {
     }
 }
 
-/// POSIX permission check: owner, group or others, superuser past all but execution.
+/// POSIX permission check: owner, group or others; the superuser passes all but execution.
 pub(crate) fn may(attr: &InodeAttr, cred: &Cred, mask: u32) -> bool {
     if cred.uid == 0 {
         return mask & 1 == 0 || attr.is_dir() || attr.mode & 0o111 != 0;

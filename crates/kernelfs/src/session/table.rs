@@ -1,5 +1,5 @@
-//! What all sessions share, under one lock. Owns leases, holds, rows and who waits; never touches media, and
-//! never waits for anything but itself.
+//! Shared state of all sessions, under one lock. Owns leases, holds, rows and waiting requests; never touches
+//! media, and waits only on its own condition variables.
 
 use crate::digest::queue::DigestQueue;
 use crate::error::no;
@@ -15,42 +15,42 @@ use std::time::Duration;
 use varve_format::{InodeKey, LastForwarded, Seal, SessionId, TxId};
 use varve_ipc::{ClientKind, DENTRY_TTL_MAX, IpcError, ReleaseItem, Upcall};
 
-/// Where a session is.
+/// State of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// Logs and asks.
+    /// Logs and sends requests.
     Live,
     /// Its page says SEALED; its leases are kept until its log is digested.
     Sealing,
 }
 
-/// A session and what others need to know of it.
+/// A session and its state that others need.
 pub(crate) struct SessionEntry {
     pub(crate) session: Arc<Session>,
     pub(crate) phase: Phase,
-    /// Whether its client knows that it is not alone, and what of its kernel.
+    /// Whether its client knows of other sessions, and its kernel's caches have expired.
     pub(crate) shared_mode: SharedMode,
     /// Barriers not acknowledged yet.
     pub(crate) barriers: BTreeMap<TxId, Barrier>,
-    /// Whether its unused reserved blocks are waited for.
+    /// Whether a return of its unused reserved blocks is awaited.
     pub(crate) reclaim: Reclaim,
 }
 
-/// What a session knows of others. Only mounts are told, whose kernels cache names and attributes.
+/// A session's knowledge of others. Only mounts are told, whose kernels cache names and attributes.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct SharedMode {
-    /// It was told of a newcomer and has not answered yet that its kernel caches nothing.
+    /// Sharing was announced to it, and it has not confirmed yet that its kernel caches nothing.
     pub(crate) announced: bool,
-    /// Until when it must have.
+    /// Deadline of its confirmation.
     pub(crate) until_ms: u64,
-    /// It answers nothing that is cached any more.
+    /// The kernel does not cache its new answers.
     pub(crate) noted: bool,
-    /// Its kernel caches nothing any more.
+    /// Its kernel caches no names and attributes.
     pub(crate) entered: bool,
 }
 
 impl SharedMode {
-    /// Of a session that comes, beside others or not.
+    /// State of a new session, with other sessions present or not.
     pub(crate) const fn at_entry(beside_others: bool) -> Self {
         Self {
             announced: false,
@@ -61,28 +61,28 @@ impl SharedMode {
     }
 }
 
-/// How far a session is with returning unused reserved blocks.
+/// Progress of a session's return of unused reserved blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Reclaim {
-    /// Nobody has asked, or it has answered for all that it was granted.
+    /// No return was requested, or it has answered for all blocks granted to it.
     #[default]
     None,
-    /// It was asked and must have answered by then.
+    /// A return was requested; it must answer until `until_ms`.
     Requested { until_ms: u64 },
-    /// It has answered before it knew of all that it was granted: whoever waits asks again.
+    /// It answered before it knew of all blocks granted to it: the waiting thread asks again.
     Repeat { until_ms: u64 },
 }
 
 /// A barrier that a session has not obeyed yet.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Barrier {
-    /// Until when it must have.
+    /// Deadline of the acknowledgement.
     pub(crate) until_ms: u64,
-    /// Messages that it was sent in and that are not acknowledged.
+    /// Messages of the barrier that are not acknowledged.
     pub(crate) parts: usize,
 }
 
-/// A sealed session whose client may still come back.
+/// A sealed session that its client may still resume.
 #[derive(Debug, Clone)]
 pub(crate) struct Ended {
     pub(crate) id: SessionId,
@@ -91,23 +91,23 @@ pub(crate) struct Ended {
     pub(crate) process: crate::process::ProcessId,
     pub(crate) seal: Seal,
     pub(crate) last_forwarded: LastForwarded,
-    /// The session that it continued, if its client was never heard of in this one.
+    /// The session that it continued, if its client never made a request in this one.
     pub(crate) continues: Option<SessionId>,
-    /// Its holds count until then; `None`: as long as its process lives.
+    /// Time until which its holds count; `None`: as long as its process lives.
     pub(crate) holds_until_ms: Option<u64>,
     /// It has a row on media.
     pub(crate) row: bool,
-    /// What it could name; `None` if the daemon was started since.
+    /// Inodes that it could name; `None` if the daemon was started since.
     pub(crate) known: Option<Known>,
-    /// It was let change what others see; of a session of an earlier daemon not known, and taken for so.
+    /// It was admitted to changes; not known for a session of an earlier daemon, and taken as true.
     pub(crate) may_change: bool,
 }
 
-/// How a request for leases ended.
+/// Outcome of a request for leases.
 #[derive(Debug)]
 pub(crate) enum WaitOutcome {
     Granted(Decision),
-    /// The session is over.
+    /// The session has ended.
     Over,
     /// The pool became read-only.
     Latched,
@@ -122,12 +122,12 @@ pub(crate) struct LeaseWaiter {
 /// Most inodes that one session keeps alive.
 pub(crate) const HOLDS_MAX: usize = 1 << 20;
 
-/// The sessions, and what others wait for.
+/// The sessions, and the condition variables and locks beside their table.
 pub(crate) struct Sessions {
     pub(crate) table: Mutex<SessionTable>,
-    /// A mount has given its kernel's caches up.
+    /// Signalled when a mount has given up its kernel's caches.
     pub(crate) sharing_changed: Condvar,
-    /// One move of a directory to another parent at a time.
+    /// Serializes moves of directories to another parent.
     pub(crate) rename: Mutex<()>,
 }
 
@@ -147,45 +147,46 @@ pub(crate) struct SessionTable {
     pub(crate) rows: GrantTable,
     pub(crate) entries: BTreeMap<SessionId, SessionEntry>,
     pub(crate) ended: Vec<Ended>,
-    /// Sessions of an earlier daemon whose clients may come back yet.
+    /// Sessions of an earlier daemon whose clients may still return.
     pub(crate) earlier: BTreeSet<SessionId>,
     pub(crate) waiters: HashMap<Ticket, LeaseWaiter>,
-    /// Sessions of an earlier daemon whose logs are digested now: they are no members any more.
+    /// Sessions of an earlier daemon whose logs recovery is digesting; `entries` gets only those whose logs
+    /// must wait.
     pub(crate) revived: BTreeMap<SessionId, Arc<Session>>,
-    /// To be sealed by whoever finds time, and why.
+    /// Sessions to be sealed by the next thread that can, with the reasons.
     pub(crate) doomed: BTreeMap<SessionId, &'static str>,
     /// Sealed on media; their logs are still to be digested.
     pub(crate) to_finish: Vec<(Arc<Session>, Seal, bool)>,
     /// Sealed on media; digesting them failed for want of space.
     pub(crate) unfinished: Vec<(Arc<Session>, Seal, bool)>,
-    /// Sessions that asked for a digest and do not wait for it.
+    /// Sessions that requested a digest and do not wait for it.
     pub(crate) to_digest: DigestQueue,
     /// Inodes that lost their last hold: freed if they have no name.
     pub(crate) unheld: BTreeSet<InodeKey>,
-    /// Since when there has been one session at most.
+    /// Time since which there has been one session at most.
     pub(crate) alone_since_ms: u64,
-    /// How long others waited at most for the mount that was alone last, before they could change anything.
+    /// Longest wait of others before their first change, for the mount that was last in exclusive mode.
     pub(crate) shared_mode_waited_ms: u64,
     pub(crate) cached: Cached,
     pub(crate) latched: bool,
     pub(crate) watches: Watches,
     pub(crate) next_read_only: u64,
-    /// Newest transaction when each change under way began: what it frees is newer.
+    /// Newest transaction at the start of each change under way: blocks that the change frees are newer.
     pub(crate) changes: BTreeMap<u64, TxId>,
     pub(crate) next_change: u64,
 }
 
-/// What kernels go on caching that mounts told them whose sessions are over.
+/// Answers of mounts with ended sessions that kernels still cache.
 #[derive(Debug, Default)]
 pub(crate) struct Cached {
-    /// Until when, of the clock's [moments](varve_ipc::Clock::moment). Nobody may change anything
-    /// before who was not there already.
+    /// Time of the clock's [moments](varve_ipc::Clock::moment) until which they are cached. Until then only
+    /// clients that were present earlier may change anything.
     pub(crate) until: Duration,
-    /// Sessions that were over then: who continues one of these was not there.
+    /// Sessions that had ended then: clients that continue one of these were not present.
     pub(crate) absent: BTreeSet<SessionId>,
 }
 
-/// Sessions without a row are numbered from here.
+/// First number of sessions without a row.
 pub(crate) const READ_ONLY_SESSIONS: u64 = 1 << 62;
 
 impl SessionTable {
@@ -215,8 +216,8 @@ impl SessionTable {
         }
     }
 
-    /// A mount that was alone loses its session: its kernel goes on caching for a while what it was told
-    /// until now. `absent`: sessions that are over, without its own.
+    /// Notes that a mount in exclusive mode loses its session: its kernel goes on caching earlier answers for
+    /// a while. `absent`: ended sessions, without its own.
     pub(crate) fn note_cached(&mut self, now: Duration, absent: impl IntoIterator<Item = SessionId>) {
         if self.cached.until < now {
             self.cached.absent.clear();
@@ -225,8 +226,9 @@ impl SessionTable {
         self.cached.absent.extend(absent);
     }
 
-    /// Whether a client that continues this session, or none, may change what a kernel caches: that of a
-    /// mount that is alone yet, or was when its session ended.
+    /// Whether a client that continues this session, or none, must wait before its first change: a kernel may
+    /// cache names and attributes from before, because its mount is in exclusive mode, or was when its
+    /// session ended. A client that continues none always must.
     pub(crate) fn is_newcomer(&self, continues: Option<&Ended>) -> bool {
         let is_alone = |member: &SessionEntry| {
             let is_mount = member.session.kind == ClientKind::Shim && member.phase == Phase::Live;
@@ -236,7 +238,7 @@ impl SessionTable {
         self.entries.values().any(is_alone) || continues.is_none_or(is_new)
     }
 
-    /// Whether a client of an earlier daemon may come back yet.
+    /// Whether a client of an earlier daemon may still return.
     pub(crate) fn awaits_earlier(&mut self) -> bool {
         let waits = |id: &SessionId| {
             self.ended.iter().any(|ended| ended.id == *id)
@@ -249,8 +251,8 @@ impl SessionTable {
         !self.earlier.is_empty()
     }
 
-    /// Grants what can be granted, asks back what is waited for, and marks sessions that are late. To be
-    /// called after every change and when time has passed.
+    /// Decides waiting requests, asks back the leases that others wait for, and marks sessions that are late.
+    /// To be called after every change and when time has passed.
     pub(crate) fn pump(&mut self, now_ms: u64) {
         if self.latched {
             for seat in self.waiters.values_mut().filter(|seat| seat.verdict.is_none()) {
@@ -280,7 +282,7 @@ impl SessionTable {
             }
         }
         for session in self.table.expired(now_ms) {
-            // One that is sealed already keeps its leases until its log is digested.
+            // A sealed session keeps its leases until its log is digested.
             if self.live(session).is_none() || self.doomed.contains_key(&session) {
                 continue;
             }
@@ -311,7 +313,7 @@ impl SessionTable {
         }
     }
 
-    /// Puts an upcall into a session's queue; one that takes no more is doomed.
+    /// Puts an upcall into a session's queue; a session with a full queue is doomed.
     pub(crate) fn send(&mut self, session: SessionId, upcall: Upcall) {
         let Some(member) = self.entries.get(&session) else {
             return;
@@ -321,7 +323,7 @@ impl SessionTable {
         }
     }
 
-    /// Asks a session for the reserved blocks that it does not use, unless it was asked already.
+    /// Asks a session for its unused reserved blocks, unless it was already asked.
     pub(crate) fn reclaim(&mut self, id: SessionId, until_ms: u64) {
         if let Some(member) = self.entries.get_mut(&id)
             && member.phase == Phase::Live
@@ -332,8 +334,8 @@ impl SessionTable {
         }
     }
 
-    /// Whether reserved blocks of these sessions may still come back; asks those again that have answered too
-    /// soon.
+    /// Whether reserved blocks of these sessions may still come back; asks sessions again that have answered
+    /// too soon.
     pub(crate) fn reclaims(&mut self, asked: &[SessionId], now_ms: u64) -> bool {
         let mut under_way = false;
         for id in asked {
@@ -342,7 +344,8 @@ impl SessionTable {
             };
             let has = member.session.reserved.load(Ordering::Acquire) > 0;
             under_way |= match (member.phase, member.reclaim) {
-                // All of them when its log is digested; one that cannot be is tried later.
+                // A digest of its log returns all its blocks; a log that cannot be digested now is tried
+                // later.
                 (Phase::Sealing, _) => has && !self.unfinished.iter().any(|(session, ..)| session.id == *id),
                 (Phase::Live, Reclaim::None) => false,
                 (Phase::Live, Reclaim::Requested { .. }) => true,
@@ -360,19 +363,19 @@ impl SessionTable {
         under_way
     }
 
-    /// The live session of that number.
+    /// Returns the live session of this number.
     pub(crate) fn live(&self, id: SessionId) -> Option<Arc<Session>> {
         let member = self.entries.get(&id)?;
         (member.phase == Phase::Live).then(|| Arc::clone(&member.session))
     }
 
-    /// The session of that number, whatever becomes of it.
+    /// Returns the session of this number, in whatever state.
     pub(crate) fn any(&self, id: SessionId) -> Option<&Arc<Session>> {
         let member = self.entries.get(&id).map(|member| &member.session);
         member.or_else(|| self.revived.get(&id))
     }
 
-    /// The session of these requests is over.
+    /// Ends the waits of a session that has ended.
     pub(crate) fn end_waits(&mut self, tickets: &[Ticket]) {
         for ticket in tickets {
             if let Some(seat) = self.waiters.get_mut(ticket)
@@ -384,8 +387,8 @@ impl SessionTable {
         }
     }
 
-    /// How many changes a lease that is given back was good for. Where the client did not count them, at most
-    /// those that it logged at all.
+    /// Returns the number of changes made under a lease that is given back. Where the client did not count
+    /// them, returns an upper bound: the entries that it logged since the grant.
     pub(crate) fn changes_under(&self, session: SessionId, item: &ReleaseItem) -> u64 {
         if item.changes != u32::MAX {
             return u64::from(item.changes);
@@ -399,7 +402,7 @@ impl SessionTable {
         self.entries.keys().any(|other| *other != session)
     }
 
-    /// A session holds `key` no more.
+    /// Ends a session's hold on `key`.
     pub(crate) fn unhold(&mut self, session: SessionId, key: InodeKey) {
         if let Some(member) = self.entries.get(&session) {
             member.session.forget_rights(key);
@@ -409,8 +412,8 @@ impl SessionTable {
         }
     }
 
-    /// Inodes, or numbers of inodes that were never made, are gone: no session names them any more, and none
-    /// that comes back does.
+    /// Forgets inodes that are gone, or numbers of inodes that were never made: no session can name them any
+    /// more, and none that returns can.
     pub(crate) fn unlearn(&self, keys: &[InodeKey]) {
         for member in self.entries.values() {
             member.session.unlearn(keys);
@@ -420,10 +423,10 @@ impl SessionTable {
         }
     }
 
-    /// `session` keeps these inodes from now on.
+    /// Lets `session` hold these inodes.
     ///
     /// # Errors
-    /// `Sealed`: what a session that is over kept, nobody would let go; EMFILE.
+    /// `Sealed`: nothing would end the holds of a session that has ended; EMFILE.
     pub(crate) fn hold(&mut self, session: SessionId, keys: &[InodeKey]) -> Result<(), IpcError> {
         if self.live(session).is_none() {
             return Err(IpcError::Sealed);
@@ -437,8 +440,8 @@ impl SessionTable {
         Ok(())
     }
 
-    /// What transactions up to here freed is read by nobody any more: those below the oldest barrier under
-    /// way, and those before the oldest change whose barriers are not known yet.
+    /// Returns the newest transaction whose freed blocks no session reads any more: transactions below the
+    /// oldest barrier under way, and before the oldest change whose barriers are not known yet.
     pub(crate) fn reader_horizon(&self) -> TxId {
         let barriers = self
             .entries

@@ -1,6 +1,6 @@
 //! The ring of segments under a scheduler that tries interleavings: two sessions of one user map, read and
-//! forget windows of two files while blocks are replaced. What a session was told stays as it was until it
-//! has forgotten it, and what it is told is not older than what it was told to forget. Run by `cargo test -p
+//! forget windows of two files while blocks are replaced. Blocks that a session maps stay unchanged until it
+//! has forgotten them, and new answers are not older than the forgotten ones. Run by `cargo test -p
 //! varve-kernelfs --features shuttle --lib interleavings`.
 #![allow(clippy::unwrap_used)]
 
@@ -17,21 +17,21 @@ use varve_media::MediaError;
 
 const FILES: usize = 2;
 const CLIENTS: usize = 2;
-/// Times that blocks are replaced.
+/// Number of replacements of blocks.
 const CHANGES: u64 = 3;
 
 const fn file(index: usize) -> InodeKey {
     InodeKey::new(index as u64 + 1, 1)
 }
 
-/// First word of a block: whose, and of what transaction.
+/// First word of a block: its file, and its transaction.
 type Content = (u8, u8);
 
-/// What the segments' file holds at each place; a store of a block takes a while.
+/// Content of the segments' file by place; a store of a block takes a while.
 #[derive(Default)]
 struct Bytes(Mutex<BTreeMap<u64, Content>>);
 
-/// Not whole.
+/// A block during a store.
 const TORN: Content = (u8::MAX, u8::MAX);
 
 struct Shared(Arc<Bytes>);
@@ -49,10 +49,10 @@ impl SegmentFile for Shared {
     }
 }
 
-/// What a session believes of a file: where its window is, and what it read there first.
+/// A session's map of a file: the place of its window, and the content that it read there first.
 #[derive(Clone, Copy, Default)]
 struct Mapped {
-    /// Grows with each barrier: an answer that was asked for before is not kept.
+    /// Grows with each barrier: the answer to an earlier request is not kept.
     version: u64,
     place: Option<(u64, Content)>,
     /// The transaction up to which it forgot.
@@ -64,15 +64,15 @@ struct SessionTable {
     newest: u8,
     /// The transaction before a change whose barriers are not known yet.
     change: Option<u8>,
-    /// Of each file, the transaction that last replaced its blocks.
+    /// For each file, the transaction that last replaced its blocks.
     content: [u8; FILES],
     mapped: [[bool; CLIENTS]; FILES],
-    /// Transactions that somebody has still to forget, once for each reason.
+    /// Transactions with unacknowledged barriers, once for each reason.
     barriers: Vec<u8>,
 }
 
 impl SessionTable {
-    /// Those who map the file are told.
+    /// Sends the barrier to the sessions that map the file.
     fn tell(&mut self, of: usize, tx: u8) -> Told {
         self.barriers.push(tx);
         let clients = (0..CLIENTS).filter(|client| self.mapped[of][*client]).collect();
@@ -96,7 +96,7 @@ struct Stage {
     clients: [[Mutex<Mapped>; FILES]; CLIENTS],
 }
 
-/// There is room for so many windows.
+/// Makes a stage with room for `windows` windows.
 fn stage(windows: u64) -> Arc<Stage> {
     let bytes = Arc::new(Bytes::default());
     let shared = Shared(Arc::clone(&bytes));
@@ -117,7 +117,7 @@ fn stage(windows: u64) -> Arc<Stage> {
     })
 }
 
-/// The daemon has made these sessions forget the file up to `tx`.
+/// A barrier: the daemon makes these sessions forget the file up to `tx`.
 struct Told {
     tx: u8,
     of: usize,
@@ -125,7 +125,7 @@ struct Told {
 }
 
 impl Stage {
-    /// As `Reads::map_extents`: who maps is noted before anything is looked at.
+    /// As `Reads::map_extents`: the session is noted as mapping before anything is looked up.
     fn map(&self, client: usize, of: usize) -> Option<u64> {
         lock(&self.sessions).mapped[of][client] = true;
         {
@@ -163,7 +163,7 @@ impl Stage {
             .for_each(|announced| self.obey(&announced, false));
     }
 
-    /// The sessions forget, and say so.
+    /// The sessions forget the file, and acknowledge.
     fn obey(&self, announced: &Told, replaced: bool) {
         for client in &announced.clients {
             let mut mapped = lock(&self.clients[*client][announced.of]);
@@ -208,7 +208,7 @@ impl Stage {
         }
     }
 
-    /// The daemon replaces a file's blocks, and has those who map it forget them.
+    /// The daemon replaces a file's blocks, and makes the sessions that map it forget them.
     fn replace(&self, of: usize) {
         {
             let mut sessions = lock(&self.sessions);
@@ -220,7 +220,7 @@ impl Stage {
             sessions.content[of] = sessions.newest;
             sessions.newest
         };
-        // Under the lock under which those who map them are told.
+        // Under the lock under which the mapping sessions are told.
         let told = {
             let mut sessions = lock(&self.sessions);
             self.all.replaced(&|key| key == file(of), TxId(u64::from(tx)));

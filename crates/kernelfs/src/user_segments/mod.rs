@@ -1,10 +1,10 @@
-//! Segments: where an ordinary user's sessions read the digested data of its own files directly. Owns what
-//! lies where in them and when a place may be used again; refuses to know leases, permissions and files of
-//! the host (see docs/adr/0009).
+//! Segments: files in which an ordinary user's sessions read the digested data of the user's own files
+//! directly. Owns their layout and the reuse of places; knows nothing of leases, permissions and files of the
+//! host (see docs/adr/0009).
 //!
-//! A user's segments are one file, which never is another user's and holds nothing but copies of blocks that
-//! were that user's when they were copied. It is filled as a ring: a *window* of a file (64 blocks, or all of
-//! a small file) at a time, oldest out first. What is told to a client stays as it is until a barrier has
+//! A user's segments are one file, which never is another user's and holds only copies of blocks that were
+//! that user's when they were copied. It is filled as a ring: a *window* of a file (64 blocks, or all of a
+//! small file) at a time, oldest out first. A window that a client maps stays unchanged until a barrier has
 //! told the client to forget it, like the blocks of the NVM itself.
 
 use hashbrown::HashMap;
@@ -20,21 +20,21 @@ use varve_media::MediaError;
 
 /// Share of the ring that is made free at once when it is full.
 const EVICT_SHARE: u64 = 8;
-/// How often, at most: a user whose files do not fit has the rest of them read by message, instead of copying
-/// them round and round.
+/// Shortest time between two evictions: a user whose files do not fit reads the rest by message, instead of
+/// having them copied round and round.
 const EVICT_MS: u64 = 1_000;
 /// Longest wait for another session's copy of the same window.
 const FILL_WAIT: Duration = Duration::from_millis(500);
 
-/// A file for one user's segments. Gone with its last reference, but for clients that map it.
+/// A file for one user's segments. Gone with its last reference, except for clients that map it.
 pub trait SegmentFile: Send + Sync {
     /// Writes whole blocks at a byte offset.
     ///
     /// # Errors
-    /// `NoSpace` and others of the medium; what was there before counts no more.
+    /// `NoSpace` and others of the medium; the earlier content does not count any more.
     fn write(&self, off: u64, bytes: &[u8]) -> Result<(), MediaError>;
 
-    /// A descriptor that can be read and mapped, and nothing else.
+    /// Returns a descriptor that can be read and mapped, and nothing else.
     ///
     /// # Errors
     /// Of the medium.
@@ -44,7 +44,7 @@ pub trait SegmentFile: Send + Sync {
 /// A bit for each block of a window.
 type Blocks = u64;
 
-/// The part of a window, in blocks of it.
+/// Returns the bits of `count` blocks of a window, from block `first` on.
 pub(crate) const fn bits(first: u64, count: u64) -> Blocks {
     let ones = if count >= 64 { u64::MAX } else { (1 << count) - 1 };
     ones << first
@@ -52,19 +52,19 @@ pub(crate) const fn bits(first: u64, count: u64) -> Blocks {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// Its bytes are being copied; told to nobody.
+    /// Its bytes are being copied; no client maps it.
     Filling,
-    /// As before, but for nothing: what is copied was replaced by this transaction meanwhile.
+    /// Its bytes are being copied in vain: this transaction replaced them meanwhile.
     Spoiled(TxId),
-    /// May be told.
+    /// Clients may map it.
     Live,
-    /// Told to nobody any more; free when no session can have it from before this transaction.
+    /// No client is given it any more; free when no session can have it from before this transaction.
     Dead(TxId),
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Slot {
-    /// Position in the ring, counted on for ever.
+    /// Position in the ring, which grows for ever.
     at: u64,
     len: u64,
     key: InodeKey,
@@ -79,9 +79,9 @@ type Window = (InodeKey, u64);
 
 #[derive(Default)]
 struct Ring {
-    /// By position. Those at the front go first.
+    /// By position. The slots at the front go first.
     slots: VecDeque<Slot>,
-    /// Live and filling ones, by position.
+    /// Positions of live and filling slots.
     by_window: HashMap<Window, u64>,
     head: u64,
     evicted_ms: Option<u64>,
@@ -97,12 +97,12 @@ impl Ring {
         self.slots.get_mut(index)
     }
 
-    /// Nobody is told of it from now on; free once the horizon has reached `tx`.
+    /// Ends answers with this window; its place is free once the horizon has reached `tx`.
     fn kill(&mut self, at: u64, tx: TxId) {
         if let Some(slot) = self.slot(at) {
             slot.state = match slot.state {
                 State::Filling if armed(Bug::SegmentStale) => return,
-                // Whoever fills it still writes to its place.
+                // The filling thread still writes to its place.
                 State::Filling => State::Spoiled(tx),
                 State::Live => State::Dead(tx),
                 State::Spoiled(_) | State::Dead(_) => return,
@@ -114,13 +114,14 @@ impl Ring {
         }
     }
 
-    /// It is filled, or given up: nobody writes to its place any more. Whether it may be told.
+    /// Ends the filling of a slot, complete or given up: no thread writes to its place any more. Returns
+    /// whether clients may map it.
     fn filled(&mut self, at: u64, good: bool) -> bool {
         let Some(slot) = self.slot(at) else { return false };
         match slot.state {
             State::Filling if good => slot.state = State::Live,
             State::Filling => {
-                // Nobody was told of it.
+                // No client was told of it.
                 self.kill(at, TxId(0));
                 self.filled(at, false);
                 return false;
@@ -131,7 +132,7 @@ impl Ring {
         self.slot(at).is_some_and(|slot| slot.state == State::Live)
     }
 
-    /// Gives up what nobody reads any more, oldest first.
+    /// Frees places that no session reads any more, oldest first.
     fn release(&mut self, horizon: TxId) {
         while let Some(slot) = self.slots.front()
             && matches!(slot.state, State::Dead(tx) if tx <= horizon || armed(Bug::SegmentReusedEarly))
@@ -140,7 +141,7 @@ impl Ring {
         }
     }
 
-    /// A place of `len` blocks in one piece, if one is free.
+    /// Returns a place of `len` blocks in one piece, if one is free.
     fn place(&self, len: u64, capacity: u64) -> Option<u64> {
         let mut at = self.head;
         if at % capacity + len > capacity {
@@ -150,7 +151,7 @@ impl Ring {
         (at + len - oldest <= capacity).then_some(at)
     }
 
-    /// The oldest slots that make up a share of the ring.
+    /// Returns the oldest slots that make up a share of the ring.
     fn oldest(&self, capacity: u64) -> Vec<(u64, InodeKey)> {
         let mut blocks = 0;
         let share = (capacity / EVICT_SHARE).max(1);
@@ -165,13 +166,13 @@ impl Ring {
     }
 }
 
-/// What is to be done about a window.
+/// Result of looking for a window.
 pub(crate) enum Found {
     /// It is at this block of the segments.
     At(u64),
     /// It is to be copied.
     Fill(Fill),
-    /// There is no place now. These old ones would make some, if they were forgotten.
+    /// There is no place now. Forgetting these old windows would make some.
     Full(Vec<(u64, InodeKey)>),
 }
 
@@ -183,13 +184,14 @@ pub(crate) struct Fill {
 }
 
 impl Fill {
-    /// Writes block `block` of the window and those behind it.
+    /// Writes blocks of the window from block `block` on.
     pub(crate) fn write(&self, block: u64, bytes: &[u8]) -> Result<(), MediaError> {
         let at = (self.at % self.user.blocks + block) * BLOCK_BYTES;
         self.user.file.write(at, bytes)
     }
 
-    /// What was written may be told. Its first block, unless the file's blocks were replaced meanwhile.
+    /// Makes the written window available to clients. Returns its first block, unless the file's blocks were
+    /// replaced meanwhile.
     pub(crate) fn publish(mut self) -> Option<u64> {
         self.done = true;
         let live = lock(&self.user.ring).filled(self.at, true);
@@ -218,29 +220,29 @@ pub(crate) struct UserSegments {
 }
 
 impl UserSegments {
-    /// Whose they are.
+    /// Returns the user.
     pub(crate) const fn uid(&self) -> u32 {
         self.uid
     }
 
-    /// Length of the file, in bytes.
+    /// Returns the length of the file, in bytes.
     pub(crate) const fn len_bytes(&self) -> u64 {
         self.blocks * BLOCK_BYTES
     }
 
-    /// For a client.
+    /// Returns a descriptor for a client.
     pub(crate) fn share(&self) -> Result<OwnedFd, MediaError> {
         self.file.share()
     }
 
-    /// What was forgotten up to transaction `horizon` is read by nobody any more. Called under the lock under
-    /// which the horizon is known and [`Segments::replaced`] is called, and not with a horizon of before:
-    /// places that are given up meanwhile would be freed by it.
+    /// Frees windows that were forgotten up to transaction `horizon`: no session reads them any more. Call it
+    /// under the lock that protects the horizon and calls of [`Segments::replaced`], and never with an older
+    /// horizon: it would free places that were given up meanwhile.
     pub(crate) fn release(&self, horizon: TxId) {
         lock(&self.ring).release(horizon);
     }
 
-    /// Looks for a window of which `need` is to be there, and which may come to have `len` blocks.
+    /// Looks for a window that must have the blocks `need`, and may grow to `len` blocks.
     pub(crate) fn find(
         self: &Arc<Self>,
         key: InodeKey,
@@ -262,8 +264,7 @@ impl UserSegments {
                     ring = again;
                 }
                 State::Live if need & !slot.have == 0 => return Found::At(at % self.blocks),
-                // The file has got more blocks since: those that were told stay as they are, until they are
-                // forgotten.
+                // The file has more blocks by now: mapped windows stay as they are, until they are forgotten.
                 State::Live => return Found::Full(vec![(at, key)]),
                 State::Spoiled(_) | State::Dead(_) => break,
             }
@@ -293,7 +294,7 @@ impl UserSegments {
         })
     }
 
-    /// These are told to nobody any more, and forgotten by all when the horizon has reached `tx`.
+    /// Ends answers with these windows, which all sessions have forgotten when the horizon has reached `tx`.
     pub(crate) fn forget(&self, slots: &[(u64, InodeKey)], tx: TxId) {
         let mut ring = lock(&self.ring);
         for (at, _) in slots {
@@ -301,7 +302,7 @@ impl UserSegments {
         }
     }
 
-    /// The blocks of these files were replaced by `tx`, and whoever maps them is being told.
+    /// Notes that `tx` replaced the blocks of these files; the sessions that map them are being told.
     fn replaced(&self, keys: &dyn Fn(InodeKey) -> bool, tx: TxId) {
         let mut ring = lock(&self.ring);
         let stale: Vec<u64> = ring
@@ -323,7 +324,8 @@ pub(crate) struct Segments {
 }
 
 impl Segments {
-    /// Those of `uid`, made by `make` if there are none. They go with the last session that has them.
+    /// Returns the segments of `uid`, made by `make` if there are none. They go with the last session that
+    /// has them.
     pub(crate) fn of(
         &self,
         uid: u32,
@@ -352,14 +354,14 @@ impl Segments {
         Ok(user)
     }
 
-    /// How many users have some.
+    /// Returns the number of users with segments.
     pub(crate) fn count(&self) -> usize {
         let users = lock(&self.users);
         users.values().filter(|user| user.strong_count() > 0).count()
     }
 
-    /// The blocks of these files were replaced or freed by `tx`. Called under the lock under which those who
-    /// map them are told.
+    /// Notes that `tx` replaced or freed the blocks of these files. Call it under the lock under which the
+    /// sessions that map them are told.
     pub(crate) fn replaced(&self, keys: &dyn Fn(InodeKey) -> bool, tx: TxId) {
         let users: Vec<_> = lock(&self.users).values().filter_map(Weak::upgrade).collect();
         for user in users {
@@ -438,7 +440,7 @@ mod tests {
         assert_eq!(fill(&user, 2, 0, 1, NONE), Some(WINDOW_BLOCKS + 2));
         all.replaced(&|key| key == file(1), TxId(9));
         assert_eq!(there(&user, 2, 0), Some(WINDOW_BLOCKS + 2));
-        // Its place is not used before all have forgotten it.
+        // Its place is not used before all sessions have forgotten it.
         assert_eq!(fill(&user, 1, 0, WINDOW_BLOCKS, TxId(8)), Some(WINDOW_BLOCKS + 3));
         assert_eq!(all.count(), 1);
         drop(user);
@@ -465,7 +467,7 @@ mod tests {
         for window in 0..4 {
             fill(&user, 1, window, WINDOW_BLOCKS, NONE).unwrap();
         }
-        // Nobody has anything to forget; then there is something.
+        // First no session has anything to forget; then one has.
         user.release(NONE);
         all.replaced(&|key| key == file(1), TxId(5));
         assert!(matches!(user.find(file(2), 0, 1, 1, 0), Found::Full(_)));
@@ -478,7 +480,7 @@ mod tests {
             panic!("no place");
         };
         all.replaced(&|key| key == file(1), TxId(5));
-        // Its place is not another one's as long as it may be written to.
+        // No other window gets its place as long as it may be written to.
         assert_eq!(fill(&user, 2, 0, 1, NONE), Some(1));
         assert_eq!(lock(&user.ring).slots.len(), 2);
         assert_eq!(filling.publish(), None);

@@ -1,5 +1,5 @@
-//! Sessions over the daemon's Unix socket: maps the descriptors that come with the answer. Knows nothing of
-//! what a session does.
+//! Sessions over the daemon's Unix socket: maps the descriptors that come with the answer. Knows nothing of a
+//! session's operations.
 
 mod served;
 
@@ -23,8 +23,8 @@ pub struct SocketConnector {
 
 impl Connector for SocketConnector {
     fn connect(&self, hello: Hello) -> Result<Connection, IpcError> {
-        // Before the connection has a thread: of a process with several, the kernel waits for all processors,
-        // some 10 ms.
+        // Before the connection has a thread: in a process with several threads, the kernel waits for all
+        // processors, some 10 ms.
         varve_ipc::page::register_for_membarrier();
         let (link, welcome, descriptors) = socket::connect(&self.path, hello)?;
         let link: Arc<dyn Link> = Arc::new(link);
@@ -37,14 +37,14 @@ impl Connector for SocketConnector {
         let nvm = match descriptors.nvm {
             Some(nvm) => {
                 let name = DeviceName::from(self.path.with_file_name("nvm").as_path());
-                // Read only: what is written to it is the daemon's business.
+                // Read only: the daemon alone writes to it.
                 let region =
                     MappedRegion::from_file(File::from(nvm), name, Backing::File, welcome.nvm_bytes, false);
                 Some(Arc::new(region.map_err(|error| unmapped(&error))?) as Arc<dyn Region>)
             }
             None => None,
         };
-        // Without them it compares for itself.
+        // Without the shared marks the session compares checksums for itself.
         let verified = descriptors
             .verified
             .and_then(|bits| Verified::from_descriptor(bits).ok());

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use varve_ipc::{IpcError, Link, Request, SYNC_RANGES_MAX};
 use varve_media::{DeviceInfo, DeviceState, MappedRegion, MediaError, MediumKind, Region};
 
-/// A mapped log, and whom to ask.
+/// A mapped log, and the link to the daemon that makes it durable.
 pub(super) struct ServedLog {
     log: MappedRegion,
     link: Arc<dyn Link>,
@@ -18,7 +18,7 @@ impl ServedLog {
         Self { log, link }
     }
 
-    /// Has ranges made durable by the daemon.
+    /// Has the daemon make ranges durable.
     fn ask(&self, ranges: &[(u64, u64)]) -> Result<(), MediaError> {
         let request = Request::SyncLog {
             ranges: ranges.to_vec(),
@@ -26,7 +26,7 @@ impl ServedLog {
         let errno = match self.link.call(request) {
             Ok(_) => return Ok(()),
             Err(IpcError::Errno(errno)) => errno,
-            // Whether the session goes on somewhere else is found out by who asked.
+            // The caller finds out whether its operation goes on in another session.
             Err(IpcError::Sealed | IpcError::Gone(_) | IpcError::Forward | IpcError::Protocol(_)) => {
                 libc::EIO
             }
@@ -101,7 +101,7 @@ impl Region for ServedLog {
         self.log.state()
     }
 
-    /// Memory by how it is reached; by what a sync is for, the file behind it, which the daemon has.
+    /// As the mapped memory, but of the kind of the backing file, which the daemon syncs.
     fn info(&self) -> DeviceInfo {
         DeviceInfo {
             kind: MediumKind::File,

@@ -1,7 +1,7 @@
-//! Reads that are tried without a lock and without a pin, under a scheduler that tries interleavings: against
-//! writes of the session, its digest, another session that takes the lease, blocks and log space that are
-//! used again, and the seal. A read that counts shows bytes that were there, whole, and no older than the
-//! last write that had returned when it began. Run by `cargo test -p varve-libfs --features shuttle --lib
+//! Optimistic reads (without a lock and without a pin) under a scheduler that tries interleavings: against
+//! writes of the session, its digest, another session that takes the lease, reuse of blocks and log space,
+//! and the seal. A read that counts returns bytes that were written, whole, and no older than the last write
+//! that had returned when it began. Run by `cargo test -p varve-libfs --features shuttle --lib
 //! interleavings`.
 #![allow(clippy::unwrap_used)]
 
@@ -32,16 +32,16 @@ use zerocopy::FromBytes;
 const SESSION: SessionId = SessionId(3);
 const FILE: InodeKey = InodeKey::new(5, 1);
 const CHUNKS: u64 = 8;
-/// What is used again is filled with this.
+/// Reused blocks and log space are filled with this.
 const POISON: u64 = u64::MAX;
 const WORDS: usize = BLOCK_SIZE / 8;
 
-/// A block that says `version` all over.
+/// A block filled with `version`.
 fn image(version: u64) -> Vec<u8> {
     version.to_le_bytes().repeat(WORDS)
 }
 
-/// Memory of which a copy takes a while: another thread may come in the middle.
+/// Memory whose copies take a while: another thread may run in the middle.
 struct Slow(Arc<dyn Region>);
 
 impl Region for Slow {
@@ -90,17 +90,17 @@ impl Region for Slow {
     }
 }
 
-/// What the daemon knows.
+/// The daemon's state.
 #[derive(Default)]
 struct Book {
-    /// Where the file's block lies, and the version there.
+    /// Location of the file's block, and the version there.
     place: u64,
     version: u64,
-    /// Places that were given out; they are used again by being poisoned.
+    /// Number of places given out; reused ones are poisoned.
     places: u64,
     freed: Vec<u64>,
     digested: u64,
-    /// What is known to have been committed goes over the old block.
+    /// Entries known to be committed are written over the old block.
     in_place: bool,
     /// Log addresses of data that is digested.
     in_log: Vec<u64>,
@@ -117,13 +117,13 @@ struct Daemon {
     log: Arc<dyn Region>,
     nvm: Arc<dyn Region>,
     page: Arc<DrivenPage>,
-    /// Writes that were begun, and the last that returned.
+    /// Number of writes that were begun, and the last that returned.
     begun: AtomicU64,
     returned: AtomicU64,
 }
 
 impl Daemon {
-    /// Lays a version down at a new place.
+    /// Writes a version to a new place.
     fn put(&self, book: &mut Book, version: u64) {
         book.places += 1;
         self.nvm
@@ -136,7 +136,7 @@ impl Daemon {
         book.version = version;
     }
 
-    /// Applies what the log holds without a gap.
+    /// Applies the log's entries up to the first gap.
     fn digest(&self, book: &mut Book) {
         loop {
             let wanted = book.digested + 1;
@@ -157,7 +157,8 @@ impl Daemon {
         self.page.digested.store(book.digested, Ordering::SeqCst);
     }
 
-    /// Headers that stand in the log, each with where its payload is; `None` of `look` goes on.
+    /// Calls `look` for the headers in the log, each with the location of its payload; `None` of `look` goes
+    /// on.
     fn headers<T>(&self, mut look: impl FnMut(&EntryHeader, u64) -> Option<T>) -> Option<T> {
         for chunk in 0..CHUNKS {
             let mut at = chunk * CHUNK_BYTES + if chunk == 0 { 64 } else { 0 };
@@ -178,7 +179,7 @@ impl Daemon {
         None
     }
 
-    /// The version that an entry writes (none: a number that was written off), if it is one.
+    /// The version that an entry writes (none: an abandoned number), if it is valid.
     fn version(&self, header: &EntryHeader, at: u64) -> Option<Option<u64>> {
         let mut payload = vec![0; header.payload_len.get() as usize];
         self.log.read(at, &mut payload).unwrap();
@@ -199,7 +200,7 @@ impl Daemon {
         settled
     }
 
-    /// Entry `wanted`: where its data is, and its version.
+    /// Entry `wanted`: the location of its data, and its version.
     fn find(&self, wanted: u64) -> Option<(u64, Option<u64>)> {
         self.headers(|header, at| {
             let is_it = header.seq.get() == wanted;
@@ -336,8 +337,8 @@ pub(super) fn welcome(log: &dyn Region, nvm: &dyn Region) -> Welcome {
     }
 }
 
-/// The file has its first version, digested, and the lease is held. With the other end of the worker's
-/// events.
+/// Sets the stage: the file has its first version, digested, and the lease is held. Also returns the other
+/// end of the worker's events.
 fn stage() -> (Arc<Stage>, crossbeam_channel::Receiver<Event>, Recalls) {
     let world = SimWorld::new();
     let slow = |name, bytes| Arc::new(Slow(world.add_region(name, SimMedium::Dax, bytes, bytes)));
@@ -375,7 +376,7 @@ fn stage() -> (Arc<Stage>, crossbeam_channel::Receiver<Event>, Recalls) {
         leases,
         node,
     });
-    // Where the block lies is known, so that reads may be tried from the beginning.
+    // The location of the block is known, so that optimistic reads are possible from the beginning.
     stage.read();
     (stage, inbox, recalls)
 }
@@ -413,7 +414,7 @@ impl Stage {
         true
     }
 
-    /// What a read may show that began when version `least` had been written.
+    /// Checks the result of a read that began after version `least` was written.
     fn judge(out: &[u8], how: &str, least: u64) {
         let version = u64::from_le_bytes(*out.first_chunk().unwrap());
         assert!(out[..] == image(version), "a read that was {how} is torn");
@@ -439,14 +440,14 @@ impl Stage {
         written.is_ok()
     }
 
-    /// What the daemon has freed is forgotten here, and used again; so is log space of what is digested and
-    /// published.
+    /// Reuses blocks that the daemon has freed, after they are forgotten here, and log space of entries that
+    /// are digested and published.
     fn reuse(&self) {
         let (freed, in_log) = {
             let mut book = self.daemon.book.lock();
             (std::mem::take(&mut book.freed), std::mem::take(&mut book.in_log))
         };
-        // As the thread for upcalls does before it says that it did.
+        // As the upcall thread does before it acknowledges.
         self.data.forget_extents(&self.node.inode);
         for place in freed {
             self.daemon
@@ -462,7 +463,7 @@ impl Stage {
         }
     }
 
-    /// Takes the lease back, and writes as another session.
+    /// Recalls the lease, and writes as another session.
     fn write_as_another(&self) {
         let mut book = self.daemon.book.lock();
         book.other = true;
@@ -501,7 +502,7 @@ fn work(
     (stop, worker)
 }
 
-/// Reads are tried while the session writes, the log is digested and its space used again, and another
+/// Optimistic reads run while the session writes, the log is digested and its space reused, and another
 /// session writes and gives way.
 fn tried_reads_show_what_counts() {
     let (stage, inbox, recalls) = stage();
@@ -544,8 +545,8 @@ fn reads_beside_overwrites_show_one_or_the_other() {
     }
 }
 
-/// Reads are tried while the session is sealed; then others write, and its blocks are used again without a
-/// word to it.
+/// Optimistic reads run while the session is sealed; then other sessions write, and its blocks are reused
+/// without a message to it.
 fn tried_reads_end_with_the_session() {
     let (stage, _inbox, _recalls) = stage();
     let threads = [true, false].map(|reads| {
@@ -574,8 +575,8 @@ fn tried_reads_end_with_the_session() {
     }
 }
 
-/// Two threads of two sessions read a whole and a damaged block first, at once, while the daemon forgets what
-/// was compared.
+/// Two threads of two sessions are the first to read a whole and a damaged block, at once, while the daemon
+/// forgets which blocks were compared.
 fn first_reads_show_no_damage() {
     const TABLE: u64 = 8 * BLOCK_BYTES;
     let region = SimWorld::new().add_region("nvm", SimMedium::Dax, 64 << 10, 64 << 10);

@@ -1,6 +1,6 @@
-//! File data in the process: reading from log, NVM and slower tiers; writing through the log. Owns what a
-//! session's files rest on ([`DataPlane`]); refuses to know names, descriptors, leases and permissions:
-//! callers hold the lease that an operation needs.
+//! File data in the process: reading from log, NVM and slower tiers; writing through the log. Owns the data
+//! state of a session ([`DataPlane`]); knows no names, descriptors, leases and permissions: callers hold the
+//! lease that an operation needs.
 
 mod cache;
 #[cfg(all(test, feature = "shuttle"))]
@@ -29,8 +29,7 @@ use varve_format::{BlockNo, LogSeq};
 use varve_ipc::{ClientFault, Clock, IpcError, Link, PageState, Request, Response, SessionPage, Welcome};
 use varve_media::{Region, Verified};
 
-/// What the files of one session rest on. Made anew for each session; inodes outlive it (see
-/// [`Inode::reset`]).
+/// The data state of one session. Created for each session; inodes outlive it (see [`Inode::reset`]).
 pub struct DataPlane {
     log: Option<Log>,
     link: Arc<dyn Link>,
@@ -39,24 +38,26 @@ pub struct DataPlane {
     clock: Arc<dyn Clock>,
     read_ahead_bytes: u64,
     log_max_bytes: u64,
-    /// The map is asked for a window at a time: what it names is copied for us when we ask.
+    /// The map is requested one window at a time: the daemon copies a window's data for an unprivileged
+    /// session on request.
     windowed: bool,
-    /// Reserved blocks that no lane has.
+    /// Reserved blocks that are in no lane.
     stock: Mutex<Stock>,
-    /// One thread at a time asks for more.
+    /// Held by the one thread that asks for more.
     asking: Mutex<()>,
     cache: ReadCache,
     /// Inodes with pointers into the log.
     listed: Mutex<Vec<Weak<Inode>>>,
-    /// One prune at a time.
+    /// Held during a prune.
     pruning: Mutex<()>,
-    /// Whoever looks ahead for the log, if anybody does.
+    /// Channel to the thread that readies the log, if there is one.
     ahead: OnceLock<Sender<()>>,
 }
 
 impl DataPlane {
-    /// For the session that `welcome` opened. `log` is `None` for a read-only session, `nvm` where data is
-    /// not read directly, `verified` which of its blocks were compared: `None` where others do not say.
+    /// Creates the data state of the session that `welcome` opened. `log` is `None` for a read-only session;
+    /// `nvm` is `None` if data is not read directly; `verified` marks the NVM blocks whose checksums were
+    /// compared, and is `None` if the session keeps its own marks.
     #[must_use]
     pub fn new(
         welcome: &Welcome,
@@ -113,7 +114,7 @@ impl DataPlane {
         Ok(slot)
     }
 
-    /// What operations that begin now are stamped with.
+    /// Returns the stamp of operations that begin at this moment.
     #[inline]
     #[must_use]
     pub fn stamp(&self) -> Stamp {
@@ -130,7 +131,7 @@ impl DataPlane {
         self.page.state() == PageState::Live
     }
 
-    /// Makes everything logged until now durable against a power cut.
+    /// Makes every entry that was logged so far durable against a power cut.
     ///
     /// # Errors
     /// `EIO`.
@@ -142,7 +143,7 @@ impl DataPlane {
         Ok(())
     }
 
-    /// The same, of which the program knows nothing.
+    /// As [`sync`](Self::sync), for a sync that the program did not ask for.
     ///
     /// # Errors
     /// `EIO`.
@@ -153,20 +154,20 @@ impl DataPlane {
         }
     }
 
-    /// Has `ahead` told when there is something for [`ready_log`](Self::ready_log) to do. Once.
+    /// Sets the channel that is told when [`ready_log`](Self::ready_log) has work. Once.
     pub(crate) fn tell_ahead(&self, ahead: Sender<()>) {
         let _ = self.ahead.set(ahead);
     }
 
-    /// Makes the log ready for what comes next.
+    /// Readies the log for the next entries.
     pub(crate) fn ready_log(&self) {
         if let Some(log) = &self.log {
             log.look_ahead(self);
         }
     }
 
-    /// Tells the daemon what went wrong with the log, or what was read from NVM: it does not see that by
-    /// itself. Costs three loads if nothing did.
+    /// Reports faults of the log and damaged NVM blocks to the daemon, which does not see them by itself.
+    /// Costs three loads if there are none.
     pub(crate) fn report_faults(&self) {
         let of_log = self.log.iter().flat_map(Log::take_faults).flatten();
         let damaged = self.nvm.as_ref().and_then(Nvm::take_damaged);
@@ -174,21 +175,20 @@ impl DataPlane {
             block: BlockNo(block),
         });
         for fault in of_log.chain(of_nvm) {
-            // One that does not hear it has a status of its own.
+            // The report may be lost: a daemon that does not answer shows that in its own status.
             let _ = self.call(Request::ClientFault(fault));
         }
     }
 
-    /// The session is over, and its log digested: its memory goes back to the host, whatever still refers to
-    /// this.
+    /// Gives the log's memory back to the host: the session is over, and its log digested. Other references
+    /// to the log may remain.
     pub(crate) fn retire(&self) {
         if let Some(log) = &self.log {
             log.region().retire();
         }
     }
 
-    /// Drops log pointers that are digested, so that log space can be used again. For the worker, now and
-    /// then.
+    /// Drops digested log pointers, so that log space can be used again. For the worker, periodically.
     pub fn reclaim(&self) {
         if let Some(log) = &self.log {
             log.reclaim(self);
@@ -211,13 +211,13 @@ impl DataPlane {
         Ok(())
     }
 
-    /// Forgets where the digested blocks of `inode` lie: the daemon moved or replaced them. When this returns
-    /// no read uses the old places.
+    /// Forgets the locations of `inode`'s digested blocks: the daemon has moved or replaced them. When this
+    /// returns no read uses the old locations.
     pub fn forget_extents(&self, inode: &Inode) {
         inode.write().extents.invalidate();
     }
 
-    /// Notes that the log holds something of `inode`.
+    /// Notes that the log holds data of `inode`.
     #[inline]
     pub(crate) fn list(&self, inode: &Arc<Inode>) {
         if !inode.listed.load(std::sync::atomic::Ordering::Relaxed) {
@@ -237,14 +237,15 @@ impl DataPlane {
         }
     }
 
-    /// Nobody will use `inode` any more. Without this its memory would stay until the next prune.
+    /// Removes `inode`, which is not used any more, from the list. Otherwise its memory would stay until the
+    /// next prune.
     pub(crate) fn unlist(&self, inode: &Arc<Inode>) {
         use std::sync::atomic::Ordering::{Relaxed, SeqCst};
         if !inode.listed.load(SeqCst) {
             return;
         }
         let mut listed = self.listed.lock();
-        // After a prune it may be anywhere.
+        // After a prune its index may be another.
         let place = inode.list_place.load(Relaxed);
         if listed
             .get(place as usize)
@@ -262,7 +263,7 @@ impl DataPlane {
     }
 }
 
-/// An answer of another kind than was asked for.
+/// Error for an answer of the wrong type.
 fn confused(what: &str) -> IpcError {
     IpcError::Protocol(format!("unexpected answer to {what}"))
 }
@@ -288,7 +289,7 @@ impl LogHost for DataPlane {
 
     fn look_ahead(&self) {
         if let Some(ahead) = self.ahead.get() {
-            // Full: somebody has said it already.
+            // Full: it was already told.
             let _ = ahead.try_send(());
         }
     }
@@ -303,11 +304,11 @@ impl LogHost for DataPlane {
             let mut body = inode.write();
             let gone = inode.radix.prune(digested) | body.pieces.prune(digested);
             if gone {
-                // What went is in extents that we have not seen.
+                // The data of the dropped pointers is in extents that were not loaded yet.
                 body.extents.invalidate();
             }
             if crate::inode::overlay::is_clean(&inode.radix, &body.pieces) {
-                // Under the exclusive lock: whoever publishes next lists it again.
+                // Under the exclusive lock: the next publication lists it again.
                 inode.listed.store(false, Ordering::SeqCst);
             } else {
                 kept.push(weak);

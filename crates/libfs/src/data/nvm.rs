@@ -1,5 +1,5 @@
-//! Reading digested data out of NVM, with or without a look at the checksums that lie there too. Knows blocks
-//! and their checksums; refuses to know files.
+//! Reading digested data from NVM, with or without verifying the blocks' checksums, which are in NVM too.
+//! Knows blocks and their checksums; does not know files.
 
 use crate::errno::Errno;
 use crate::seeded::{Bug, armed};
@@ -13,19 +13,19 @@ use varve_media::{MediaError, Region, Verified};
 /// The region that a session reads data from.
 pub(super) struct Nvm {
     region: Arc<dyn Region>,
-    /// Where the table of checksums begins, in bytes; `None`: they are not looked at.
+    /// Offset of the table of checksums, in bytes; `None`: they are not verified.
     sums: Option<u64>,
-    /// The blocks that were compared and are not compared again; none where each read is.
+    /// Blocks that were verified and are not verified again; `None` if each read is.
     seen: Option<Arc<Verified>>,
-    /// A block that did not have its checksum and that the daemon was not told of, plus one; 0: none.
+    /// A block with a wrong checksum that was not reported to the daemon yet, plus one; 0: none.
     damaged: AtomicU64,
 }
 
-/// Why a read failed.
+/// Failure of a read.
 #[derive(Debug)]
 pub(super) enum Bad {
     Media(MediaError),
-    /// This block does not have its checksum.
+    /// The checksum of this block is wrong.
     Checksum(u64),
 }
 
@@ -36,7 +36,8 @@ impl From<MediaError> for Bad {
 }
 
 impl Nvm {
-    /// As the daemon said; what `verified` names is believed, where that is shared with others.
+    /// Opens the region as `welcome` says. Blocks marked in `verified`, which may be shared with other
+    /// sessions, are trusted.
     pub(super) fn of(region: Arc<dyn Region>, welcome: &Welcome, verified: Option<Arc<Verified>>) -> Self {
         let blocks = region.len_bytes().div_ceil(BLOCK_BYTES);
         let once = welcome.nvm_sums.is_some() && welcome.nvm_sums_once;
@@ -44,7 +45,7 @@ impl Nvm {
         Self::new(region, welcome.nvm_sums, seen)
     }
 
-    /// `seen`: what has had its checksum is believed from then on.
+    /// With `seen`, a block is not verified again once its checksum was right.
     pub(super) fn new(region: Arc<dyn Region>, sums: Option<u64>, seen: Option<Arc<Verified>>) -> Self {
         Self {
             region,
@@ -54,7 +55,7 @@ impl Nvm {
         }
     }
 
-    /// Copies bytes that begin `within` bytes into `block`; they may go on over the blocks behind it.
+    /// Copies bytes from offset `within` of `block` on; they may extend over the blocks after it.
     #[inline]
     pub(super) fn read(&self, block: u64, within: u64, out: &mut [u8]) -> Result<(), Bad> {
         match self.sums {
@@ -65,7 +66,7 @@ impl Nvm {
         }
     }
 
-    /// Whether all of these bytes lie in blocks that were compared before.
+    /// Whether all of these bytes are in blocks that were verified before.
     #[inline]
     fn is_seen(&self, block: u64, within: u64, len: usize) -> bool {
         self.seen.as_ref().is_some_and(|seen| {
@@ -73,7 +74,7 @@ impl Nvm {
         })
     }
 
-    /// [`read`](Self::read) where the blocks cannot have been replaced meanwhile: what has a wrong checksum
+    /// As [`read`](Self::read), for blocks that cannot be replaced meanwhile: a block whose checksum is wrong
     /// twice is damaged.
     pub(super) fn read_for_certain(&self, block: u64, within: u64, out: &mut [u8]) -> Result<(), Errno> {
         let again = match self.read(block, within, out) {
@@ -90,10 +91,10 @@ impl Nvm {
         })
     }
 
-    /// Every block through a buffer of its own: other threads may store to `out`, and what was verified is
-    /// what is given out.
+    /// Copies every block through a private buffer: other threads may store to `out`, and exactly the
+    /// verified bytes must be returned.
     ///
-    /// Out of line: with its buffer in the frame of `read`, long copies of what was compared before take a
+    /// Out of line: with this buffer in the frame of `read`, long copies of already verified blocks take a
     /// fifth longer.
     #[cold]
     #[inline(never)]
@@ -124,7 +125,7 @@ impl Nvm {
         Ok(())
     }
 
-    /// A damaged block that was met since the last call.
+    /// Returns a damaged block that was found since the last call.
     pub(super) fn take_damaged(&self) -> Option<u64> {
         match self.damaged.load(Ordering::Relaxed) {
             0 => None,
@@ -141,7 +142,7 @@ mod tests {
     use varve_media::Region;
     use varve_media::sim::{SimMedium, SimWorld};
 
-    /// Block N holds bytes N + 1; with the place of their checksums.
+    /// Block N holds bytes N + 1; returns the offset of their checksums, too.
     fn four_blocks() -> (Arc<dyn Region>, u64) {
         let region = SimWorld::new().add_region("nvm", SimMedium::Dax, 64 << 10, 64 << 10);
         let table = 8 * BLOCK_BYTES;
@@ -167,7 +168,7 @@ mod tests {
         nvm.read_for_certain(1, 0, &mut out[..4096]).unwrap();
         nvm.read_for_certain(2, 0, &mut out[..1]).unwrap_err();
         assert_eq!((nvm.take_damaged(), nvm.take_damaged()), (Some(2), None));
-        // Without the table it is as memory.
+        // Without the table it is read as plain memory.
         Nvm::new(region, None, None)
             .read_for_certain(2, 0, &mut out[..1])
             .unwrap();
@@ -180,7 +181,7 @@ mod tests {
         let nvm = Nvm::new(region.clone(), Some(table), Some(Arc::clone(&seen)));
         let mut out = [0; 5000];
         nvm.read(0, 0, &mut out).unwrap();
-        // What is read again is memory by now; what was not read is not.
+        // A verified block is trusted from then on; one that was not read is not.
         for block in [1, 2] {
             region.write(block * BLOCK_BYTES + 5, &[0]).unwrap();
         }
@@ -188,7 +189,7 @@ mod tests {
         nvm.read(1, 10, &mut out[..4000]).unwrap();
         assert!(matches!(nvm.read(2, 0, &mut out[..1]), Err(Bad::Checksum(2))));
         nvm.read(3, 0, &mut out[..1]).unwrap();
-        // Another session believes what this one has compared, and what is forgotten nobody does.
+        // Another session trusts the blocks that this one has verified; a forgotten block is trusted by none.
         let other = Nvm::new(region, Some(table), Some(Arc::clone(&seen)));
         other.read(1, 10, &mut out[..4000]).unwrap();
         seen.forget(1);

@@ -1,6 +1,6 @@
 //! Reading: newest bytes from the log, then extents, then zeros. Direct copies happen under the inode's
-//! shared lock, which keeps the log's chunks and the extents from being used again; slow tiers are asked
-//! after it was let go.
+//! shared lock, which keeps the log's chunks and the extents from being reused; slow tiers are read after its
+//! release.
 
 use super::{DataPlane, confused};
 use crate::errno::{Errno, OpError, OpResult};
@@ -13,21 +13,21 @@ use std::sync::atomic::Ordering;
 use varve_format::{BLOCK_BYTES, BLOCK_SIZE, FileBlock, Tier};
 use varve_ipc::{DATA_MAX, Request, Response, WINDOW_BLOCKS};
 
-/// Most questions for the map in one read: more means that the daemon's answers lead nowhere.
+/// Most requests for the map in one read: more means that the daemon's answers make no progress.
 const ASKS_MAX: u32 = 100_000;
-/// So few blocks are looked up one by one.
+/// Below this number of blocks each is looked up by itself.
 const FEW_BLOCKS: u64 = 16;
-/// Slow reads above this many bytes go past the cache.
+/// Size in bytes above which slow reads bypass the cache.
 const CACHED_MAX: usize = 256 << 10;
 
-/// What a pass over a range found missing.
+/// Result of a pass over a range.
 enum Pass {
     Done,
-    /// The map from this block on.
+    /// The map is missing from this block on.
     Unmapped(u64),
 }
 
-/// Ranges (position in the file, length) that must come by message.
+/// Ranges (position in the file, length) to be read from the daemon.
 type Forwarded = Vec<(u64, usize)>;
 
 /// Makes the pages of `out` present, so that the copy under the lock does not fault.
@@ -44,10 +44,10 @@ fn touch(out: &mut [u8]) {
 }
 
 impl DataPlane {
-    /// Reads from `offset` up to the end of the file; returns how many bytes. Needs a lease.
+    /// Reads from `offset` up to the end of the file; returns the number of bytes. Needs a lease.
     ///
     /// # Errors
-    /// `EIO` of a device; `SessionLost`, and what is in `out` must not be used.
+    /// `EIO` of a device; `SessionLost`, and the contents of `out` must not be used.
     #[inline]
     pub fn read(&self, inode: &Inode, offset: u64, out: &mut [u8]) -> OpResult<usize> {
         let known = (out.len() as u64).min(inode.size_hint().saturating_sub(offset)) as usize;
@@ -82,10 +82,10 @@ impl DataPlane {
         }
     }
 
-    /// Reads without a lock what lies whole in log and NVM at known places. `None`: nothing was read, and
-    /// [`read`](Self::read) must do it. `may` says whether the lease suffices; it is asked before and after,
-    /// so that no pin is needed: what is returned was there at the moment of the last look. Bytes of `out`
-    /// may have changed in any case.
+    /// Reads a range without a lock if it is in the log as whole blocks, or in NVM at known locations.
+    /// `None`: nothing was read, and [`read`](Self::read) must do it. `may` says whether the lease suffices;
+    /// it is called before and after, so that no pin is needed: the returned bytes were current at the moment
+    /// of the last call. Bytes of `out` may have changed in any case.
     #[inline]
     pub(crate) fn try_read(
         &self,
@@ -128,22 +128,23 @@ impl DataPlane {
                 }
                 let into = &mut out[at..(stop - offset) as usize];
                 self.nvm.as_ref()?.read(place, pos % BLOCK_BYTES, into).ok()?;
-                // The daemon may have overwritten a block in place with what another thread has logged since
-                // the look at the log.
+                // The daemon may have overwritten a block in place with an entry that another thread has
+                // logged since this one looked at the log.
                 if is_logged(inode, block, stop.div_ceil(BLOCK_BYTES)) {
                     return None;
                 }
             }
             pos = stop;
         }
-        // Act, then check: what was copied is discarded if anything that it rests on went meanwhile. The
-        // lease first: one that went and came again has changed the version before it counts.
+        // Act, then check: the copied bytes are discarded if the lease, the inode's version or the session
+        // changed meanwhile. The lease first: one that was given back and granted again has changed the
+        // version before it counts.
         let same = || inode.is_still(version) || armed(Bug::TriedReadOvertaken);
         let live = || self.is_live() || armed(Bug::TriedReadSealed);
         (may() && same() && live()).then_some(pos.saturating_sub(offset) as usize)
     }
 
-    /// Copies what lies in log and NVM, notes what must be asked for.
+    /// Copies the bytes that are in log and NVM, and notes the ranges to ask for.
     #[inline]
     fn copy<T>(
         &self,
@@ -172,7 +173,7 @@ impl DataPlane {
             match source {
                 Source::Log(addr) => {
                     if simple {
-                        // Blocks of one entry lie one after another: one copy for all.
+                        // Blocks of one entry are consecutive in the log: one copy for all.
                         while stop < end
                             && inode
                                 .radix
@@ -198,8 +199,8 @@ impl DataPlane {
                     let into = &mut out[at..(stop - offset) as usize];
                     let asked = (forwarded.len(), forwarded.last().copied());
                     let below = self.copy_below(inode, body, pos, into, forwarded);
-                    // The same, and whatever it was is not below any more. Under the lock nothing leaves the
-                    // log: this comes to an end.
+                    // As in `try_read`: blocks that are in the log by now are read again, whatever came from
+                    // below. Under the lock nothing leaves the log, so this ends.
                     let (first, end) = (block, stop.div_ceil(BLOCK_BYTES));
                     if word.is_none() && is_logged(inode, first, end) {
                         forwarded.truncate(asked.0);
@@ -265,7 +266,7 @@ impl DataPlane {
     }
 
     /// Asks for the map around `block` and keeps the answer unless the map changed meanwhile. No lock is held
-    /// while asking.
+    /// across the request.
     pub(super) fn load_map<T>(&self, inode: &Inode, block: u64) -> OpResult<(), T> {
         let (version, from) = {
             let body = inode.read();
@@ -324,7 +325,7 @@ impl DataPlane {
         Ok(())
     }
 
-    /// Reads `out.len()` bytes through the cache; what is missing is asked for with up to `ahead` bytes
+    /// Reads `out.len()` bytes through the cache; missing blocks are requested with up to `ahead` bytes
     /// beyond.
     fn fetch_cached<T>(
         &self,
@@ -351,7 +352,7 @@ impl DataPlane {
             let first = block * BLOCK_BYTES;
             let mut want = ((end - first).next_multiple_of(BLOCK_BYTES) as usize + ahead).min(most);
             let bytes = match self.ask_data(inode, first, want) {
-                // Damage behind this block is not this block's.
+                // The damage may be in a later block: ask for this block alone.
                 Err(OpError::Failed(Errno(libc::EIO))) if want > BLOCK_SIZE => {
                     (most, want) = (BLOCK_SIZE, BLOCK_SIZE);
                     self.ask_data(inode, first, want)?
@@ -359,7 +360,7 @@ impl DataPlane {
                 other => other?,
             };
             self.cache.put(inode.id(), version, block, &bytes);
-            // What is beyond the digested end of the file is zero.
+            // Bytes beyond the digested end of the file are zero.
             let have = bytes.get(within..).unwrap_or(&[]);
             let take = have.len().min(rest.len());
             rest[..take].copy_from_slice(&have[..take]);
@@ -385,8 +386,8 @@ impl DataPlane {
     }
 }
 
-/// Whether the log holds any of these blocks whole. Whatever the caller has loaded of them from below was
-/// loaded before: an entry is published here before the daemon may overwrite a block with it.
+/// Whether the log holds any of these blocks whole. The caller has loaded their bytes from below before: an
+/// entry is published here before the daemon may overwrite a block with it.
 #[inline]
 fn is_logged(inode: &Inode, first: u64, end: u64) -> bool {
     if armed(Bug::ReadUnderOverwrite) {
@@ -396,14 +397,14 @@ fn is_logged(inode: &Inode, first: u64, end: u64) -> bool {
     if inode.radix.is_empty() {
         return false;
     }
-    // Looking for the next one goes through all words of a leaf.
+    // `next_used` scans all words of a leaf.
     match end - first {
         0..FEW_BLOCKS => (first..end).any(|block| inode.radix.get(block).is_some()),
         _ => inode.radix.next_used(first, end).is_some(),
     }
 }
 
-/// Notes a range, together with the one before where they meet.
+/// Notes a range, merged with the previous one if they are adjacent.
 fn note(forwarded: &mut Forwarded, pos: u64, len: usize) {
     match forwarded.last_mut() {
         Some((last, last_len)) if *last + *last_len as u64 == pos => *last_len += len,

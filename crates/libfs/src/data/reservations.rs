@@ -1,11 +1,12 @@
-//! Space reserved before anything is logged: asked for in bulk, kept by lane, consumed before an operation is
-//! logged; given back when the daemon asks for what is not used. Knows the formula's result only.
+//! Block reservations made before anything is logged: requested in bulk, kept by lane, consumed before an
+//! operation is logged; unused ones are given back when the daemon asks. Knows only the result of the charge
+//! formula.
 //!
-//! Every block that was granted is in one place at a time: the common stock, a lane, the call that has
-//! consumed it, or the log. A call takes its blocks from its lane with one atomic operation, and from the
-//! stock under its lock, under which others' are collected, too: what is given back is in no call and no log,
-//! and what was consumed is not given back. A grant counts as known once it is in the stock, so an answer
-//! vouches for none that is still on its way.
+//! Every granted block is in one place at a time: the common stock, a lane, the call that has consumed it, or
+//! the log. A call takes its blocks from its lane with one atomic operation, and from the stock under the
+//! stock's lock, under which the lanes' blocks are collected, too: blocks that are given back are in no call
+//! and no log, and consumed blocks are not given back. A grant counts as known once it is in the stock, so an
+//! answer to the daemon does not cover grants that are still on their way.
 
 use super::{DataPlane, confused};
 use crate::errno::{Errno, OpError, OpResult};
@@ -15,20 +16,20 @@ use crate::sync::lock_within;
 use std::time::Duration;
 use varve_ipc::{IpcError, Request, Response};
 
-/// Blocks asked for at once.
+/// Blocks requested at once.
 const BULK_BLOCKS: u32 = 16_384;
-/// So long a thread waits for another one's answer before it asks itself: what takes longer may be a search,
-/// of which each has its own bound.
+/// Longest wait of a thread for another one's request before it sends its own: a longer one may be the
+/// daemon's search for space, and each request has its own time bound.
 const ASKING_MOST: Duration = Duration::from_millis(200);
 /// Blocks that a lane takes at once from the common stock.
 const LANE_BLOCKS: u64 = 2048;
 
-/// What a session has beside its lanes.
+/// Blocks of a session beside its lanes.
 #[derive(Debug, Default)]
 pub(super) struct Stock {
     /// Blocks that are in no lane.
     blocks: u64,
-    /// Blocks that the session was granted since it began, wherever they are by now.
+    /// Total number of blocks granted to the session, wherever they are.
     granted: u64,
 }
 
@@ -46,7 +47,7 @@ impl Stock {
     }
 }
 
-/// Takes `blocks` from a lane, if it has so many.
+/// Takes `blocks` from a lane, if it has at least that many.
 #[inline]
 fn spend(lane: &AtomicU64, blocks: u64) -> bool {
     let mut have = lane.load(Ordering::Relaxed);
@@ -63,7 +64,7 @@ impl DataPlane {
     /// Consumes `blocks` from the blocks reserved for the lane.
     #[inline]
     pub(super) fn consume<T>(&self, slot: &Slot<'_>, blocks: u32) -> OpResult<(), T> {
-        // Only a locked instruction keeps apart what is spent and what is given back; it comes before
+        // Only a locked instruction keeps spent blocks apart from blocks that are given back; it comes before
         // anything is copied to the log.
         if blocks == 0 || spend(slot.reserved(), blocks.into()) {
             return Ok(());
@@ -73,13 +74,14 @@ impl DataPlane {
 
     #[cold]
     fn refill<T>(&self, slot: &Slot<'_>, blocks: u64) -> OpResult<(), T> {
-        // What the lane has is this call's from now on: nobody takes it while the rest is asked for.
+        // The lane's blocks are this call's from here on: no other thread takes them while it asks for the
+        // rest.
         let have = slot.reserved().swap(0, Ordering::Relaxed);
         if self.stock.lock().pay(slot.reserved(), have, blocks) {
             return Ok(());
         }
-        // One asks at a time, and most likely for all: when many threads have none, each would have the
-        // daemon look again and again.
+        // One thread asks at a time, and most likely for all: if many threads have no blocks, each request
+        // would have the daemon search again.
         let _asking = lock_within(&*self.clock, &self.asking, ASKING_MOST);
         if self.stock.lock().pay(slot.reserved(), have, blocks) {
             return Ok(());
@@ -100,11 +102,11 @@ impl DataPlane {
         paid
     }
 
-    /// At least `missing` blocks from the daemon.
+    /// Gets at least `missing` blocks from the daemon.
     fn obtain(&self, missing: u64) -> Result<u32, IpcError> {
         match self.ask(missing) {
             Err(IpcError::Errno(libc::ENOSPC)) => {
-                // What the log holds may be superseded: digested, it gives back more than it takes.
+                // Entries in the log may be superseded: their digest frees more blocks than it takes.
                 let log = self.log.as_ref().ok_or(IpcError::Errno(libc::EROFS))?;
                 LogHost::digest(self, log.last_seq(), true)?;
                 self.ask(missing)
@@ -113,14 +115,14 @@ impl DataPlane {
         }
     }
 
-    /// Blocks left: in the common stock and in the lanes. Exact while nobody writes.
+    /// Unused reserved blocks: in the common stock and in the lanes. Exact while no thread writes.
     pub(crate) fn reserved_left(&self) -> u64 {
         let lanes = self.log.as_ref().map_or(0, crate::log::Log::reserved);
         self.stock.lock().blocks + lanes
     }
 
-    /// Gives back what is not used, because others need it. Waits for nobody; if the answer fails, the link
-    /// is gone, and the reservation with it.
+    /// Gives unused blocks back, because other sessions need them. Does not wait for other threads; if the
+    /// answer fails, the link is gone, and the reservation with it.
     pub(crate) fn return_reservation(&self) {
         let (blocks, of) = {
             let mut stock = self.stock.lock();

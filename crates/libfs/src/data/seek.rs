@@ -1,6 +1,6 @@
-//! Where data and holes are, by blocks, merged from the log and the map: the same before a digest and after
-//! it. A block is data from the first write to it, of zeros too, until one operation makes a hole of all of
-//! it; see `inode::overlay::pieces`, and `varve_digest` for the same rule.
+//! Positions of data and holes, by blocks, merged from the log and the map: unchanged by a digest. A block is
+//! data from the first write to it, of zeros too, until one operation makes a hole of all of it; see
+//! `inode::overlay::pieces`, and `varve_digest` for the same rule.
 
 use super::DataPlane;
 use crate::errno::{Errno, OpError, OpResult};
@@ -9,11 +9,11 @@ use crate::inode::overlay::Block;
 use crate::inode::{Inode, InodeBody};
 use varve_format::BLOCK_BYTES;
 
-/// What lies at a position.
+/// Contents of a position.
 enum Kind {
     Data,
     Hole,
-    /// The map from this block on is needed.
+    /// Unknown: the map is needed from this block on.
     Unmapped(u64),
 }
 
@@ -21,7 +21,7 @@ impl DataPlane {
     /// First byte of data at or after `offset`. Needs a lease.
     ///
     /// # Errors
-    /// `ENXIO` at or behind the end of the file or when only holes follow; `EIO`; `SessionLost`.
+    /// `ENXIO` at or after the end of the file or when only holes follow; `EIO`; `SessionLost`.
     pub fn seek_data(&self, inode: &Inode, offset: u64) -> OpResult<u64> {
         self.seek(inode, offset, true)
     }
@@ -29,7 +29,7 @@ impl DataPlane {
     /// First byte of a hole at or after `offset`; the end of the file counts as one. Needs a lease.
     ///
     /// # Errors
-    /// `ENXIO` at or behind the end of the file; `EIO`; `SessionLost`.
+    /// `ENXIO` at or after the end of the file; `EIO`; `SessionLost`.
     pub fn seek_hole(&self, inode: &Inode, offset: u64) -> OpResult<u64> {
         self.seek(inode, offset, false)
     }
@@ -62,11 +62,11 @@ impl DataPlane {
     }
 }
 
-/// What lies at `pos`, and up to where (at most `end`) that holds.
+/// Returns the kind of position `pos`, and the end (at most `end`) of the range for which it holds.
 fn kind_at(inode: &Inode, body: &InodeBody, pos: u64, end: u64) -> (Kind, u64) {
     let block = pos / BLOCK_BYTES;
     let bytes = |block: u64| end.min(block.saturating_mul(BLOCK_BYTES));
-    // How far nothing else in the log begins.
+    // End of the blocks before the next entry in the log.
     let quiet = |last: u64| {
         let last = last.min(end.div_ceil(BLOCK_BYTES));
         let last = body.pieces.next_block(block, last);

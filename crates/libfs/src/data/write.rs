@@ -1,4 +1,5 @@
-//! Writing: into the log, then published in the inode. Three ways, by what a call may do to the file:
+//! Writing: into the log, then published in the inode. Three ways, by the effect that a call may have on the
+//! file:
 //!
 //! - *in place*: small, whole blocks, below the size, no mode change. Under no lock; see [`crate::inode`].
 //! - *direct*: small. Copied to the log under the inode's exclusive lock, if that is free: one drain of the
@@ -17,7 +18,7 @@ use varve_format::{
 
 /// Largest write that is copied under the inode's lock.
 const DIRECT_MAX: usize = 16 << 10;
-/// Rather than an entry with less payload than this, staging takes the next chunk.
+/// Least payload room in a chunk for which staging begins an entry; with less, it takes the next chunk.
 const ROOM_MIN: usize = 8 << 10;
 /// Buffer of a copy between files.
 const COPY_BYTES: usize = 1 << 20;
@@ -43,7 +44,7 @@ impl Drop for InPlace {
     }
 }
 
-/// Where a write goes.
+/// Position of a write.
 #[derive(Clone, Copy)]
 enum Place {
     At(u64),
@@ -51,7 +52,7 @@ enum Place {
 }
 
 impl Place {
-    /// Blocks that one entry for it may cost at most.
+    /// Most blocks that one entry for it may cost.
     fn worst(self, key: InodeKey, data: &[u8]) -> u32 {
         match self {
             Self::At(offset) => write_charge(key, offset, data),
@@ -60,7 +61,7 @@ impl Place {
     }
 }
 
-/// Blocks that a write costs at most, as the daemon counts it.
+/// Most blocks that a write costs, as the daemon counts them.
 fn write_charge(key: InodeKey, offset: u64, data: &[u8]) -> u32 {
     charge(&LogOp::Write { key, offset, data })
 }
@@ -69,13 +70,13 @@ fn write_charge(key: InodeKey, offset: u64, data: &[u8]) -> u32 {
 struct Parts<'d> {
     /// Offset (of an append: from its beginning) and bytes of each.
     pieces: Vec<(u64, &'d [u8])>,
-    /// What was consumed for them.
+    /// Blocks consumed for them.
     blocks: u32,
 }
 
 impl DataPlane {
-    /// Writes `data` at `offset`; on `dax` it is durable when this returns. `clear` says which set-id bits
-    /// go. Needs the write lease. Calls up to 16 MiB (or a quarter of the log) happen as a whole or not at
+    /// Writes `data` at `offset`; on `dax` it is durable when this returns. `clear` names the set-id bits to
+    /// clear. Needs the write lease. Calls up to 16 MiB (or a quarter of the log) happen as a whole or not at
     /// all.
     ///
     /// # Errors
@@ -100,7 +101,7 @@ impl DataPlane {
             offset,
             data,
         };
-        // Room for a no-op, too: an overwrite in place may have to write its number off.
+        // Room for a no-op, too: an overwrite in place may have to abandon its number.
         let mut slot = self.begin(entry_size(data.len()) + HEADER_SIZE, charge(&op))?;
         touch(data);
         let whole = (offset | data.len() as u64).is_multiple_of(BLOCK_BYTES);
@@ -118,7 +119,7 @@ impl DataPlane {
         }
     }
 
-    /// Writes `data` at the end of the file; returns where. As [`write`](Self::write).
+    /// Writes `data` at the end of the file; returns its offset. As [`write`](Self::write).
     ///
     /// # Errors
     /// As for `write`.
@@ -135,15 +136,15 @@ impl DataPlane {
         if data.len() > DIRECT_MAX {
             return self.write_large(inode, Place::End, data, clear);
         }
-        // The offset is known only under the lock: what the worst one costs is reserved.
+        // The offset is known only under the lock: reserve for the most expensive one.
         let worst = Place::End.worst(inode.key, data);
         let slot = self.begin(entry_size(data.len()), worst)?;
         touch(data);
         self.write_locked(inode, slot, Place::End, data, clear)
     }
 
-    /// Whole blocks below the size, under no lock. `None`: somebody has the inode; the slot can be used
-    /// again.
+    /// Overwrites whole blocks below the size, under no lock. `None`: the inode is locked; the slot can be
+    /// used again.
     #[inline]
     fn overwrite(
         &self,
@@ -178,7 +179,7 @@ impl DataPlane {
         Ok(Some(receipt))
     }
 
-    /// A small write under the inode's lock.
+    /// Performs a small write under the inode's lock.
     #[inline]
     fn write_locked(
         &self,
@@ -213,7 +214,7 @@ impl DataPlane {
         receipt.check((offset, data.len()))
     }
 
-    /// A small write to an inode that somebody has locked: copied while waiting.
+    /// Performs a small write to an inode that another thread has locked: copies while waiting.
     #[cold]
     fn write_behind(
         &self,
@@ -242,8 +243,8 @@ impl DataPlane {
         committed.check((at, data.len()))
     }
 
-    /// The offset of a write under the inode's lock. An append pays back the reserved blocks that its real
-    /// offset does not cost.
+    /// Returns the offset of a write under the inode's lock. An append pays back the reserved blocks that its
+    /// real offset does not cost.
     #[inline]
     fn settle(
         &self,
@@ -269,12 +270,12 @@ impl DataPlane {
         }
     }
 
-    /// What one transaction takes.
+    /// Most bytes of one transaction of a write.
     fn part_max(&self) -> usize {
         (TX_BYTES_MAX.min(self.log_max_bytes / 4)).max(DIRECT_MAX as u64) as usize
     }
 
-    /// A large write: one transaction after the other.
+    /// Performs a large write: one transaction after the other.
     #[cold]
     fn write_large(
         &self,
@@ -293,8 +294,7 @@ impl DataPlane {
                 Ok((offset, len)) => {
                     start.get_or_insert(offset);
                     done += len;
-                    // An append goes on where its first part ended, not behind what others appended
-                    // meanwhile.
+                    // An append goes on where its first part ended, not after other threads' appends.
                     place = Place::At(offset + len as u64);
                 }
                 Err(OpError::SessionLost { committed, .. }) => {
@@ -305,7 +305,7 @@ impl DataPlane {
                         otherwise: first.map(|first| (first, done)),
                     });
                 }
-                // What was written counts: a short write.
+                // The part that was written counts: a short write.
                 Err(_) if done > 0 => break,
                 Err(error) => return Err(error),
             }
@@ -313,8 +313,8 @@ impl DataPlane {
         Ok((start.unwrap_or(0), done))
     }
 
-    /// One transaction of a large write: entries end at block boundaries of the file, so that the rest is
-    /// whole blocks.
+    /// Performs one transaction of a large write: entries end at block boundaries of the file, so that the
+    /// rest is whole blocks.
     fn write_staged(
         &self,
         inode: &Arc<Inode>,
@@ -322,7 +322,7 @@ impl DataPlane {
         data: &[u8],
         clear: EntryFlags,
     ) -> OpResult<(u64, usize)> {
-        // Where an append will begin is a guess until the lock is held; only the cuts depend on it.
+        // The offset of an append is a guess until the lock is held; only the cuts depend on it.
         let guess = match place {
             Place::At(offset) => offset,
             Place::End => inode.size_hint() % BLOCK_BYTES,
@@ -343,7 +343,7 @@ impl DataPlane {
             return Err(OpError::Failed(Errno(libc::EFBIG)));
         }
         let add = if matches!(place, Place::End) { offset } else { 0 };
-        // Where it begins is known only now, and with it what it costs.
+        // The offset, and with it the cost, is known only under the lock.
         let real = pieces
             .iter()
             .map(|(at, data)| write_charge(inode.key, at + add, data));
@@ -353,8 +353,8 @@ impl DataPlane {
         committed.check((offset, data.len()))
     }
 
-    /// Copies the entries of one transaction to the log, each with the reserved blocks that it costs at most.
-    /// Of one that fails none are kept.
+    /// Copies the entries of one transaction to the log, each with the most reserved blocks that it may cost.
+    /// A failure keeps none of the blocks.
     fn stage_parts<'d>(
         &self,
         slot: &mut Slot<'_>,
@@ -489,8 +489,9 @@ impl DataPlane {
         committed.check(())
     }
 
-    /// Copies up to `len` bytes between files (or within one); returns how many, fewer at the end of `from`.
-    /// Needs a lease on `from` and the write lease on `to`. Copied by value, in pieces of 1 MiB.
+    /// Copies up to `len` bytes between files (or within one); returns the number of bytes, which is lower at
+    /// the end of `from`. Needs a lease on `from` and the write lease on `to`. Copied by value, in pieces of
+    /// 1 MiB.
     ///
     /// # Errors
     /// `EINVAL` when the ranges overlap in one file; as for [`read`](Self::read) and [`write`](Self::write),
@@ -535,11 +536,11 @@ impl DataPlane {
     }
 }
 
-/// How many of `len` bytes a copy within one file of `size_bytes` is about: those that are there when it
-/// begins, since programs say a large length for "all that is left".
+/// Number of bytes that a copy of `len` bytes within one file of `size_bytes` covers: only bytes that exist
+/// when it begins, since programs pass a large length for "the rest".
 ///
 /// # Errors
-/// `EINVAL` when these are written over.
+/// `EINVAL` when the source and the target overlap.
 pub(crate) fn within_one_file(size_bytes: u64, from: u64, to: u64, len: u64) -> Result<u64, Errno> {
     let len = len.min(size_bytes.saturating_sub(from));
     if from < to.saturating_add(len) && to < from.saturating_add(len) {
@@ -548,7 +549,7 @@ pub(crate) fn within_one_file(size_bytes: u64, from: u64, to: u64, len: u64) -> 
     Ok(len)
 }
 
-/// Length of the next entry of a large write: all that is left, or up to a block boundary of the file.
+/// Length of the next entry of a large write: the rest, or up to a block boundary of the file.
 fn cut(at: u64, left: usize, room: usize) -> usize {
     let room = if room < ROOM_MIN { PAYLOAD_MAX } else { room };
     if left <= room {
@@ -557,7 +558,7 @@ fn cut(at: u64, left: usize, room: usize) -> usize {
     room - ((at + room as u64) % BLOCK_BYTES) as usize
 }
 
-/// Puts one entry's data into the overlay and lets the file reach to its end.
+/// Publishes one entry's data in the overlay and extends the file to its end.
 #[inline]
 pub(crate) fn publish_data(
     inode: &Inode,
@@ -592,7 +593,7 @@ pub(crate) fn publish_data(
     grow(body, start, end);
 }
 
-/// The file reaches at least to `end`. Blocks beyond the old end are new; those below are counted as
+/// Extends the file to at least `end`. Blocks beyond the old end are new; those below are counted as
 /// digested.
 #[inline]
 fn grow(body: &mut InodeWrite<'_>, start: u64, end: u64) {
@@ -604,7 +605,7 @@ fn grow(body: &mut InodeWrite<'_>, start: u64, end: u64) {
     }
 }
 
-/// The length is `size` from entry `seq` on; what lay beyond reads as zeros if the file grows again.
+/// Sets the length to `size` from entry `seq` on; bytes beyond read as zeros if the file grows again.
 pub(crate) fn cut_short(body: &mut InodeWrite<'_>, size: u64, seq: LogSeq) {
     if size < body.attr.size_bytes {
         body.pieces.zero(size, u64::MAX, seq);
@@ -614,7 +615,7 @@ pub(crate) fn cut_short(body: &mut InodeWrite<'_>, size: u64, seq: LogSeq) {
     body.attr.size_bytes = size;
 }
 
-/// Times, set-id bits, file capabilities and number after a change of the data.
+/// Updates times, set-id bits, file capabilities and number after a change of the data.
 #[inline]
 pub(crate) fn changed(body: &mut InodeWrite<'_>, stamp: Stamp, clear: EntryFlags, last: LogSeq) {
     body.drop_capability();

@@ -16,7 +16,7 @@ use crate::errno::{Errno, OpError, OpResult, Result};
 use crate::lease::{Node, Pins};
 use crate::session::{Asks, Forwarded, Mount, Session, Try};
 
-/// What is made.
+/// Inode to make.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Making<'a> {
     /// Kind and permissions, the umask applied.
@@ -27,7 +27,7 @@ pub(crate) struct Making<'a> {
     pub target: &'a [u8],
 }
 
-/// A number for a new inode in a pinned directory.
+/// Takes a number for a new inode in a pinned directory.
 pub(crate) fn take_number<T>(session: &Session, dir: &Arc<Node>) -> OpResult<(InodeKey, LeaseNo), T> {
     loop {
         if let Some(number) = session.leases.take_number(dir) {
@@ -92,8 +92,8 @@ pub(crate) fn create(
     make(mount, dir, name, making, cred, None)
 }
 
-/// [`create`], and the caller owns an open of what is made, which counts from before anybody can find it:
-/// removing it cannot come between.
+/// As [`create`]; the caller also owns an open of the new inode, which counts before any other thread can
+/// find it, so that no removal comes between.
 pub(crate) fn create_open(
     mount: &Mount,
     dir: InodeKey,
@@ -113,14 +113,14 @@ pub(crate) fn create_open(
     outcome
 }
 
-/// An open that the session does not know of yet.
+/// Adds an open, and tells the session of it.
 fn hold_open(mount: &Mount, key: InodeKey) {
     mount.opens.open(key);
     let hold = varve_ipc::Request::Hold { keys: vec![key] };
     let _ = mount.session().link.call(hold);
 }
 
-/// Makes a name; with `opened` what was made is counted as open, and noted there, in each attempt anew.
+/// Makes a name. With `opened`, each attempt counts the new inode as open and notes its key there.
 fn make(
     mount: &Mount,
     dir: InodeKey,
@@ -170,8 +170,8 @@ fn make(
 
 type Made<T> = (varve_format::SeqRange, bool, T);
 
-/// Logs a creation in a pinned directory. `None`: the name is there by now. `open` notes the new inode as
-/// open.
+/// Logs a creation in a pinned directory. `None`: the name exists by now. With `open`, the new inode is
+/// counted as open.
 fn create_once<T>(
     session: &Session,
     node: &Arc<Node>,
@@ -229,7 +229,7 @@ fn create_once<T>(
     }
     new.born
         .store(committed.seqs.last.0, std::sync::atomic::Ordering::Relaxed);
-    // Known before its name is: whoever finds the name finds the lease.
+    // Adopted before its name is published: a thread that finds the name finds the lease.
     let pin = session.leases.adopt(new, number.1);
     if let Some(mount) = open {
         mount.opens.open(attr.key);
@@ -256,8 +256,8 @@ fn create_once<T>(
     Ok(Some((seqs, live, attr)))
 }
 
-/// [`pin_or_forward`]; not if the daemon has made it already, in a session that was lost: then
-/// [`Session::forward`] says so.
+/// As [`pin_or_forward`], but `None` also if the daemon has made the inode already, in a session that was
+/// lost; [`Session::forward`] returns that result.
 fn pin_or_forward_again<'s, T>(
     session: &'s Session,
     attempt: &Try,
@@ -269,7 +269,7 @@ fn pin_or_forward_again<'s, T>(
     pin_or_forward(session, keys)
 }
 
-/// Has the daemon make it, because the directory is contended.
+/// Has the daemon make the inode, because the directory is contended.
 fn forward_create(
     mount: &Mount,
     session: &Session,
@@ -307,8 +307,8 @@ fn forward_create(
     }
 }
 
-/// What the daemon made for a session that was lost then. By its key: the name may be another one's by now,
-/// or nobody's.
+/// Returns the inode that the daemon has made for a session that was lost afterwards. By its key: the name
+/// may have gone, or may name another inode.
 fn made_before(
     session: &Session,
     done: LastForwarded,

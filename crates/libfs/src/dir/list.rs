@@ -9,11 +9,11 @@ use crate::errno::{Errno, OpError, Result};
 use crate::lease::Node;
 use crate::session::{Mount, Session};
 
-/// Most entries asked for at once.
+/// Most entries requested at once.
 pub(super) const PAGE_MAX: usize = 1024;
 
-/// Takes in what a page that starts at `cookie` says of names, while the question stands; where the next one
-/// starts.
+/// Adds the names of the page that starts at `cookie`, while an [`Asking`] is held; returns the cookie of the
+/// next page.
 pub(super) fn take_in(dir: &Node, cookie: u64, entries: &[DirEntry]) -> Option<u64> {
     let next = entries.last().map(|entry| entry.next_cookie);
     let names = entries.iter().map(|entry| {
@@ -24,8 +24,8 @@ pub(super) fn take_in(dir: &Node, cookie: u64, entries: &[DirEntry]) -> Option<u
     next
 }
 
-/// A page of a directory of which all names are known here, as the daemon would give it when everything is
-/// digested.
+/// Returns a page of a directory whose names are all known here, as the daemon would return it after a digest
+/// of everything.
 fn known_page(session: &Session, dir: &Node, cookie: u64, max: usize) -> Option<Vec<DirEntry>> {
     let order = session.welcome.name_hash.as_ref()?;
     let names = dir.names.lock();
@@ -40,9 +40,9 @@ fn known_page(session: &Session, dir: &Node, cookie: u64, max: usize) -> Option<
     Some(page.into_iter().map(entry).collect())
 }
 
-/// A page of a directory. If not all names are known here our own changes of it are digested first, so that
-/// the daemon knows them: the order and the cookies are the pool's either way.
-/// Attributes come with it where `attrs` wants them and the daemon knows them.
+/// Returns a page of a directory. If not all names are known here, this session's changes to the directory
+/// are digested first, so that the daemon knows them: in both cases the order and the cookies are the pool's.
+/// With `attrs`, entries carry the attributes that the daemon knows.
 pub(crate) fn readdir(
     mount: &Mount,
     dir: InodeKey,
@@ -85,14 +85,14 @@ pub(crate) fn readdir(
                 );
             }
         }
-        // They are known by now: only how far the directory is read is new.
+        // The names are known by now: this notes how far the directory was read.
         take_in(node, cookie, &entries);
-        // The daemon gives an ordinary user's session no leases on what it has not looked up.
+        // The daemon gives an ordinary user's session no leases on inodes that it has not looked up.
         if session.welcome.privileged {
             session.leases.listed(entries.iter().map(|entry| entry.key));
         }
         for entry in entries.iter_mut().filter(|_| attrs) {
-            // What we may have changed is not yet what the daemon says.
+            // The daemon's attributes may lack changes of this session.
             if let Some(child) = session.node(entry.key)
                 && child.mode().is_some()
             {

@@ -1,4 +1,4 @@
-//! Names under directory leases: what is known of each directory, and the operations on names. Each is one
+//! Names under directory leases: the known names of each directory, and the operations on names. Each is one
 //! log transaction under the locks of all inodes concerned, in inode order; knows no data and no descriptors.
 
 pub(crate) mod create;
@@ -27,10 +27,10 @@ use crate::lease::{AT_ONCE, Node, Pins, Use};
 use crate::log::{Committed, Slot, with_body};
 use crate::session::{Mount, Session};
 
-/// How often an operation looks again when the names changed under it.
+/// Most times that an operation looks again when the names changed under it.
 pub(crate) const LOOKS_MAX: usize = 1000;
 
-/// Refuses what can be no new or old name.
+/// Refuses an impossible name.
 pub(crate) fn check_name(name: &[u8]) -> Result<()> {
     if name.len() > NAME_MAX {
         return Err(Errno(libc::ENAMETOOLONG));
@@ -103,7 +103,7 @@ pub(crate) fn begin<'s, T>(session: &'s Session, op: &LogOp<'_>) -> OpResult<Slo
         .begin(entry_size(body_len + op.data().len()), varve_format::charge(op))
 }
 
-/// Ends what [`begin`] began for `op`, with nothing logged: what it would have cost is there again.
+/// Ends the operation that [`begin`] began for `op`, with nothing logged: returns its reserved blocks.
 pub(crate) fn give_up(slot: Slot<'_>, op: &LogOp<'_>) {
     slot.pay_back(varve_format::charge(op));
 }
@@ -123,7 +123,7 @@ pub(crate) fn commit<'s, T>(
     slot.append(op, flags, stamp)
 }
 
-/// The end of a logged operation, after its locks: act, then check.
+/// Ends a logged operation, after its locks: act, then check.
 pub(crate) fn settle<T>(session: &Session, seqs: SeqRange, live: bool, value: T) -> OpResult<T, T> {
     if !live {
         return Err(OpError::SessionLost {
@@ -139,7 +139,7 @@ pub(crate) fn settle<T>(session: &Session, seqs: SeqRange, live: bool, value: T)
     Ok(value)
 }
 
-/// Attributes of a directory that is pinned; `want` is checked if permissions are checked here.
+/// Returns the attributes of a pinned directory; `want` is checked if permissions are checked here.
 fn directory(session: &Session, node: &Node, cred: &Cred, want: u32) -> Result<InodeAttr> {
     let attr = node.inode.attr();
     if !attr.is_dir() {
@@ -160,7 +160,7 @@ pub(crate) fn may_change(session: &Session, attr: &InodeAttr, cred: &Cred) -> Re
     }
 }
 
-/// What `name` names in a directory that is pinned in any mode.
+/// Looks `name` up in a directory that is pinned in any mode.
 pub(crate) fn resolve<T>(
     mount: &Mount,
     session: &Session,
@@ -197,9 +197,10 @@ pub(crate) fn resolve<T>(
     Ok(known)
 }
 
-/// Reads on in a pinned directory of which names are asked for again and again. The caller's question stands.
+/// Reads pages ahead in a pinned directory after repeated lookups of unknown names. The caller's [`Asking`]
+/// is held.
 fn read_ahead<T>(session: &Session, dir: &Node, mut cookie: u64) -> OpResult<(), T> {
-    // Of a small one all at once: the second page says that the first was all.
+    // A small directory is read at once: an empty second page shows that the first was all.
     for _ in 0..2 {
         let answer = session.call(Request::ReadDir {
             dir: dir.key(),
@@ -223,8 +224,8 @@ fn read_ahead<T>(session: &Session, dir: &Node, mut cookie: u64) -> OpResult<(),
     Ok(())
 }
 
-/// What `name` seems to name, for whom may search `dir`: no pin, no waiting. For those who look again under a
-/// pin.
+/// Returns the likely target of `name`, if `cred` may search `dir`: no pin, no waiting. For callers that look
+/// again under a pin.
 fn hint(session: &Session, dir: InodeKey, name: &[u8], cred: &Cred) -> Option<Target> {
     session.leases.see(|nodes| {
         let node = nodes.get(&dir)?;
@@ -236,7 +237,7 @@ fn hint(session: &Session, dir: InodeKey, name: &[u8], cred: &Cred) -> Option<Ta
     })
 }
 
-/// What `name` names, with no pin before or after.
+/// Looks `name` up, under a pin of its own.
 fn find<T>(
     mount: &Mount,
     session: &Session,
@@ -250,7 +251,7 @@ fn find<T>(
     resolve(mount, session, node, name)
 }
 
-/// Attributes under a read lease.
+/// Returns attributes under a read lease.
 pub(crate) fn attr_of<T>(session: &Session, key: InodeKey) -> OpResult<InodeAttr, T> {
     let known = session.leases.see(|nodes| look(session, nodes.get(&key)?));
     if let Some(attr) = known {
@@ -260,8 +261,8 @@ pub(crate) fn attr_of<T>(session: &Session, key: InodeKey) -> OpResult<InodeAttr
     Ok(pins.node(key)?.inode.attr())
 }
 
-/// [`attr_of`] what the daemon has changed or made for us, in a session that may be another one by now:
-/// somebody may have removed it since. Then it is as it was `last`, without a name.
+/// As [`attr_of`], for an inode that the daemon has changed or made for this mount, perhaps for an earlier
+/// session: it may have been removed since. Then returns the attributes `last`, without a name.
 pub(crate) fn attr_or_gone<T>(session: &Session, last: InodeAttr) -> OpResult<InodeAttr, T> {
     match attr_of(session, last.key) {
         Err(OpError::Failed(Errno(libc::ESTALE))) => Ok(InodeAttr { nlink: 0, ..last }),
@@ -269,8 +270,8 @@ pub(crate) fn attr_or_gone<T>(session: &Session, last: InodeAttr) -> OpResult<In
     }
 }
 
-/// Attributes without a pin. Act, then check: they were right at the moment of the last look, if the session
-/// still lived then.
+/// Returns attributes without a pin. Act, then check: they were right at the moment of the last check, if the
+/// session was still live then.
 #[inline]
 fn look(session: &Session, node: &Node) -> Option<InodeAttr> {
     if !session.leases.may_look(node, Use::Own) {
@@ -280,7 +281,7 @@ fn look(session: &Session, node: &Node) -> Option<InodeAttr> {
     (session.leases.may_look(node, Use::Own) && session.is_live()).then_some(attr)
 }
 
-/// What is known here of a name that is there, without pins and without waiting; as [`look`].
+/// Looks up a known, existing name, without pins and without waiting; as [`look`].
 fn lookup_known(
     mount: &Mount,
     session: &Session,
@@ -313,7 +314,7 @@ fn lookup_known(
     })
 }
 
-/// `lookup`, `.` and `..` included.
+/// Looks up a name, `.` and `..` included.
 pub(crate) fn lookup(mount: &Mount, dir: InodeKey, name: &[u8], cred: &Cred) -> Result<InodeAttr> {
     check_name(name)?;
     mount.look(|session| {
@@ -328,7 +329,7 @@ pub(crate) fn lookup(mount: &Mount, dir: InodeKey, name: &[u8], cred: &Cred) -> 
                 return Err(OpError::Failed(Errno(libc::ENOENT)));
             };
             match attr_of(session, target.key) {
-                // Removed since it was found, or by somebody else: look again.
+                // Removed since it was found, or by another session: look again.
                 Err(OpError::Failed(Errno(libc::ESTALE | libc::ENOENT))) => {}
                 Ok(attr) if attr.nlink == 0 => {}
                 Ok(attr) => {
@@ -347,7 +348,8 @@ pub(crate) fn lookup(mount: &Mount, dir: InodeKey, name: &[u8], cred: &Cred) -> 
     })
 }
 
-/// Asks the daemon anew for a name whose inode is gone, unless our own log says it.
+/// Forgets a name whose inode is gone, so that the daemon is asked again, unless this session's log holds the
+/// name.
 pub(crate) fn still_named<T>(
     session: &Session,
     dir: InodeKey,
@@ -373,7 +375,7 @@ fn dots(session: &Session, dir: InodeKey, name: &[u8], cred: &Cred) -> OpResult<
     parent_of(session, &own)
 }
 
-/// The directory above; its generation comes from the daemon, which alone knows it.
+/// Returns the parent directory. Only the daemon knows its generation.
 fn parent_of<T>(session: &Session, own: &InodeAttr) -> OpResult<InodeAttr, T> {
     if own.parent == session.welcome.root.key.ino {
         return attr_of(session, session.welcome.root.key);
@@ -400,7 +402,7 @@ fn parent_of<T>(session: &Session, own: &InodeAttr) -> OpResult<InodeAttr, T> {
     }
 }
 
-/// Pins for writing; `None` when the daemon wants to do the operation itself.
+/// Pins for writing; `None` if the daemon has to do the operation.
 pub(crate) fn pin_or_forward<'s, T>(
     session: &'s Session,
     keys: &[InodeKey],
@@ -412,7 +414,7 @@ pub(crate) fn pin_or_forward<'s, T>(
     }
 }
 
-/// A directory's times after its names changed.
+/// Sets a directory's times after its names changed.
 pub(crate) fn touch_dir(attr: &mut InodeAttr, time_ns: TimeNs) {
     attr.mtime_ns = time_ns;
     attr.ctime_ns = time_ns;

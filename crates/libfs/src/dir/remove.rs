@@ -1,4 +1,4 @@
-//! Operations that take names away: unlink and rmdir.
+//! Operations that remove names: unlink and rmdir.
 
 use varve_format::{EntryFlags, FileKind, InodeKey, LogOp};
 use varve_ipc::Cred;
@@ -46,7 +46,7 @@ fn remove(mount: &Mount, dir: InodeKey, name: &[u8], is_rmdir: bool, cred: &Cred
             let is_dir = target.kind == FileKind::Directory;
             let op = LogOp::Unlink { dir, name, key };
             let pinned = match pin_or_forward(session, &[dir, key]) {
-                // It is gone, with its name: look again.
+                // The inode is gone, with its name: look again.
                 Err(OpError::Failed(Errno(libc::ESTALE))) => {
                     super::still_named(session, dir, name, target)?;
                     continue;
@@ -55,8 +55,8 @@ fn remove(mount: &Mount, dir: InodeKey, name: &[u8], is_rmdir: bool, cred: &Cred
             };
             let Some(pins) = pinned else {
                 check_kind(is_rmdir, is_dir)?;
-                // Not said: whether it is open here. Somebody may open it now; with its lease the daemon
-                // learns that in time.
+                // The entry does not say whether the inode is open here, since it may be opened at this
+                // moment; the daemon learns that with the lease.
                 match session.forward(
                     attempt,
                     &[dir, key],
@@ -66,7 +66,7 @@ fn remove(mount: &Mount, dir: InodeKey, name: &[u8], is_rmdir: bool, cred: &Cred
                     cred,
                 ) {
                     Ok(Forwarded::Done(_) | Forwarded::DoneBefore(_)) => return Ok(()),
-                    // The name means something else by now.
+                    // The name has another target by now.
                     Err(OpError::Failed(Errno(libc::ESTALE | libc::EAGAIN))) => continue,
                     Err(error) => return Err(error),
                 }
@@ -96,7 +96,7 @@ fn check_kind(is_rmdir: bool, is_dir: bool) -> Result<()> {
     }
 }
 
-/// The flag that tells the daemon that we do not have it open.
+/// Returns the flag that tells the daemon that this session does not have the inode open.
 pub(crate) fn last_closed(mount: &Mount, key: InodeKey) -> EntryFlags {
     if mount.opens.is_open(key) {
         EntryFlags::empty()
@@ -105,10 +105,10 @@ pub(crate) fn last_closed(mount: &Mount, key: InodeKey) -> EntryFlags {
     }
 }
 
-/// Numbers of the removal, whether the session lived, and whether the inode is buried.
+/// Numbers of the removal, whether the session was live, and whether the inode is buried.
 type Removed = (varve_format::SeqRange, bool, bool);
 
-/// `None`: the name changed, look again.
+/// Removes a name under pins. `None`: the name changed, look again.
 fn remove_once(
     mount: &Mount,
     session: &Session,
@@ -123,7 +123,8 @@ fn remove_once(
     };
     let (node, victim) = (pins.node(dir)?, pins.node(key)?);
     let parent = directory(session, node, cred, EXEC)?;
-    // The lease may have come and gone since the name was found: what counts is found under this pin.
+    // The lease may have been given back and granted again since the name was found: the lookup under this
+    // pin counts.
     if resolve(mount, session, node, name)?.is_none_or(|target| target.key != key) {
         return Ok(None);
     }

@@ -1,6 +1,6 @@
-//! `rename`: moves, replaces and exchanges names. Files anywhere and directories within their parent are one
-//! log entry; a directory that gets another parent is moved by the daemon, which sees the whole tree and so
-//! no cycle can come up; so is what leaves a whiteout.
+//! `rename`: moves, replaces and exchanges names. A rename of a file, or of a directory within its parent, is
+//! one log entry. The daemon does renames that give a directory another parent, since it sees the whole tree
+//! and can exclude cycles, and renames that leave a whiteout.
 
 use varve_format::{EntryFlags, FileKind, InodeAttr, InodeKey, LogOp, SeqRange};
 use varve_ipc::{Cred, LeaseMode};
@@ -15,7 +15,7 @@ use crate::errno::{Errno, OpError, OpResult, Result};
 use crate::lease::Pins;
 use crate::session::{Asks, Forwarded, Mount, Session};
 
-/// One rename as it was called.
+/// Arguments of one rename.
 #[derive(Clone, Copy)]
 pub(crate) struct Move<'a> {
     pub dir: InodeKey,
@@ -25,7 +25,7 @@ pub(crate) struct Move<'a> {
     pub exchange: bool,
 }
 
-/// What the two names name.
+/// Targets of the two names.
 #[derive(Clone, Copy)]
 struct Ends {
     from: Target,
@@ -93,14 +93,15 @@ pub(crate) fn rename(
             let refused = match to {
                 None if flags.exchange => return Err(Errno(libc::ENOENT).into()),
                 Some(_) if flags.noreplace => Some(libc::EEXIST),
-                // No directory may get into itself, nor replace what it lies in.
+                // No directory may be moved into itself, or replace its parent.
                 _ if Ends::is_dir(from) && from.key == new_dir => Some(libc::EINVAL),
                 Some(to) if to.key == dir && flags.exchange => Some(libc::EINVAL),
                 Some(to) if to.key == dir => Some(libc::ENOTEMPTY),
                 _ => None,
             };
             let same = to.is_some_and(|to| to.key == from.key);
-            // The names were looked at one after the other: what was moved in between has neither, or both.
+            // The names were looked up one after the other: a file moved in between was found under neither,
+            // or under both.
             if (same || refused.is_some()) && !named_at_once(mount, session, &moving, ends)? {
                 continue;
             }
@@ -113,8 +114,8 @@ pub(crate) fn rename(
             let op = entry(&moving, ends);
             let mut keys = vec![dir, new_dir, from.key];
             keys.extend(to.map(|to| to.key));
-            // A whiteout needs an inode and the rename in one record, whatever moves: the daemon has both at
-            // hand.
+            // A whiteout needs an inode and the rename in one record, for any kind of inode: the daemon has
+            // both at hand.
             let pinned = if ends.reparents(&moving) || flags.whiteout {
                 check_forwarded(session, &moving, ends, cred)?;
                 None
@@ -131,13 +132,13 @@ pub(crate) fn rename(
                 }
             };
             let Some(pins) = pinned else {
-                // Whether the victim is open here is not said: somebody may open it now. With its lease the
-                // daemon learns it in time.
+                // The entry does not say whether the victim is open here, since it may be opened at this
+                // moment; the daemon learns that with the lease.
                 match session.forward(attempt, &keys, &op, EntryFlags::empty(), asks, cred) {
                     Ok(Forwarded::Done(_) | Forwarded::DoneBefore(_)) => return Ok(()),
                     Err(OpError::Failed(Errno(libc::ESTALE | libc::EAGAIN))) => continue,
-                    // Somebody made the new name since it was looked up: to be replaced, unless that was not
-                    // meant.
+                    // The new name was made since it was looked up: replace it, unless the caller forbids
+                    // that.
                     Err(OpError::Failed(Errno(libc::EEXIST))) if !noreplace => continue,
                     Err(error) => return Err(error),
                 }
@@ -157,7 +158,7 @@ pub(crate) fn rename(
     })
 }
 
-/// Whether both names are those of `ends` at one moment.
+/// Whether the two names have the targets `ends` at one moment.
 fn named_at_once<T>(mount: &Mount, session: &Session, moving: &Move<'_>, ends: Ends) -> OpResult<bool, T> {
     let pins = session.pin(&[moving.dir, moving.new_dir], LeaseMode::Read)?;
     let from = resolve(mount, session, pins.node(moving.dir)?, moving.name)?;
@@ -165,8 +166,8 @@ fn named_at_once<T>(mount: &Mount, session: &Session, moving: &Move<'_>, ends: E
     Ok(from.map(|from| from.key) == Some(ends.from.key) && to.map(|to| to.key) == ends.to.map(|to| to.key))
 }
 
-/// A rename in contended directories, where nobody knows the names: the daemon finds what has the name. One
-/// message, whether or not the name is there. `None`: to be done as always, because the directories are not
+/// Renames in contended directories, whose names are not known here: the daemon looks the name up. One
+/// message, whether or not the name exists. `None`: to be done by [`rename`], because the directories are not
 /// contended (any more), or something is to be replaced.
 pub(crate) fn rename_contended(
     mount: &Mount,
@@ -210,7 +211,7 @@ pub(crate) fn rename_contended(
                 Ok(None)
             }
             Err(OpError::Failed(Errno(libc::ENOENT))) => {
-                // It would not have looked, were they not contended.
+                // The daemon would not have looked the name up if they were not contended.
                 session.leases.contended().learn(keys, keys);
                 Err(Errno(libc::ENOENT).into())
             }
@@ -231,7 +232,7 @@ fn entry<'a>(moving: &Move<'a>, ends: Ends) -> LogOp<'a> {
     }
 }
 
-/// The attributes that the rules look at.
+/// The attributes that the rules need.
 pub(crate) struct Views {
     pub parent: InodeAttr,
     pub new_parent: InodeAttr,
@@ -239,7 +240,8 @@ pub(crate) struct Views {
     pub to: Option<InodeAttr>,
 }
 
-/// Linux' order: removal of the source, then creation or removal at the target, then kinds.
+/// Applies the rules in Linux' order: removal of the source, then creation or removal at the target, then
+/// kinds.
 pub(crate) fn check(session: &Session, moving: &Move<'_>, views: &Views, cred: &Cred) -> Result<()> {
     let checks = session.options.check_permissions;
     may_change(session, &views.parent, cred)?;
@@ -273,7 +275,7 @@ pub(crate) fn check(session: &Session, moving: &Move<'_>, views: &Views, cred: &
     Ok(())
 }
 
-/// What can be said before the daemon is asked to move something; it checks again.
+/// Checks the rules before the daemon is asked for a rename; the daemon checks again.
 fn check_forwarded(session: &Session, moving: &Move<'_>, ends: Ends, cred: &Cred) -> OpResult<(), ()> {
     let views = Views {
         parent: attr_of(session, moving.dir)?,
@@ -287,7 +289,7 @@ fn check_forwarded(session: &Session, moving: &Move<'_>, ends: Ends, cred: &Cred
     Ok(check(session, moving, &views, cred)?)
 }
 
-/// `None`: a name changed, look again.
+/// Renames under pins. `None`: a name changed, look again.
 fn rename_once(
     mount: &Mount,
     session: &Session,
@@ -312,7 +314,8 @@ fn rename_once(
         from: file.inode.attr(),
         to: victim.map(|victim| victim.inode.attr()),
     };
-    // The leases may have come and gone since the names were found: what counts is found under these pins.
+    // The leases may have been given back and granted again since the names were found: the lookups under
+    // these pins count.
     let key = |target: Option<Target>| target.map(|target| target.key);
     if key(resolve(mount, session, node, moving.name)?) != Some(ends.from.key)
         || key(resolve(mount, session, new_node, moving.new_name)?) != key(ends.to)

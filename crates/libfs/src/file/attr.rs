@@ -10,7 +10,7 @@ use crate::dir::{attr_of, attr_or_gone, begin, commit, settle};
 use crate::errno::{Errno, OpError, OpResult, Result};
 use crate::session::{Asks, Mount, Session, Try};
 
-/// Which set-id bits a change of the data by `cred` clears.
+/// Returns the set-id bits that a change of the data by `cred` clears.
 pub(crate) const fn clears(attr: &InodeAttr, cred: &Cred) -> EntryFlags {
     let after = mode_after_write(attr.mode, cred.uid == 0);
     let mut flags = EntryFlags::empty();
@@ -73,13 +73,13 @@ fn check_size(session: &Session, attr: &InodeAttr, size: u64, cred: &Cred) -> Re
     Ok(())
 }
 
-/// Changes attributes; the size first. Under a lease, where there are two parts both can be done again: when
-/// the session is lost in between, they are.
+/// Changes attributes; the size first. Under a lease, both parts of a change can be repeated, and are if the
+/// session is lost in between.
 pub(crate) fn setattr(mount: &Mount, key: InodeKey, change: &AttrChange, cred: &Cred) -> Result<InodeAttr> {
     if let Some(attr) = change_at_once(mount, key, change, cred)? {
         return Ok(attr);
     }
-    // By the daemon each part is an operation of its own, which is done once.
+    // Each part is one operation of the daemon, which is done once.
     let size = AttrChange {
         size: change.size,
         ..AttrChange::default()
@@ -92,7 +92,8 @@ pub(crate) fn setattr(mount: &Mount, key: InodeKey, change: &AttrChange, cred: &
     change_at_once(mount, key, &rest, cred)?.ok_or(Errno(libc::EIO))
 }
 
-/// `None`: the daemon has to do it, and it is two operations. Nothing was changed then; the rules allow it.
+/// Changes attributes in one operation. `None`: the daemon has to do it, and it takes two operations. Nothing
+/// was changed then; the rules allow the change.
 fn change_at_once(
     mount: &Mount,
     key: InodeKey,
@@ -117,7 +118,7 @@ fn change_at_once(
         let node = pins.node(key)?;
         let check = session.options.check_permissions;
         let attr = node.inode.attr();
-        // Refused as a whole: the rules are looked at before the size changes, and again under the lock.
+        // Refused as a whole: the rules are checked before the size changes, and again under the lock.
         plan(&attr, change, cred, check, 0)?;
         if let Some(size) = change.size {
             check_size(session, &attr, size, cred)?;
@@ -177,7 +178,7 @@ fn synced<T>(session: &Session, attr: InodeAttr) -> OpResult<InodeAttr, T> {
     Ok(attr)
 }
 
-/// By the daemon, which checks again with `cred`.
+/// Has the daemon make the change, which checks again with `cred`.
 fn forwarded<T>(
     session: &Session,
     attempt: &mut Try,

@@ -1,4 +1,4 @@
-//! Open files: what keeps an inode alive, and reading and writing through it.
+//! Open files: keep an inode alive, and read and write it.
 
 use parking_lot::RwLock;
 use std::sync::atomic::Ordering;
@@ -20,8 +20,8 @@ use crate::lease::{Event, Node, Pin, SlotPin, Use};
 use crate::options::Atime;
 use crate::session::{Asks, Forwarded, Mount, Session, Try};
 
-/// Blocks that an `fallocate` may cost at most to be logged (64 MiB): what a session asks the daemon for at
-/// once.
+/// Most blocks (64 MiB) that an `fallocate` may cost to be logged: the number that a session requests from
+/// the daemon at once.
 const FALLOCATE_LOGGED_BLOCKS: u32 = 16_384 + 8;
 
 /// An open file description. Keeps the inode alive while it exists; clones are the same description; the last
@@ -35,10 +35,10 @@ struct Description {
     mount: Arc<Mount>,
     key: InodeKey,
     flags: OpenFlags,
-    /// The session and the node that it was first used with: what most calls find without a lock, as long as
-    /// that session lives.
+    /// The session and the node of its first use: most calls find them without a lock, as long as that
+    /// session lives.
     first: OnceLock<(Arc<Session>, Arc<Node>)>,
-    /// The node in the session that it was last used in, when that was not the first.
+    /// The session and the node of its last use, if that was another session.
     node: RwLock<Option<(SessionId, Arc<Node>)>>,
 }
 
@@ -58,19 +58,19 @@ impl Pinned<'_> {
     }
 }
 
-/// The session under which something was read.
+/// The session under which data was read.
 pub struct ReadUnder(Arc<Session>);
 
 impl ReadUnder {
-    /// Whether the session lives. If so, whatever this thread did before the call was done before the daemon
-    /// ends it, and empties [the file of copies](CopiesAt).
+    /// Whether the session lives. If so, all that this thread did before the call was done before the daemon
+    /// ends the session and empties [the file of copies](CopiesAt).
     #[must_use]
     pub fn holds(&self) -> bool {
         std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
         self.0.is_live()
     }
 
-    /// Where the daemon of this session looks for copies.
+    /// Location of the copies that the daemon of this session empties.
     #[must_use]
     pub fn copies_at(&self) -> Option<&CopiesAt> {
         self.0.welcome.copies_at.as_ref()
@@ -78,7 +78,7 @@ impl ReadUnder {
 }
 
 impl OpenFile {
-    /// Over an inode whose open is already counted.
+    /// Creates a description of an inode whose open is already counted.
     pub(crate) fn over(mount: &Arc<Mount>, key: InodeKey, flags: OpenFlags) -> Self {
         let description = Description {
             mount: Arc::clone(mount),
@@ -92,7 +92,7 @@ impl OpenFile {
         }
     }
 
-    /// [`over`](Self::over) an inode that was just made.
+    /// As [`over`](Self::over), for an inode that was just made.
     pub(crate) fn made(mount: &Arc<Mount>, key: InodeKey, flags: OpenFlags) -> Self {
         let file = Self::over(mount, key, flags);
         let session = mount.session();
@@ -150,7 +150,7 @@ impl OpenFile {
         self.description.key
     }
 
-    /// How it was opened.
+    /// The flags of its open.
     #[must_use]
     pub fn flags(&self) -> OpenFlags {
         self.description.flags
@@ -160,7 +160,7 @@ impl OpenFile {
         &self.description.mount
     }
 
-    /// Runs an operation, in the session that the file was first used in if that lives.
+    /// Runs an operation, in the session of the file's first use if that lives.
     #[inline]
     fn with_session<T>(&self, op: impl FnMut(&Arc<Session>, &mut Try) -> OpResult<T, T>) -> Result<T> {
         match self.description.first.get() {
@@ -169,7 +169,7 @@ impl OpenFile {
         }
     }
 
-    /// Pins the inode, without looking it up where it was used before.
+    /// Pins the inode, without a lookup if it was used before.
     #[inline]
     fn pin<'s, T>(
         &'s self,
@@ -200,18 +200,18 @@ impl OpenFile {
         }
         let pin = session.leases.pin_one(self.key(), mode, usage)?;
         let known = || (Arc::clone(session), Arc::clone(pin.node()));
-        // A node is its session's for good while a description refers to it: only the session can change.
+        // While a description refers to a node, it stays its session's node: only the session can change.
         if !Arc::ptr_eq(&self.description.first.get_or_init(known).0, session) {
             *self.description.node.write() = Some((session.id(), Arc::clone(pin.node())));
         }
         Ok(pin)
     }
 
-    /// What ends every change of data: durable if it was asked for.
+    /// Ends a change of data: makes it durable if the flags or the mount ask for that.
     fn settle<T: Clone>(&self, session: &Session, value: T) -> OpResult<T> {
         let flags = self.flags();
         if flags.sync || flags.dsync || session.options.sync_always {
-            // What was committed before a seal is digested by it: then it counts, and is durable.
+            // Entries committed before a seal are digested by it: then the change counts, and is durable.
             let lost = OpError::SessionLost {
                 committed: None,
                 otherwise: Some(value.clone()),
@@ -241,7 +241,7 @@ impl OpenFile {
         self.read(offset, out, Use::Own)
     }
 
-    /// As [`read_at`](Self::read_at), for a kernel that keeps what it reads until it is told to drop it.
+    /// As [`read_at`](Self::read_at), for a kernel that caches the data until it is told to drop it.
     ///
     /// # Errors
     /// As the system call of that name.
@@ -250,9 +250,9 @@ impl OpenFile {
     }
 
     /// As [`read_at`](Self::read_at), for copies that are kept until they are dropped
-    /// ([`Copies`](crate::Copies)). What is read here before a drop and stored after it is out of date: who
-    /// keeps copies counts their drops. A session that ends drops nothing here; whether it has is asked when
-    /// the copy is stored, and before anybody sees it.
+    /// ([`Copies`](crate::Copies)). Data read before a drop and stored after it is out of date, so the keeper
+    /// of copies counts their drops. A session that ends drops nothing here: the keeper asks
+    /// [`ReadUnder::holds`] when it stores the copy, and before the copy becomes visible.
     ///
     /// # Errors
     /// As the system call of that name.
@@ -313,7 +313,7 @@ impl OpenFile {
     }
 
     /// Writes at `offset`, also when opened for appending. Durable against a kill of any process when it
-    /// returns; at once up to 16 MiB or a quarter of the longest log, whichever is less. On a contended file
+    /// returns; atomic up to 16 MiB or a quarter of the longest log, whichever is less. On a contended file
     /// at most 1 MiB is written.
     ///
     /// # Errors
@@ -322,8 +322,8 @@ impl OpenFile {
         Ok(self.write(Some(offset), data, cred, Use::Own)?.1)
     }
 
-    /// Writes at the end, in one piece with finding it; says where. As [`write_at`](Self::write_at): the
-    /// pieces of a larger call follow the first, over what other threads have appended meanwhile.
+    /// Writes at the end, atomically with finding it; returns the offset. As [`write_at`](Self::write_at):
+    /// the pieces of a larger call follow the first, over other threads' concurrent appends.
     ///
     /// # Errors
     /// As the system call of that name.
@@ -332,7 +332,7 @@ impl OpenFile {
     }
 
     /// As [`write_at`](Self::write_at), or without an offset as [`append`](Self::append), for a kernel that
-    /// keeps pages of the file. When it returns, what the kernel shows of them has what was written.
+    /// keeps pages of the file. When it returns, the kernel's pages show the written data.
     ///
     /// # Errors
     /// As the system call of that name.
@@ -350,7 +350,7 @@ impl OpenFile {
             let overtaken = match offset {
                 Some(_) => node.above.written(call, now),
                 None => {
-                    // The kernel has dropped pages where it believed the end to be.
+                    // The kernel has dropped pages at the end that it knew of.
                     let usage = PageUse::Direct { dropped: false };
                     node.above.written(
                         &KernelCall::new(usage, 0, at, count).by_clock(session.clock()),
@@ -404,8 +404,8 @@ impl OpenFile {
         }
     }
 
-    /// Pins for a change; not if the daemon has made it already, in a session that was lost: then `Forward`,
-    /// which says so.
+    /// Pins for a change; `Forward` also if the daemon has made it already, in a session that was lost:
+    /// [`Session::forward`] returns that result.
     fn pin_to_change<'s, T>(
         &'s self,
         session: &'s Arc<Session>,
@@ -418,7 +418,7 @@ impl OpenFile {
         self.pin(session, LeaseMode::Write, usage)
     }
 
-    /// A write by the daemon, at `offset` or at the end; at most one message's worth.
+    /// Has the daemon write, at `offset` or at the end; at most one message's worth.
     fn forward_write<T>(
         &self,
         session: &Session,
@@ -438,7 +438,7 @@ impl OpenFile {
             data,
         };
         op_end(offset.unwrap_or(0), data.len())?;
-        // Which set-id bits go the daemon says, and where the end is: no lease is taken for that.
+        // The daemon decides which set-id bits to clear, and where the end is: no lease is taken for that.
         let asks = Asks {
             append: offset.is_none(),
             ..Asks::NOTHING
@@ -493,9 +493,9 @@ impl OpenFile {
         })
     }
 
-    /// Allocates, punches or zeroes, all or nothing. What is large, or finds no space in the session's
-    /// reservation, is the daemon's: it knows what the file has already, and promises no more than that
-    /// takes.
+    /// Allocates, punches or zeroes, all or nothing. The daemon does large ranges, and those that find no
+    /// space in the session's reservation: it knows the blocks that the file has already, and charges only
+    /// the missing ones.
     ///
     /// # Errors
     /// As the system call of that name.
@@ -591,8 +591,8 @@ impl OpenFile {
         } else {
             len
         };
-        // By value, in pieces that each hold one lease at a time: neither file is held while the other is
-        // waited for.
+        // By value, in pieces that each hold one lease at a time: neither file is held during the wait for
+        // the other.
         let mut buffer = vec![0; (1 << 20).min(len as usize)];
         let mut done = 0;
         while done < len {
@@ -632,7 +632,7 @@ impl OpenFile {
     }
 }
 
-/// Whether a pinned inode may be opened so; counts the open, once.
+/// Checks whether a pinned inode may be opened with `flags`; counts the open, once.
 fn admit<T>(
     mount: &Mount,
     session: &Session,
@@ -677,8 +677,8 @@ fn op_end(offset: u64, len: usize) -> Result<u64> {
     }
 }
 
-/// Moves the time of the last read in memory, if the mount says so. It is logged at the last close, if the
-/// write lease is still there; it is lost when the lease goes before that.
+/// Moves the time of the last read in memory, if the mount's policy says so. It is logged at the last close,
+/// if the write lease is still held; it is lost when the lease goes before that.
 #[inline]
 fn note_read(session: &Session, node: &Node) {
     let is_due = match session.options.atime.get() {
@@ -709,7 +709,7 @@ fn move_atime(session: &Session, node: &Node) {
     }
 }
 
-/// Logs the time of the last read; its own time is the inode's ctime, which it must not move.
+/// Logs the time of the last read. The entry is stamped with the inode's ctime, which it must not move.
 fn log_atime(session: &Session, node: &Arc<Node>) -> OpResult<(), ()> {
     let key = node.key();
     let Some(_pin) = session.leases.try_pin_node(node, LeaseMode::Write, Use::Own) else {
@@ -723,7 +723,7 @@ fn log_atime(session: &Session, node: &Arc<Node>) -> OpResult<(), ()> {
     let mut body = node.inode.write();
     body.check_alive()?;
     attr.atime_ns = body.attr.atime_ns;
-    // An ordinary user's session sets times of its own files only; of others' this one is lost.
+    // An ordinary user's session sets times of its own files only; for other files the new time is lost.
     let acts_for = session.welcome.acts_for.as_ref();
     if acts_for.is_some_and(|cred| cred.uid != body.attr.uid) {
         return Ok(());
@@ -748,7 +748,7 @@ fn log_forget(session: &Session, node: &Arc<Node>) -> OpResult<(), ()> {
     let op = LogOp::Forget { key };
     let slot = begin(session, &op)?;
     let mut body = node.inode.write();
-    // Opened again, or (between the close and here) unlinked by somebody who saw it closed.
+    // Opened again, or unlinked between the close and here by a thread that saw it closed.
     if body.dead || session.opens.is_open(key) {
         return Ok(());
     }
@@ -769,7 +769,7 @@ impl Drop for Description {
             Some((session, node)) if session.is_live() => closed(session, Some(node), self.key),
             _ => {
                 let session = self.mount.session();
-                // The next session does not name it among those that are held.
+                // The next session does not name it among the inodes that it holds.
                 if session.is_live() {
                     closed(&session, session.node(self.key).as_ref(), self.key);
                 }
@@ -778,14 +778,14 @@ impl Drop for Description {
     }
 }
 
-/// The last close of an inode.
+/// Handles the last close of an inode.
 fn closed(session: &Session, node: Option<&Arc<Node>>, key: InodeKey) {
     if let Some(node) = node {
         let (mode, settled) = node.settled();
         let named = node.inode.is_surely_named();
         if mode == Some(LeaseMode::Write) {
-            // Failures here lose an access time, or leave a file to the end of the session: nothing that a
-            // close reports.
+            // Failures here lose an access time, or keep a file until the end of the session: a close does
+            // not report them.
             if !named && node.inode.attr().nlink == 0 {
                 let _ = log_forget(session, node);
             } else if node.atime_moved.load(Ordering::Relaxed)
@@ -794,7 +794,7 @@ fn closed(session: &Session, node: Option<&Arc<Node>>, key: InodeKey) {
                 let _ = log_atime(session, node);
             }
         }
-        // A lease that is held and stays says by itself that the file is open or not, when it goes.
+        // A held lease that stays reports whether the file is open when it is given back.
         if named && settled && mode.is_some() {
             return;
         }

@@ -16,7 +16,7 @@ use crate::session::{Asks, Mount, Session};
 /// Most bytes that all names of one inode may have together (`XATTR_LIST_MAX`).
 const LIST_MAX: usize = 65_536;
 
-/// Access of one inode's attributes as Linux decides it by namespace.
+/// Checks access to one attribute as Linux does, by namespace.
 fn check(attr: &InodeAttr, name: &[u8], cred: &Cred, want: u32, permissions: bool) -> Result<()> {
     let user = name.starts_with(b"user.");
     let known = user
@@ -71,8 +71,8 @@ fn check_name(name: &[u8]) -> Result<()> {
     }
 }
 
-/// Loads them under the pin that the caller holds. No change of ours can be missing: every change loads
-/// first, but for file capabilities, which go with a change of the data or the owner.
+/// Loads the attributes under the caller's pin. No change of this session can be missing: every change loads
+/// first, except for file capabilities, which go with a change of the data or the owner.
 fn load<T>(session: &Session, node: &Arc<Node>) -> OpResult<(), T> {
     if let Some(known) = &mut *node.xattrs.lock() {
         if node.inode.is_capability_gone() {

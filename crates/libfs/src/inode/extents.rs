@@ -1,5 +1,5 @@
-//! Where the digested blocks of one file lie, as far as it was asked: a window of the file's map. Owned by
-//! the inode's lock.
+//! Locations of the digested blocks of one file: the window of the file's map that the daemon was asked for.
+//! Guarded by the inode's lock.
 
 use varve_format::{FileBlock, Tier};
 use varve_ipc::MappedExtent;
@@ -9,12 +9,12 @@ const RUNS_MAX: usize = 1 << 16;
 /// Extents asked for at once.
 pub(crate) const ASK_EXTENTS: u32 = 1024;
 
-/// What lies at a block, below the log.
+/// Location of a block below the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Below {
-    /// On a medium: tier, block on it, and how many follow there.
+    /// On a medium: tier, block on it, and the number of consecutive blocks from there.
     Mapped(Tier, u64, u64),
-    /// A hole or unwritten: zeros for so many blocks.
+    /// A hole or unwritten: zeros for this number of blocks.
     Zeros(u64),
     /// Not known: ask for the map from this block on.
     Unknown,
@@ -22,7 +22,7 @@ pub(crate) enum Below {
 
 /// The known part of a file's map.
 pub(crate) struct ExtentCache {
-    /// Grows with every invalidation; an answer that was asked for before one is not kept.
+    /// Grows with every invalidation; an answer to a request sent before an invalidation is not kept.
     version: u64,
     /// Blocks `from..to` are known.
     from: u64,
@@ -47,14 +47,14 @@ impl ExtentCache {
         self.runs.clear();
     }
 
-    /// The file was just made: it has no digested blocks, and the daemon does not know it yet.
+    /// Notes that the file was just made: it has no digested blocks, and the daemon does not know it yet.
     pub(crate) fn set_empty(&mut self) {
         self.runs.clear();
         (self.from, self.to) = (0, u64::MAX);
     }
 
-    /// Where to ask for the map from, when `block` is not known: on from the known part as long as it may
-    /// grow, so that a file read at random is mapped once.
+    /// Returns the block to ask for the map from, when `block` is not known: the end of the known part while
+    /// that may grow, so that a file read at random is mapped once.
     pub(crate) const fn ask_from(&self, block: u64) -> u64 {
         if block >= self.to && self.from == 0 && self.runs.len() + ASK_EXTENTS as usize <= RUNS_MAX {
             self.to
@@ -67,7 +67,7 @@ impl ExtentCache {
         self.version
     }
 
-    /// What lies at `block`.
+    /// Returns the location of `block`.
     #[inline]
     pub(crate) fn find(&self, block: u64) -> Below {
         if block < self.from || block >= self.to {
@@ -91,8 +91,8 @@ impl ExtentCache {
         }
     }
 
-    /// Blocks of NVM around `block`, within `least..limit`, that lie one after another: first block, its
-    /// place, how many.
+    /// Returns the run of consecutive NVM blocks around `block`, within `least..limit`: first block, its
+    /// location, number of blocks.
     pub(crate) fn around(&self, block: u64, least: u64, limit: u64) -> Option<(u64, u64, u64)> {
         let at = self
             .runs
@@ -106,8 +106,8 @@ impl ExtentCache {
         Some((first, run.block.0 + (first - run.file_block.0), end - first))
     }
 
-    /// Takes the answer to a question for the map from `from` on, asked when the version was `version`.
-    /// `end`: nothing is beyond. Refuses runs that are not in order.
+    /// Adds the answer to a request for the map from `from` on, sent when the version was `version`. `end`:
+    /// there are no extents beyond the answer. Ignores runs that are not in order.
     pub(crate) fn learn(&mut self, version: u64, from: u64, mut runs: Vec<MappedExtent>, end: bool) {
         if version != self.version {
             return;

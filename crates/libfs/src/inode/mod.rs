@@ -1,11 +1,11 @@
-//! One inode in this process's memory: its attributes, what the log holds of it, and where the digested rest
-//! lies. Owns the lock order inside an inode; knows nothing of names and of the daemon.
+//! One inode in this process's memory: its attributes, its data in the log, and the locations of its digested
+//! blocks. Owns the lock order inside an inode; knows nothing of names and of the daemon.
 //!
 //! Three kinds of access: [`Inode::read`] (shared), [`Inode::write`] (exclusive), and *overwrites in place*,
 //! which the data path runs under neither: whole blocks below the size are logged and published in the
-//! `Radix` by compare-and-swap, so that threads that overwrite one file do not meet on a lock. `write` keeps
-//! them out and waits for those under way. And one kind of look without any: *reads that are tried* note
-//! `Inode::version`, copy, and count only if the version is the same afterwards (`Inode::is_still`).
+//! `Radix` by compare-and-swap, so that threads that overwrite one file do not contend for a lock. `write`
+//! bars them and waits for those under way. A fourth takes no lock: *optimistic reads* note `Inode::version`,
+//! copy, and count only if the version is unchanged afterwards (`Inode::is_still`).
 
 pub(crate) mod extents;
 pub(crate) mod overlay;
@@ -24,21 +24,21 @@ use varve_format::{InodeAttr, InodeKey, LogSeq, TimeNs};
 pub struct Inode {
     /// Number and generation.
     pub key: InodeKey,
-    /// The lease word; its meaning is the lease module's.
+    /// The lease word; the lease module defines its bits.
     pub lease: AtomicU64,
-    /// Never 0, never given out twice in a process: how thread slots name this inode.
+    /// Identifies this inode in thread slots. Never 0, never reused in a process.
     id: u64,
     /// Grows when the exclusive lock is taken (it is odd then: overwrites in place go through the lock) and
-    /// when it is let go.
+    /// when it is released.
     version: AtomicU64,
-    /// Copy of the size for overwrites in place and reads that are tried; follows `body` when an exclusive
-    /// lock is let go, as those below.
+    /// Copy of the size for overwrites in place and optimistic reads; updated from `body` when the exclusive
+    /// lock is released, as the next four fields.
     size: AtomicU64,
-    /// A regular file of whose blocks the log holds no parts: reads may be tried.
+    /// A regular file without partial blocks, holes or zeros in the log: optimistic reads are possible.
     plain: AtomicBool,
     /// The mode has set-id bits.
     set_id: AtomicBool,
-    /// It has no name.
+    /// The inode has no name.
     nameless: AtomicBool,
     /// A read at this time or later moves the time of the last read.
     atime_due_ns: AtomicI64,
@@ -52,37 +52,38 @@ pub struct Inode {
     pub(crate) read_end: AtomicU64,
     /// Listed for pruning.
     pub(crate) listed: AtomicBool,
-    /// Where in that list it probably is. Under the list's lock.
+    /// Probable index in that list. Guarded by the list's lock.
     pub(crate) list_place: AtomicU32,
     /// Whole blocks in the log.
     pub(crate) radix: Radix,
-    /// Digested blocks in NVM, as far as reads under the lock have met them.
+    /// Locations of digested blocks in NVM that reads under the lock have used.
     pub(crate) places: Places,
-    /// Shared by appends; an append in parts has it alone, from its first part to its last. Before any room
-    /// in the log is taken.
+    /// Shared by appends; an append in parts has it exclusively, from its first part to its last. Taken
+    /// before any log space.
     pub(crate) appends: RwLock<()>,
     body: RwLock<InodeBody>,
 }
 
-/// What the inode's lock guards.
+/// State under the inode's lock.
 pub struct InodeBody {
     /// Attributes as programs of this process see them (but see [`Inode::attr`] for times).
     pub attr: InodeAttr,
     /// Parts of blocks, holes and zeros in the log.
     pub(crate) pieces: Pieces,
-    /// Where the digested blocks lie.
+    /// Locations of the digested blocks.
     pub(crate) extents: ExtentCache,
     /// Highest sequence number logged for it through the exclusive lock (see [`Inode::last_seq`]).
     pub last_seq: LogSeq,
-    /// How many entries those were, under this lease.
+    /// Number of those entries, under this lease.
     changes: u32,
-    /// It lost its last name, and its last entry in the log said that nobody here has it open: it takes no
+    /// The inode lost its last name, and its last entry in the log said that it is not open here: it takes no
     /// more entries.
     pub(crate) dead: bool,
 }
 
 impl InodeBody {
-    /// `ESTALE` for an inode that takes no more entries: whoever came by its name looks the name up again.
+    /// `ESTALE` for an inode that takes no more entries: a caller that came by its name looks the name up
+    /// again.
     pub(crate) const fn check_alive(&self) -> Result<(), Errno> {
         if self.dead {
             Err(Errno(libc::ESTALE))
@@ -91,7 +92,7 @@ impl InodeBody {
         }
     }
 
-    /// Entry `seq` of the log is about this inode.
+    /// Notes that entry `seq` of the log is about this inode.
     #[inline]
     pub fn logged(&mut self, seq: LogSeq) {
         self.last_seq = self.last_seq.max(seq);
@@ -106,7 +107,7 @@ pub struct InodeWrite<'a> {
 }
 
 impl Inode {
-    /// An inode of which the log holds nothing.
+    /// Creates an inode without data in the log.
     #[must_use]
     pub fn new(attr: InodeAttr) -> Self {
         static NEXT_ID: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
@@ -145,7 +146,7 @@ impl Inode {
         self.body.read()
     }
 
-    /// As [`attr`](Self::attr), if nobody has or wants the exclusive lock now.
+    /// As [`attr`](Self::attr), if no thread holds or waits for the exclusive lock.
     #[inline]
     pub(crate) fn try_attr(&self) -> Option<InodeAttr> {
         let mut attr = self.body.try_read()?.attr.clone();
@@ -158,16 +159,16 @@ impl Inode {
         self.own(self.body.write())
     }
 
-    /// Exclusive access if nobody has the lock now.
+    /// Exclusive access if the lock is free.
     pub fn try_write(&self) -> Option<InodeWrite<'_>> {
         self.body.try_write().map(|body| self.own(body))
     }
 
     fn own<'a>(&'a self, mut body: RwLockWriteGuard<'a, InodeBody>) -> InodeWrite<'a> {
         // SeqCst pairs with the overwriter, which names the inode in its slot, passes a full barrier and
-        // loads this word. Only who has the lock changes it.
+        // loads this word. Only the holder of the lock changes it.
         self.version.fetch_add(1, Ordering::SeqCst);
-        // What is changed from here on is seen changed only by those who see the word odd, or later.
+        // A reader that sees a change made from here on also sees the odd word, or a later one.
         std::sync::atomic::fence(Ordering::Release);
         slots::wait_for_overwrites(self.id);
         let time = self.overwrite_time.load(Ordering::Relaxed);
@@ -187,7 +188,7 @@ impl Inode {
     }
 
     /// Highest sequence number that may have been logged for this inode; `log_last` is the log's last one.
-    /// Call it when the inode's operations have come to rest.
+    /// Call it when no operation on the inode is under way.
     #[must_use]
     pub fn last_seq(&self, log_last: LogSeq) -> LogSeq {
         if self.overwritten.load(Ordering::Acquire) {
@@ -197,8 +198,8 @@ impl Inode {
         }
     }
 
-    /// How many changes were logged under the lease; `u32::MAX`: overwrites in place too, which are not
-    /// counted.
+    /// Number of changes that were logged under the lease; `u32::MAX` if overwrites in place, which are not
+    /// counted, are among them.
     pub(crate) fn changes(&self) -> u32 {
         if self.overwritten.load(Ordering::Acquire) {
             u32::MAX
@@ -207,8 +208,8 @@ impl Inode {
         }
     }
 
-    /// Forgets all that a session's log held (after the session ended, or when the lease is let go): the next
-    /// reads see what is digested. `attr` is the new truth.
+    /// Drops all references to a session's log (after the session ended, or when the lease is given back):
+    /// the next reads see digested data. `attr` replaces the attributes.
     pub fn reset(&self, attr: InodeAttr) {
         let mut body = self.write();
         body.forget_log();
@@ -219,7 +220,7 @@ impl Inode {
         self.overwritten.store(false, Ordering::Release);
     }
 
-    /// How thread slots name this inode.
+    /// Returns the id that names this inode in thread slots.
     pub(crate) const fn id(&self) -> u64 {
         self.id
     }
@@ -230,24 +231,24 @@ impl Inode {
         self.version.load(Ordering::SeqCst) & 1 != 0
     }
 
-    /// Begins a read without a lock; `None` if somebody has the inode, or if it is no file whose blocks are
-    /// all whole.
+    /// Begins a read without a lock; `None` if the exclusive lock is held, or if the inode is not a regular
+    /// file with whole blocks only in the log.
     #[inline]
     pub(crate) fn version(&self) -> Option<u64> {
         let version = self.version.load(Ordering::Acquire);
         (version & 1 == 0 && self.plain.load(Ordering::Relaxed)).then_some(version)
     }
 
-    /// Whether nobody has had the exclusive lock since `version`: what was loaded meanwhile belongs together,
-    /// and nothing that it points to was used again before.
+    /// Whether the exclusive lock was not taken since `version`: all values loaded meanwhile are consistent,
+    /// and nothing that they point to was reused before.
     #[inline]
     pub(crate) fn is_still(&self, version: u64) -> bool {
         std::sync::atomic::fence(Ordering::Acquire);
         self.version.load(Ordering::Relaxed) == version
     }
 
-    /// Whether it has a name, and nobody is changing that. What the caller did before (with a lock or another
-    /// full barrier) is seen by whoever changes it later.
+    /// Whether the inode has a name, and no thread is changing that. A later change sees the effects of the
+    /// caller's operations before this call (a lock or another full barrier lies between).
     pub(crate) fn is_surely_named(&self) -> bool {
         let version = self.version.load(Ordering::SeqCst);
         version & 1 == 0 && !self.nameless.load(Ordering::Relaxed) && self.is_still(version)
@@ -259,7 +260,7 @@ impl Inode {
         self.set_id.load(Ordering::Acquire)
     }
 
-    /// Whether a read now may have to move the time of the last read.
+    /// Whether a read at `now_ns` may have to move the time of the last read.
     #[inline]
     pub(crate) fn is_atime_due(&self, now_ns: TimeNs) -> bool {
         now_ns >= self.atime_due_ns.load(Ordering::Relaxed)
@@ -270,7 +271,7 @@ impl Inode {
         self.size.load(Ordering::Acquire)
     }
 
-    /// Notes an overwrite in place. Stores only what changed: these words are shared by all overwriting
+    /// Notes an overwrite in place. Stores only changed values: these words are shared by all overwriting
     /// threads.
     pub(crate) fn note_overwrite(&self, time: TimeNs) {
         if self.overwrite_time.load(Ordering::Relaxed) < time {
@@ -282,8 +283,8 @@ impl Inode {
         self.drop_capability();
     }
 
-    /// The data or the owner changes: file capabilities go with it, also those that were never loaded. Stores
-    /// only what changed, as above.
+    /// Notes that the data or the owner changes: file capabilities are dropped, also if they were never
+    /// loaded. Stores only a changed value, as above.
     #[inline]
     pub(crate) fn drop_capability(&self) {
         if !self.capability_gone.load(Ordering::Relaxed) {
@@ -291,12 +292,12 @@ impl Inode {
         }
     }
 
-    /// Whether what the daemon says of file capabilities is out of date: they are gone.
+    /// Whether the daemon's answer about file capabilities is out of date: they are gone.
     pub(crate) fn is_capability_gone(&self) -> bool {
         self.capability_gone.load(Ordering::Acquire)
     }
 
-    /// They were set, or all that was changed is digested.
+    /// Notes that file capabilities were set, or that all changes are digested.
     pub(crate) fn renew_capability(&self) {
         self.capability_gone.store(false, Ordering::Release);
     }
@@ -309,7 +310,7 @@ fn is_regular(attr: &InodeAttr) -> bool {
 const SET_ID: u32 = 0o6000;
 const DAY_NS: TimeNs = 86_400_000_000_000;
 
-/// From when on a read moves the time of the last read (as [`crate::attrs::atime_is_due`] decides).
+/// Time from which on a read moves the time of the last read (as [`crate::attrs::atime_is_due`] decides).
 const fn atime_due_ns(attr: &InodeAttr) -> TimeNs {
     if attr.atime_ns <= attr.mtime_ns || attr.atime_ns <= attr.ctime_ns {
         TimeNs::MIN
@@ -318,8 +319,8 @@ const fn atime_due_ns(attr: &InodeAttr) -> TimeNs {
     }
 }
 
-/// An overwrite in place came after all that was done under the lock: mtime is its time, also where it was
-/// set to a later one. 0 stands for none.
+/// Applies the time of an overwrite in place, which came after all changes under the lock: mtime is its time,
+/// even if mtime was set to a later one. 0 stands for none.
 fn fold_time(attr: &mut InodeAttr, time: TimeNs) {
     if time != 0 {
         attr.mtime_ns = time;

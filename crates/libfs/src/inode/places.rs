@@ -1,8 +1,8 @@
 //! Locations of digested blocks in NVM that reads have looked up, as words that are loaded without a lock.
 //! Noted under the inode's shared lock; a word is valid for one version of the file's map, so that one store
-//! forgets all of them. A group of blocks that lies in one piece has one word: random reads of a large file
-//! find it in the processor's cache, beside the data that they stream through it. Does not know how the map
-//! is learnt.
+//! invalidates all of them. A group of consecutive blocks has one word: random reads of a large file find it
+//! in the processor's cache, beside the data that they stream through it. Does not know how the map is
+//! loaded.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,8 +12,8 @@ use zerocopy::FromZeros;
 pub(crate) const GROUP: u64 = 512;
 /// Words of the first zone; each further one is twice as long as the one before.
 const FIRST: u64 = 64;
-/// Zones: blocks of the first 16 GiB of a file, groups of the first 8 TiB. What lies beyond is read under the
-/// lock.
+/// Number of zones: they hold the blocks of the first 16 GiB of a file, and the groups of the first 8 TiB.
+/// Blocks beyond are read under the lock.
 const ZONES: usize = 16;
 const PLACE_BITS: u32 = 40;
 const PLACE_MASK: u64 = (1 << PLACE_BITS) - 1;
@@ -22,10 +22,10 @@ const TAG_MASK: u64 = u64::MAX >> PLACE_BITS;
 /// Words of one zone.
 type Zone = OnceLock<Box<[AtomicU64]>>;
 
-/// A word for each index, made when it is first stored to.
+/// A word for each index, allocated when it is first stored to.
 struct Words(OnceLock<Box<[Zone; ZONES]>>);
 
-/// Zone and place in it.
+/// Returns the zone, and the index in it.
 #[inline]
 const fn split(index: u64) -> (usize, usize) {
     let from_one = index.saturating_add(FIRST);
@@ -70,7 +70,7 @@ impl Words {
 
 /// Words of one file.
 pub(crate) struct Places {
-    /// Low bits of the version that words count for.
+    /// Low bits of the version for which words are valid.
     tag: AtomicU64,
     groups: Words,
     blocks: Words,
@@ -85,7 +85,7 @@ impl Places {
         }
     }
 
-    /// Where `block` lies in NVM, in blocks.
+    /// Returns the location of `block` in NVM, in blocks.
     #[inline]
     pub(crate) fn get(&self, block: u64) -> Option<u64> {
         let tag = self.tag.load(Ordering::Relaxed);
@@ -99,8 +99,8 @@ impl Places {
         }
     }
 
-    /// Notes that `blocks` from `block` on lie one after another from `place` on. The inode is locked, shared
-    /// or exclusively.
+    /// Notes that `blocks` blocks from `block` on are consecutive in NVM from `place` on. The inode is
+    /// locked, shared or exclusively.
     pub(crate) fn note(&self, block: u64, place: u64, blocks: u64) {
         if place.saturating_add(blocks) >= PLACE_MASK {
             return;
@@ -119,13 +119,13 @@ impl Places {
         }
     }
 
-    /// Words noted for another version count no more. Under the inode's exclusive lock.
+    /// Invalidates words that were noted for another version. Under the inode's exclusive lock.
     #[inline]
     pub(crate) fn count_from(&self, version: u64) {
         let tag = version & TAG_MASK;
         if self.tag.load(Ordering::Relaxed) != tag {
             self.tag.store(tag, Ordering::Relaxed);
-            // The tags begin anew: a word of long ago must not count again.
+            // The tags wrap around: old words must not become valid again.
             if tag == 0 {
                 self.groups.clear();
                 self.blocks.clear();
@@ -196,7 +196,7 @@ mod tests {
         assert_eq!(places.blocks.get(GROUP), Some(0));
         places.count_from(4);
         assert_eq!((noted(GROUP - 2), noted(GROUP)), (None, None));
-        // What lies apart later is found block by block.
+        // Blocks that are not consecutive are found one by one.
         places.note(GROUP, 9, 1);
         assert_eq!((noted(GROUP), noted(GROUP + 1)), (Some(9), None));
         places.count_from(TAG_MASK);

@@ -1,7 +1,7 @@
 //! Dentry and attribute timeouts of the kernel above a mount: [`DENTRY_TTL`](varve_ipc::DENTRY_TTL) in
 //! exclusive mode (the mount is alone in its pool), zero in shared mode
 //! (`docs/adr/0003-kernel-dentry-caching-only-while-exclusive.md`). Owns the mode, and when the last answer
-//! with a timeout expires; does not know what was answered.
+//! with a timeout expires; does not know the answers.
 //!
 //! An answer gets a timeout only if the mount was exclusive from before the operation until the answer. The
 //! first change of a session that comes waits until the answers under way are out and the last of them has
@@ -16,30 +16,30 @@ use std::sync::Arc;
 use std::time::Duration;
 use varve_ipc::{Clock, DENTRY_TTL, DENTRY_TTL_MAX};
 
-/// Between two looks at what is cached.
+/// Shortest and longest pause between two checks for answers that are still cached.
 const LOOKS: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(100));
 
-/// See the module.
+/// The dentry and attribute timeouts of a mount.
 pub(crate) struct DentryTimeouts {
     /// Even: exclusive mode; odd: shared mode. Grows with each change; above [`Era::SHIFT`], with each
     /// session.
     turn: AtomicU64,
-    /// Answers that are to be cached and are not out yet.
+    /// Cacheable answers that are not sent yet.
     under_way: AtomicU64,
-    /// When the last one that is out is cached no more, in milliseconds of the clock.
+    /// When the last sent answer expires, in milliseconds of the monotonic clock.
     until_ms: AtomicU64,
     clock: Arc<dyn Clock>,
 }
 
-/// Noted before an operation, for its [`Answer`].
+/// The turn before an operation, for its [`Answer`].
 #[derive(Debug, Clone, Copy)]
 pub struct Asked(u64);
 
-/// What a change to shared mode began with.
+/// The turn of a change to shared mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Sharing(u64);
 
-/// An answer to the kernel: to be held until it is out.
+/// An answer to the kernel: to be held until it is sent.
 pub struct Answer<'b> {
     /// `None`: not cached.
     counted_by: Option<&'b DentryTimeouts>,
@@ -62,7 +62,7 @@ const fn is_shared_turn(turn: u64) -> bool {
 }
 
 impl DentryTimeouts {
-    /// Alone; nothing was answered.
+    /// Exclusive mode; nothing was answered.
     pub(crate) fn new(clock: Arc<dyn Clock>) -> Self {
         Self {
             turn: AtomicU64::new(0),
@@ -72,16 +72,16 @@ impl DentryTimeouts {
         }
     }
 
-    /// A session begins, beside others or not. What was asked before is not cached, and earlier sessions
-    /// have no say any more.
+    /// Begins a session, in shared mode or not. Operations that began before are not cached, and earlier
+    /// sessions cannot change the mode any more.
     pub(crate) fn begin(&self, shared: bool) -> Era {
         let next = |turn: u64| Some((((turn >> Era::SHIFT) + 1) << Era::SHIFT) + u64::from(shared));
         let before = self.turn.fetch_update(Ordering::SeqCst, Ordering::SeqCst, next);
         Era((before.unwrap_or_else(|turn| turn) >> Era::SHIFT) + 1)
     }
 
-    /// Others come: what is answered from now on is not cached. To be followed by
-    /// [`run_out`](Self::run_out). `None`: that session is over.
+    /// Begins shared mode: answers from here on are not cached. To be followed by [`run_out`](Self::run_out).
+    /// `None`: the session is over.
     pub(crate) fn begin_sharing(&self, era: Era) -> Option<Sharing> {
         let next = |turn: u64| (era.has(turn) && !is_shared_turn(turn)).then_some(turn + 1);
         let changed = self.turn.fetch_update(Ordering::SeqCst, Ordering::SeqCst, next);
@@ -89,7 +89,7 @@ impl DentryTimeouts {
         era.has(turn).then_some(Sharing(turn))
     }
 
-    /// Alone again.
+    /// Returns to exclusive mode.
     pub(crate) fn exclusive(&self, era: Era) {
         let next = |turn: u64| (era.has(turn) && is_shared_turn(turn)).then_some(turn + 1);
         let _ = self.turn.fetch_update(Ordering::SeqCst, Ordering::SeqCst, next);
@@ -99,14 +99,14 @@ impl DentryTimeouts {
         is_shared_turn(self.turn.load(Ordering::SeqCst))
     }
 
-    /// Waits until nothing is cached any more. `false`: shared mode has ended, and there is nothing to say
-    /// of it.
+    /// Waits until no answer is cached any more. `false`: shared mode has ended, and nothing needs to be
+    /// reported.
     pub(crate) fn run_out(&self, shared: Sharing) -> bool {
         loop {
             if self.turn.load(Ordering::SeqCst) != shared.0 {
                 return false;
             }
-            // First this: whoever is out has said until when before.
+            // `under_way` first: an answer that is not counted in it any more has set `until_ms` before.
             let under_way = self.under_way.load(Ordering::SeqCst);
             let until_ms = self.until_ms.load(Ordering::SeqCst);
             let left = Duration::from_millis(until_ms.saturating_sub(self.clock.monotonic_ms()));
@@ -121,13 +121,14 @@ impl DentryTimeouts {
         Asked(self.turn.load(Ordering::SeqCst))
     }
 
-    /// `live`: asked after the operation, whether its session still counts.
+    /// Returns the answer to an operation. `live` says whether its session still counts, as asked after the
+    /// operation.
     pub(crate) fn answer(&self, asked: Asked, live: bool) -> Answer<'_> {
         if is_shared_turn(asked.0) || !live {
             return Answer { counted_by: None };
         }
         self.under_way.fetch_add(1, Ordering::SeqCst);
-        // After it counts as under way: a change to shared mode that begins later waits for it.
+        // After the answer counts as under way: a change to shared mode that begins later waits for it.
         let alone = self.turn.load(Ordering::SeqCst) == asked.0;
         if !alone {
             self.under_way.fetch_sub(1, Ordering::SeqCst);
@@ -149,7 +150,7 @@ impl fmt::Debug for DentryTimeouts {
 }
 
 impl Answer<'_> {
-    /// The time-out to answer with: zero unless it may be cached.
+    /// The timeout to answer with: zero unless the answer may be cached.
     #[must_use]
     pub const fn ttl(&self) -> Duration {
         match self.counted_by {

@@ -1,4 +1,4 @@
-//! What the kernel above a mount may keep: names and attributes (`dentries`), pages of files (`pages`). Knows
+//! The caches of the kernel above a mount: names and attributes (`dentries`), pages of files (`pages`). Knows
 //! no leases.
 
 pub(crate) mod dentries;

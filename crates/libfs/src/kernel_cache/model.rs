@@ -1,7 +1,7 @@
-//! A model of a kernel's page cache above a session's leases, as [`super::pages`] describes it,
-//! in shared mode: a reader that holds a lock common to all programs sees what was last written under that
-//! lock. With the feature `shuttle` under a scheduler that tries interleavings (`cargo test -p varve-libfs
-//! --features shuttle --lib interleavings`), without it in threads that pause at random.
+//! A model of a kernel's page cache above a session's leases, as [`super::pages`] describes it, in shared
+//! mode: a reader that holds a lock common to all programs sees the last value written under that lock. With
+//! the feature `shuttle` under a scheduler that tries interleavings (`cargo test -p varve-libfs --features
+//! shuttle --lib interleavings`), without it in threads that pause at random.
 #![allow(clippy::unwrap_used)]
 
 use super::pages::{KernelCall, PageUse, drop_and_wait};
@@ -26,14 +26,14 @@ use std::thread;
 
 const FILE: InodeKey = InodeKey::new(5, 1);
 const PAGE_BYTES: u64 = 4096;
-/// Words of a page that are written by themselves.
+/// Number of words of a page that are written separately.
 const WORDS: usize = 2;
-/// Pages of the file.
+/// Number of pages of the file.
 const PAGES: u64 = 2;
 /// Longer than any test.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// Where another thread may come between.
+/// A point where another thread may run.
 fn pause() {
     #[cfg(feature = "shuttle")]
     thread::yield_now();
@@ -63,7 +63,7 @@ mod pauses {
         state >> 33
     }
 
-    /// Mostly none, now and then long enough for anything to happen elsewhere.
+    /// Mostly does nothing, now and then sleeps long enough for other threads to do anything.
     pub(super) fn pause() {
         match draw() % 16 {
             0 => std::thread::sleep(Duration::from_micros(draw() % 400)),
@@ -75,13 +75,14 @@ mod pauses {
 
 type Words = [u64; WORDS];
 
-/// What the daemon knows: the file, and who may use it.
+/// The daemon's state: the file, and the holders of leases on it.
 #[derive(Default)]
 struct Book {
     file: [Words; PAGES as usize],
     /// The session's lease.
     held: Option<(LeaseNo, LeaseMode)>,
-    /// Operations of others, and of the session itself by the daemon, that wait for the file or use it.
+    /// Number of operations of other sessions, and of the session itself by the daemon, that wait for the
+    /// file or use it.
     others: u32,
     /// One of them uses it.
     busy: bool,
@@ -92,13 +93,13 @@ struct Book {
 struct Daemon {
     book: Mutex<Book>,
     changed: Condvar,
-    /// Of so many requests to write, one is answered that the file is contended. 0: none.
+    /// One in this number of write requests is answered with contention. 0: none.
     forward: u64,
     events: crossbeam_channel::Sender<Event>,
 }
 
 impl Daemon {
-    /// An operation under exclusive rights: the session's lease is asked back before.
+    /// Runs an operation under exclusive rights: the session's lease is recalled first.
     fn alone<T>(&self, work: impl FnOnce(&mut [Words; PAGES as usize]) -> T) -> T {
         let mut book = self.book.lock();
         book.others += 1;
@@ -136,7 +137,7 @@ impl Link for Daemon {
                         return Err(IpcError::Forward);
                     }
                 }
-                // Who came before goes before.
+                // Earlier requests go first.
                 while book.others > 0 {
                     self.changed.wait(&mut book);
                 }
@@ -179,7 +180,7 @@ impl Link for Daemon {
     }
 }
 
-/// Who has locked a page.
+/// Kind of call that has locked a page.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 enum Locked {
     #[default]
@@ -196,7 +197,7 @@ struct Cached {
     words: Words,
 }
 
-/// What a buffered write and a read of Linux do to their pages.
+/// The effect of Linux' buffered writes and reads on their pages.
 struct Kernel {
     pages: Mutex<HashMap<u64, Cached>>,
     unlocked: Condvar,
@@ -338,7 +339,7 @@ impl Surroundings for Around {
     }
 }
 
-/// The mount: what [`crate::OpenFile`] does for the kernel's calls.
+/// The mount: does for the kernel's calls the work of [`crate::OpenFile`].
 #[derive(Clone)]
 struct Mount {
     leases: Arc<Leases>,
@@ -425,10 +426,10 @@ impl Mount {
     }
 }
 
-/// A lock that all agree on, and what was last written under it.
+/// A lock shared by all programs, and the value last written under it.
 type Agreed = Arc<Mutex<u64>>;
 
-/// How long the parts go on.
+/// Duration of the parts.
 #[derive(Clone, Copy)]
 struct Plan {
     rounds: u64,
@@ -439,8 +440,8 @@ struct Plan {
     past_pages: bool,
 }
 
-/// The mount and another session count words of one page up, each word under its lock; others read through
-/// the mount meanwhile.
+/// The mount and another session increment words of one page, each word under its lock; other threads read
+/// through the mount meanwhile.
 fn counted(plan: Plan) {
     let (events, inbox) = crossbeam_channel::unbounded();
     let daemon = Arc::new(Daemon {
@@ -578,8 +579,8 @@ fn counted(plan: Plan) {
     }
 }
 
-/// Nobody asks the daemon to write; every second write; every second, and whole pages too; past the kernel's
-/// pages without and with the daemon.
+/// Plans: no write is forwarded; every second write; every second, and whole pages too; past the kernel's
+/// pages without and with forwarded writes.
 const fn plans(rounds: u64) -> [Plan; 5] {
     const fn plan(rounds: u64, forward: u64, whole: bool, past_pages: bool) -> Plan {
         Plan {
@@ -598,7 +599,7 @@ const fn plans(rounds: u64) -> [Plan; 5] {
     ]
 }
 
-/// What each of these leaves in the pages must be seen.
+/// Bugs whose stale pages must be seen.
 #[cfg(feature = "shuttle")]
 const BUGS: [Bug; 5] = [
     Bug::KernelPagesForwarded,

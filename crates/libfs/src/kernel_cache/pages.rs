@@ -1,21 +1,21 @@
-//! What the kernel above a mount keeps of one file: which pages may be up to date there, which are locked by
-//! calls that wait here, and which must be dropped before a lease goes. Owns that book; drops nothing itself,
-//! and knows neither leases nor threads.
+//! Pages of one file in the kernel above a mount: pages that may be up to date, pages that are locked by
+//! calls that wait here, and pages that must be dropped before a lease goes. Owns these records; drops
+//! nothing itself, and knows neither leases nor threads.
 //!
-//! Of Linux (`fs/fuse/file.c`) it rests on this. A page that a FUSE_READ fills is locked, and not up to date,
-//! until the call is answered. A buffered write copies into the page cache *before* it calls: whole pages
-//! count as up to date at once and are unlocked, as is a page that was up to date before; the first page that
-//! is neither ends the call and stays locked until the answer, and is not up to date afterwards. Buffered
-//! writes of one file come one at a time. Dropping (`invalidate_inode_pages2_range`) takes what is up to
-//! date, whoever refers to it, and waits for each locked page in turn.
+//! It relies on this behaviour of Linux (`fs/fuse/file.c`). A page that a FUSE_READ fills is locked, and not
+//! up to date, until the call is answered. A buffered write copies into the page cache *before* it calls:
+//! whole pages count as up to date at once and are unlocked, as is a page that was up to date before; the
+//! first page that is neither ends the call and stays locked until the answer, and is not up to date
+//! afterwards. Buffered writes of one file come one at a time. Dropping (`invalidate_inode_pages2_range`)
+//! takes pages that are up to date, even if they are referenced, and waits for each locked page in turn.
 //!
-//! So a locked page shows nobody anything, and a lease need not wait for one whose call waits for that lease:
-//! the drop goes around it. Whether the page that a write ends in was up to date is not always known: then it
-//! is dropped unless it turns out to be locked.
+//! So a locked page is not visible to any reader, and a lease need not wait for one whose call waits for that
+//! lease: the drop skips it. Whether the last page of a write was up to date is not always known: then it is
+//! dropped unless it turns out to be locked.
 //!
-//! What is stored into a shared mapping the kernel writes back by itself, under a lock that a drop waits for,
-//! while the page can be read. If that call waits, the lease goes before its pages: they show what was
-//! stored, and of what others write meanwhile nothing, until it is served.
+//! The kernel writes stores into a shared mapping back by itself, under a lock that a drop waits for, while
+//! the page can be read. If the writeback call waits, the lease goes before its pages: until the call is
+//! served they show the stored bytes, and not other sessions' writes.
 
 use smallvec::SmallVec;
 use std::collections::VecDeque;
@@ -32,18 +32,20 @@ use crate::sync::{Condvar, Mutex, spawn, wait_for};
 
 /// The kernel's page: the smallest unit of its locks.
 const PAGE_BYTES: u64 = 4096;
-/// The kernel locks more than a page where it keeps several together, but never more than this.
+/// The kernel locks more than a page where it keeps several together (large folios), but never more than this
+/// number of pages.
 const TOGETHER_MAX: u64 = 512;
-/// Ranges that are kept apart; with more, the nearest become one.
+/// Most ranges that are kept apart; with more, the nearest two become one.
 const RANGES_MAX: usize = 64;
-/// Reads that are remembered, for the writes that they may have overtaken.
+/// Most reads that are remembered, for the writes that they may have overtaken.
 const READS_MAX: usize = 64;
-/// A write's thread may have been stopped for so long between its copy into the page cache and its call.
+/// Longest time that a write's thread may have been stopped between its copy into the page cache and its
+/// call.
 const STOPPED_MAX: Duration = Duration::from_millis(200);
-/// A write past the page cache comes here so long after the kernel dropped its pages, or sooner.
+/// Longest time between the kernel's drop of pages for a write past the page cache and that write's call.
 const COMES_WITHIN: Duration = Duration::from_secs(1);
 
-/// What a call of the kernel does to its pages.
+/// Effect of a call of the kernel on its pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PageUse {
     /// Fills them: they are locked until the answer.
@@ -52,11 +54,11 @@ pub enum PageUse {
     Write,
     /// Writes past them (`FOPEN_DIRECT_IO`).
     Direct {
-        /// The kernel has dropped them before the call, as it does since Linux 6.6: only what was read
-        /// meanwhile is there.
+        /// The kernel has dropped them before the call, as it does since Linux 6.6: only pages that were read
+        /// meanwhile are there.
         dropped: bool,
     },
-    /// Writes back what was stored into a shared mapping.
+    /// Writes back stores into a shared mapping.
     WriteBack,
 }
 
@@ -67,7 +69,7 @@ pub struct KernelCall {
     usage: PageUse,
     /// Touched pages.
     pages: Range<u64>,
-    /// Those of them that it covers whole.
+    /// The touched pages that it covers whole.
     whole: Range<u64>,
     came: Duration,
 }
@@ -87,7 +89,7 @@ impl KernelCall {
         }
     }
 
-    /// The same call, that comes now by another clock than the system's: that of its mount.
+    /// Sets the time at which the call came by the mount's clock, instead of the system's.
     #[must_use]
     pub fn by_clock(self, clock: &dyn Clock) -> Self {
         Self {
@@ -102,7 +104,7 @@ impl KernelCall {
         self.usage == PageUse::WriteBack
     }
 
-    /// The page that it may have locked until it is answered.
+    /// Returns the page that the call may have locked until it is answered.
     fn tail(&self) -> Option<u64> {
         let last = self.pages.end.saturating_sub(1);
         let partly = !self.pages.is_empty() && !self.whole.contains(&last);
@@ -114,10 +116,9 @@ impl KernelCall {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PageDrop {
     pub offset: u64,
-    /// 0: all that follows.
+    /// 0: to the end of the file.
     pub len: u64,
-    /// One page, which a call that waits here may have locked: then it is not up to date, and need not be
-    /// dropped.
+    /// One page, which a waiting call may have locked: then it is not up to date, and need not be dropped.
     pub may_be_locked: bool,
 }
 
@@ -181,8 +182,8 @@ struct ReadCall {
 }
 
 impl ReadCall {
-    /// Whether it may have filled pages of `write` after that had dropped them, or copied into them, and
-    /// before it was carried out. `dropped` is for how long a lease that goes has not had pages dropped.
+    /// Whether the read may have filled pages of `write` after the write had dropped them, or copied into
+    /// them, and before it was carried out. `dropped` is the time since pages were last dropped for a recall.
     fn overtakes(&self, write: &KernelCall, dropped: Option<Duration>) -> bool {
         let later = self.order > write.order;
         match (write.usage, dropped) {
@@ -196,26 +197,26 @@ impl ReadCall {
 
 #[derive(Debug, Default)]
 struct Book {
-    /// Pages that may be up to date in the kernel and that no drop is under way for.
+    /// Pages that may be up to date in the kernel and are not being dropped.
     filled: Ranges,
-    /// Pages that may be up to date and that a drop is under way for.
+    /// Pages that may be up to date and are being dropped.
     going: Ranges,
-    /// Calls that wait, by number.
+    /// Waiting calls, by number.
     held: SmallVec<[(u64, KernelCall); 2]>,
-    /// Calls that have waited so far.
+    /// Number of calls that have waited so far.
     numbers: u64,
-    /// Reads since the last drop began, the oldest first. The oldest are kept as one when they are many.
+    /// Reads since the last drop began, the oldest first. If there are many, the oldest are merged.
     reads: VecDeque<ReadCall>,
-    /// Those before it, until it ends.
+    /// Reads before the drop that is under way, until it ends.
     reads_going: Vec<ReadCall>,
-    /// Reads so far.
+    /// Number of reads so far.
     read_numbers: u64,
-    /// When a lease that goes last had pages dropped, for all that is known.
+    /// Latest time at which pages may have been dropped for a recall.
     dropped: Option<Duration>,
 }
 
 impl Book {
-    /// A read may overtake writes that come, until its pages are dropped.
+    /// Remembers a read, which may overtake later writes, until its pages are dropped.
     fn remember(&mut self, read: &KernelCall) {
         if self.reads.len() == READS_MAX
             && let Some(oldest) = self.reads.pop_front()
@@ -241,7 +242,7 @@ impl Book {
         !armed(Bug::KernelTailKept) && (self.filled.touches(&page) || self.going.touches(&page))
     }
 
-    /// Pages as they are to be dropped.
+    /// Converts page ranges to drops.
     fn drops(&self, pages: &Ranges, tail: Option<u64>) -> Drops {
         let mut drops = Drops::new();
         let mut add = |range: Range<u64>, may_be_locked| {
@@ -274,7 +275,7 @@ impl Book {
     }
 }
 
-/// The book of one file.
+/// The page records of one file.
 #[derive(Debug, Default)]
 pub(crate) struct Above {
     /// Nothing is kept for files that no kernel asks for.
@@ -282,14 +283,14 @@ pub(crate) struct Above {
     any: AtomicBool,
 }
 
-/// What to drop.
+/// Ranges to drop.
 pub(crate) type Drops = Vec<PageDrop>;
 
-/// What a write that was carried out must have dropped.
+/// Drops that a write needs after it was carried out.
 #[derive(Debug, Default)]
 pub(crate) struct Overtaken {
     pub drops: Drops,
-    /// Reads that leave nothing when that is done. Until then other writes side by side have it dropped too.
+    /// Reads whose pages are all gone after the drops. Until then concurrent writes drop them too.
     pub reads: SmallVec<[u64; 4]>,
 }
 
@@ -306,7 +307,7 @@ impl Above {
         self.any.load(Ordering::Acquire)
     }
 
-    /// Pages become up to date, or have, by a call that is carried out from now on.
+    /// Notes pages that become up to date, or have become so, by a call that is carried out next.
     pub(crate) fn note(&self, call: &KernelCall) {
         let mut book = self.book.lock();
         let book = book.get_or_insert_default();
@@ -326,13 +327,13 @@ impl Above {
         }
     }
 
-    /// A call begins to wait, with its pages locked.
+    /// Notes that a call begins to wait, with its pages locked.
     pub(crate) fn hold(&self, call: &KernelCall) -> u64 {
         let mut book = self.book.lock();
         let book = book.get_or_insert_default();
         book.numbers += 1;
         book.held.push((book.numbers, call.clone()));
-        // What a write has copied is there before it is carried out.
+        // The data of a buffered write is in the page cache before the write is carried out.
         if call.usage == PageUse::Write && !call.whole.is_empty() {
             book.filled.add(call.whole.clone());
             self.any.store(true, Ordering::Release);
@@ -340,20 +341,21 @@ impl Above {
         book.numbers
     }
 
-    /// It waits no more.
+    /// Notes that the call waits no more.
     pub(crate) fn unhold(&self, number: u64) {
         if let Some(book) = &mut *self.book.lock() {
             book.held.retain(|(other, _)| *other != number);
         }
     }
 
-    /// How many calls have begun to wait so far: a drop that began before the last may wait for its pages.
+    /// Number of calls that have begun to wait so far: a drop that began before the last one may wait for its
+    /// pages.
     pub(crate) fn held(&self) -> u64 {
         self.book.lock().as_ref().map_or(0, |book| book.numbers)
     }
 
-    /// What is to be dropped `now`, around those who wait; [`held`](Self::held) at this moment; and whether
-    /// pages stay that may be up to date.
+    /// Begins a drop: returns the ranges to drop `now`, without the pages of waiting calls;
+    /// [`held`](Self::held) at this moment; and whether pages stay that may be up to date.
     pub(crate) fn begin_drop(&self, now: Duration) -> (Drops, u64, bool) {
         let mut book = self.book.lock();
         let book = book.get_or_insert_default();
@@ -366,7 +368,8 @@ impl Above {
         for (_, call) in &book.held {
             match call.usage {
                 PageUse::Read => pages.remove(&call.pages),
-                // What the kernel waits for with the page locked, and what is kept together with it.
+                // The page that the kernel waits for with a lock, and the pages that it keeps together with
+                // it.
                 PageUse::WriteBack => {
                     let first = call.pages.start / TOGETHER_MAX * TOGETHER_MAX;
                     let around = first..call.pages.end.next_multiple_of(TOGETHER_MAX);
@@ -389,14 +392,14 @@ impl Above {
         (drops, book.numbers, stays)
     }
 
-    /// Pages were dropped just `now`.
+    /// Notes that pages were dropped at `now`.
     pub(crate) fn note_dropped(&self, now: Duration) {
         if let Some(book) = &mut *self.book.lock() {
             book.dropped = Some(now);
         }
     }
 
-    /// All of them are dropped.
+    /// Ends the drop: all of its pages are dropped.
     pub(crate) fn end_drop(&self) {
         if let Some(book) = &mut *self.book.lock() {
             book.going = Ranges::default();
@@ -405,8 +408,8 @@ impl Above {
         }
     }
 
-    /// Pages of a write that may be up to date, though nothing will cover that when it is answered, or show
-    /// what it wrote past.
+    /// Takes the pages of a write that may be up to date without a lease that covers them when the write is
+    /// answered, or that may show data older than the write.
     pub(crate) fn take_own(&self, call: &KernelCall) -> Drops {
         let mut book = self.book.lock();
         let Some(book) = &mut *book else {
@@ -425,8 +428,8 @@ impl Above {
         drops
     }
 
-    /// What must be dropped before a write that was carried out is answered, so that nobody sees in the
-    /// kernel what was there before.
+    /// Returns the drops that must end before a completed write is answered, so that no reader sees older
+    /// data in the kernel.
     pub(crate) fn written(&self, call: &KernelCall, now: Duration) -> Overtaken {
         match call.usage {
             PageUse::Direct { dropped: false } => Overtaken {
@@ -437,7 +440,7 @@ impl Above {
         }
     }
 
-    /// What these have left is dropped: they have overtaken nobody any more.
+    /// Forgets reads whose pages are dropped: they cannot overtake writes any more.
     pub(crate) fn forget(&self, reads: &[u64]) {
         if let Some(book) = &mut *self.book.lock() {
             book.reads.retain(|read| !reads.contains(&read.number));
@@ -445,8 +448,8 @@ impl Above {
         }
     }
 
-    /// Pages of a write that was carried out, which a read may have filled with what was there before: the
-    /// kernel had dropped them before it was carried out. They are not locked: the read could lock them.
+    /// Returns pages of a completed write that a read may have filled with older data: the kernel had dropped
+    /// them before the write was carried out. They are not locked: the read could lock them.
     fn overtaken(&self, call: &KernelCall, now: Duration) -> Overtaken {
         let mut book = self.book.lock();
         let Some(book) = &mut *book else {
@@ -487,7 +490,7 @@ pub(crate) fn drop_all(observer: &dyn CacheObserver, key: InodeKey, drops: &[Pag
     }
 }
 
-/// [`drop_all`] on a thread of its own, whenever that can be.
+/// [`drop_all`] on a thread of its own, without waiting for it.
 pub(crate) fn drop_later(clock: &dyn Clock, observer: &Arc<dyn CacheObserver>, key: InodeKey, drops: Drops) {
     if drops.is_empty() {
         return;
@@ -502,9 +505,9 @@ pub(crate) fn drop_later(clock: &dyn Clock, observer: &Arc<dyn CacheObserver>, k
 }
 
 /// Has the kernel drop pages of a file and waits until it has. None of them may be locked by a call that
-/// waits for the caller; other threads of the kernel may be filling them at this moment, which ends without
-/// the caller unless they find no free thread of the mount: so this does not wait for ever, and says whether
-/// it is done.
+/// waits for the caller; other threads of the kernel may be filling them, which ends without the caller
+/// unless they find no free thread of the mount: so the wait ends after `patience`. Returns whether the pages
+/// are dropped.
 pub(crate) fn drop_and_wait(
     clock: &dyn Clock,
     observer: &Arc<dyn CacheObserver>,

@@ -1,6 +1,6 @@
-//! Inodes that the daemon has named contended: operations that change them are forwarded to it, without a
-//! request for a lease first. A hint: it expires by itself, and the daemon's answer to a forwarded operation
-//! says whether it still holds.
+//! Inodes that the daemon has reported as contended: operations that change them are forwarded to it, without
+//! a lease request first. A hint: it expires by itself, and the daemon's answer to a forwarded operation says
+//! whether the inode is still contended.
 
 use std::sync::Arc;
 use varve_format::InodeKey;
@@ -10,17 +10,17 @@ use crate::hash::KeyMap;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering};
 
-/// How long the daemon's word counts, in milliseconds.
+/// Time for which a report counts, in milliseconds.
 const COUNTS_MS: u64 = 50;
-/// Inodes that are remembered.
+/// Most inodes that are remembered.
 const MOST: usize = 1024;
 
-/// The daemon's last word on each.
+/// The contended inodes, with the time of the daemon's last report on each.
 pub(crate) struct Contended {
     clock: Arc<dyn Clock>,
-    /// There may be some: who has none of it does not lock.
+    /// Whether `said` may hold entries: without any, readers take no lock.
     any: AtomicBool,
-    /// When.
+    /// Time of the report, in milliseconds of the monotonic clock.
     said: Mutex<KeyMap<u64>>,
 }
 
@@ -31,7 +31,7 @@ impl Default for Contended {
 }
 
 impl Contended {
-    /// Nothing was said.
+    /// Begins without any report.
     pub(crate) fn new(clock: Arc<dyn Clock>) -> Self {
         Self {
             clock,
@@ -63,7 +63,7 @@ impl Contended {
         counts
     }
 
-    /// The daemon did something with `keys`; `contended` of them still are.
+    /// Notes the daemon's answer to an operation on `keys`: `contended` of them still are.
     pub(crate) fn learn(&self, keys: &[InodeKey], contended: &[InodeKey]) {
         if contended.is_empty() && !self.any() {
             return;

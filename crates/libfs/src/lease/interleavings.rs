@@ -1,6 +1,6 @@
-//! A session's leases, its worker and a daemon under a scheduler that tries interleavings: whatever a request
-//! logs under its pins, the daemon still counts. Run by `cargo test -p varve-libfs --features shuttle --lib
-//! interleavings`.
+//! A session's leases, its worker and a daemon under a scheduler that tries interleavings: the daemon still
+//! counts every entry that a request logs under its pins. Run by `cargo test -p varve-libfs --features
+//! shuttle --lib interleavings`.
 #![allow(clippy::unwrap_used)]
 
 use super::Use;
@@ -21,23 +21,23 @@ use varve_ipc::{Grant, IpcError, LeaseMode, Link, Page, Request, Response, Upcal
 const ROOT: InodeKey = InodeKey::ROOT;
 const DIR: InodeKey = InodeKey::new(5, 1);
 
-/// What the daemon knows of this session.
+/// The daemon's state for this session.
 #[derive(Default)]
 struct Book {
     held: HashMap<InodeKey, LeaseNo>,
     granted: u64,
     /// Last number of the log.
     last: u64,
-    /// Of each inode, the last number that is about it.
+    /// The last number that concerns each inode.
     logged: HashMap<InodeKey, u64>,
 }
 
-/// A daemon that grants at once. Who else wants a lease is the test.
+/// A daemon that grants at once. The test stands for other sessions that want a lease.
 #[derive(Default)]
 struct Daemon(Mutex<Book>);
 
 impl Daemon {
-    /// A request with pins on `keys` logs an operation about them.
+    /// Logs an operation on `keys`, as a request with pins on them does.
     fn log(&self, keys: &[InodeKey]) {
         let mut book = self.0.lock().unwrap();
         book.last += 1;
@@ -128,8 +128,8 @@ fn want(key: InodeKey) -> Want {
     Want { key, mode }
 }
 
-/// One thread changes a directory and its parent, another the parent alone, in its slot where that can be;
-/// both are wanted back meanwhile.
+/// One thread changes a directory and its parent, another the parent alone, in its slot if possible; both
+/// leases are recalled meanwhile.
 fn pinned_is_not_given_back() {
     let daemon = Arc::new(Daemon::default());
     let page = Arc::new(Page::heap(SessionId(1)));
@@ -201,7 +201,7 @@ fn pinned_is_not_given_back() {
     }
     both.join().unwrap();
     one.join().unwrap();
-    // All that was asked for goes back in the end, and nothing is pinned.
+    // All granted leases go back in the end, and nothing is pinned.
     for key in [ROOT, DIR] {
         let held = daemon.0.lock().unwrap().held.get(&key).copied();
         if let Some(number) = held {

@@ -1,6 +1,6 @@
-//! Inodes that were listed and not yet looked up: a walk comes to them next. A walk lists a directory first,
-//! then looks its entries up in the order of the listing or, where that is long (`find`, `rm -r`, `du`: fts),
-//! in the order of inode numbers. Knows no leases.
+//! Inodes that were listed and not yet looked up: a directory walk uses them next. A walk lists a directory
+//! first, then looks its entries up in the order of the listing or, for long listings (`find`, `rm -r`, `du`:
+//! fts), in the order of inode numbers. Knows no leases.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Bound;
@@ -8,27 +8,27 @@ use varve_format::InodeKey;
 
 /// Most inodes that are kept: more than the 100,000 that fts lists before it looks at the first one. 3 MiB.
 const LISTED_MAX: usize = 1 << 17;
-/// So many of those that were asked for last are remembered: one that was looked at is the one that is
-/// changed next.
+/// Number of inodes that are remembered after their first request: a program changes a file soon after it
+/// looked at it.
 const LAST_MAX: usize = 16;
 
-/// What was listed.
+/// The listed inodes.
 #[derive(Debug, Default)]
 pub(super) struct Listed {
-    /// As it came: who only lists pays for no more.
+    /// As the listings came: a listing alone costs no more than this.
     fresh: Vec<InodeKey>,
-    /// What was listed before somebody last asked, by number.
+    /// Inodes listed before the last request, by number.
     sorted: BTreeSet<InodeKey>,
-    /// Asked for last.
+    /// Inodes asked for last.
     last: VecDeque<InodeKey>,
 }
 
 impl Listed {
-    /// A page was listed.
+    /// Adds a page of a listing.
     pub(super) fn add(&mut self, keys: impl Iterator<Item = InodeKey>) {
         self.fresh.extend(keys);
         if self.fresh.len() + self.sorted.len() > LISTED_MAX {
-            // The older half: who has not asked for it by now does something else.
+            // Drops the older part: a program that has not looked at it by then is unlikely to.
             self.sorted = BTreeSet::new();
             if self.fresh.len() > LISTED_MAX {
                 self.fresh.drain(..LISTED_MAX / 2);
@@ -45,7 +45,7 @@ impl Listed {
         }
     }
 
-    /// Somebody asks for `key`.
+    /// Notes a request for `key`.
     pub(super) fn asked(&mut self, key: InodeKey) {
         if !self.fresh.is_empty() {
             self.settle();
@@ -58,7 +58,8 @@ impl Listed {
         }
     }
 
-    /// What comes after `key` if it was listed and is, or was a moment ago, asked for for the first time.
+    /// Returns the listed inodes with numbers above `key`, if `key` was listed and its first request was
+    /// among the last [`LAST_MAX`]; else none.
     pub(super) fn behind(&self, key: InodeKey) -> impl Iterator<Item = InodeKey> {
         let from = self.last.contains(&key).then_some(key);
         from.into_iter()

@@ -1,36 +1,38 @@
-//! Leases of one session: which inodes it may read and change, who uses them right now, and how they are
+//! Leases of one session: the inodes that it may read and change, their current users, and how leases are
 //! taken and given back. Knows nothing of names, data and logs.
 //!
-//! # Who waits for whom
+//! # Waits between the parties
 //! Three parties: *requests* (threads of the program or the shim), the session's *worker* (one thread reads
 //! upcalls, one carries them out), the *daemon*.
 //!
 //! - A request **pins** the leases of all its inodes, then takes its log slot, then the inode locks, in inode
-//!   order. While it waits for `Acquire` it holds no pin, no slot and no lock. While it holds pins it calls
-//!   the daemon only for what never waits for another session's lease: `Lookup`, `ReadDir`, `ReadLink`,
+//!   order. While it waits for `Acquire` it holds no pin, no slot and no lock. While it holds pins it sends
+//!   the daemon only requests that never wait for another session's lease: `Lookup`, `ReadDir`, `ReadLink`,
 //!   `Xattrs`, `MapExtents`, `ReadData`, `AllocInodes`, `Reserve`, `GrowLog`, `Digest`. So every pin ends
+//!   without another session's help.
 //!   without another session's help.
 //! - The **worker** waits for pins to end (an event, not a blocked thread: one slow inode does not hold up
 //!   the others) and for the daemon's `Release`, which digests this session's own log and needs nothing of
-//!   us: numbers are committed as soon as they are given out. It takes no lock that a request holds while it
-//!   talks to the daemon.
+//!   the session: numbers are committed as soon as they are given out. The worker takes no lock that a
+//!   request holds across a call to the daemon.
 //! - The **daemon** waits for the worker, within `lease_ms`.
 //!
 //! Hence no cycle: request → daemon → other session's worker → other session's pins → daemon (own log only).
 //!
-//! - **The kernel above a shim** is a fourth party: dropping its pages waits for calls that it has locked
-//!   pages for. So that wait is a thread of its own, and meanwhile the lease stays usable: calls that it
-//!   suffices for go on (those that touch data are noticed, and the pages are dropped once more after them;
-//!   after some rounds all wait). A call that needs *more* than the lease that is being given back waits with
-//!   its page locked: the drop goes around that page, which shows nobody anything. See [`above`] and
+//! - **The kernel above a shim** is a fourth party: when it drops its pages, it waits for calls that hold
+//!   page locks. So the wait is on a thread of its own, and meanwhile the lease stays usable: calls for which
+//!   it suffices go on (those that touch data are noted, and the pages are dropped once more after them;
+//!   after [some rounds](recall) all calls wait). A call that needs *more* than the lease that is being given
+//!   back waits with its page locked: the drop skips that page, which no reader can see. See
+//!   [`pages`](crate::kernel_cache::pages) and `docs/adr/0015-*`.
 //!   `docs/adr/0015-*`.
-//! - **A fresh grant is used once**: a request pins what it was granted even when the daemon wants it back
-//!   already, so that two sessions that take a file from each other both get on. The daemon answers `Forward`
-//!   when that happens too often; then the request gives its own leases on the inodes back and lets the
-//!   daemon do the operation.
+//! - **A fresh grant is used once**: a request pins its granted leases even if the daemon has already
+//!   recalled them, so that two sessions that take a file from each other both make progress. If that happens
+//!   too often, the daemon answers `Forward`; then the request gives its own leases on the inodes back and
+//!   lets the daemon do the operation.
 //!
-//! A lease is known by its number. Numbers grow, so an answer that is overtaken by a revocation is told by
-//! its number.
+//! A lease is identified by its number. Numbers grow, so an answer that was overtaken by a recall is
+//! recognised by its number.
 
 mod forward;
 #[cfg(all(test, feature = "shuttle"))]

@@ -1,10 +1,10 @@
 //! The lease on one inode: its state, and the word that requests pin it with.
 //!
-//! The word in [`Inode::lease`]: bits 0..32 count pins; `MAY_READ` and `MAY_WRITE` say what a pin may do;
+//! The word in [`Inode::lease`]: bits 0..32 count pins; `MAY_READ` and `MAY_WRITE` say what a pin allows;
 //! `CLOSED` bars new pins. The flags change under the state's lock; pins are counted without it. A thread's
 //! first pin is not counted in the word but named in its slot ([`slots::pin`]), so that threads that use one
-//! file do not take the word from each other: *name, light barrier, look at the word* against *bar, heavy
-//! barrier, look at the slots*.
+//! file do not contend for the word: *name the inode, light barrier, look at the word* against *bar the
+//! lease, heavy barrier, look at the slots*.
 
 use std::sync::Arc;
 use std::sync::OnceLock;
@@ -25,25 +25,25 @@ const MAY_READ: u64 = 1 << 40;
 const MAY_WRITE: u64 = 1 << 41;
 const CLOSED: u64 = 1 << 42;
 
-/// Whom a pin is for.
+/// Purpose of a pin.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Use<'c> {
-    /// What is seen under it is not kept beyond it.
+    /// The results are not kept beyond the pin.
     Own,
-    /// The kernel keeps pages of what it is for.
+    /// The kernel keeps pages of the file after this call.
     Kernel(&'c KernelCall),
-    /// Copies of it are kept in the process.
+    /// The process keeps copies of the file's data.
     Copy,
 }
 
-/// How far giving back has come.
+/// Progress of giving a lease back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
     /// Held, or not there at all.
     Settled,
-    /// Being given back: nothing new is pinned, those who have pins finish.
+    /// Being given back: new pins are barred, existing ones finish.
     Draining,
-    /// Being given back: the kernel drops its pages; what the lease suffices for goes on.
+    /// Being given back: the kernel drops its pages; calls for which the lease suffices go on.
     Dropping,
     /// `Release` was sent.
     Releasing,
@@ -54,36 +54,36 @@ pub(crate) enum Phase {
 pub(crate) struct LeaseState {
     /// Number of the grant; meaningless without a mode.
     pub number: LeaseNo,
-    /// What is held.
+    /// Mode of the held lease.
     pub mode: Option<LeaseMode>,
     /// Highest number that was given back.
     pub given_back: LeaseNo,
-    /// How far giving back has come.
+    /// Progress of giving the lease back.
     pub phase: Phase,
 }
 
 /// Extended attributes of an inode, by name.
 pub(crate) type Xattrs = std::collections::BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// Everything that a session knows of one inode.
+/// A session's state for one inode.
 pub(crate) struct Node {
     /// Attributes, log pointers and extents.
     pub inode: Arc<Inode>,
     state: Mutex<LeaseState>,
     gate: Condvar,
-    /// Requests that want more than is held.
+    /// Number of requests that want more than is held.
     pub waiters: AtomicU32,
-    /// The kernel asked for data since it was last told to drop what it has.
+    /// The kernel has asked for data since it was last told to drop its pages.
     pub data_used: AtomicBool,
-    /// Copies may be kept of what was read under the lease: they are dropped before it goes.
+    /// The process may keep copies of data that was read under the lease: they are dropped before it goes.
     pub copied: AtomicBool,
-    /// What the kernel above keeps of this file.
+    /// Pages of this file that the kernel above keeps.
     pub above: Above,
-    /// The lease came ahead of its use: 1 to read, 2 to write.
+    /// The lease was prefetched and not used yet: 1 plus its window's [slot](super::prefetch); 0: no.
     pub ahead: AtomicU32,
     /// Used since the last look for idle leases.
     pub recent: AtomicBool,
-    /// The entry of our log that makes this inode; 0: it is older than the session.
+    /// Sequence number of the log entry that makes this inode; 0: it is older than the session.
     pub born: AtomicU64,
     /// The time of the last read was moved in memory only.
     pub atime_moved: AtomicBool,
@@ -97,18 +97,18 @@ pub(crate) struct Node {
     pub target: OnceLock<Vec<u8>>,
     /// Numbers for new inodes in this directory.
     pub numbers: Mutex<Numbers>,
-    /// Held by the one thread that asks for numbers because there are none.
+    /// Held by the one thread that asks for numbers when there are none.
     pub provider: Mutex<()>,
 }
 
-/// Numbers for new inodes that a directory keeps.
+/// Inode numbers that a directory keeps for new inodes.
 #[derive(Debug, Default)]
 pub(crate) struct Numbers {
     /// The numbers with their leases, the next one last.
     pub kept: Vec<(InodeKey, LeaseNo)>,
-    /// How many were asked for the last time.
+    /// Number of them in the last request.
     pub asked: u16,
-    /// More are being asked for ahead.
+    /// A request for more is under way or queued.
     pub asking: bool,
 }
 
@@ -155,7 +155,7 @@ impl Node {
         &self.inode.lease
     }
 
-    /// Pins if what is held suffices and nothing bars it.
+    /// Pins if the held mode suffices and nothing bars it.
     #[inline]
     pub(crate) fn try_pin(&self, mode: LeaseMode) -> bool {
         let need = match mode {
@@ -182,8 +182,8 @@ impl Node {
         }
     }
 
-    /// Pins in the calling thread's slot. `Err`: it is taken, or what is held does not suffice, or something
-    /// bars it; `true` with it if the worker may have seen the attempt and must look again.
+    /// Pins in the calling thread's slot. `Err`: the slot is taken, or the held mode does not suffice, or the
+    /// lease is barred; with `true` if the worker may have seen the attempt and must look again.
     #[inline]
     pub(crate) fn try_pin_slot(&self, mode: LeaseMode) -> Result<usize, bool> {
         let lane = slots::pin(self.inode.id()).ok_or(false)?;
@@ -194,7 +194,7 @@ impl Node {
         Err(self.unpin_slot(lane))
     }
 
-    /// Notes a use, for those who look for idle leases.
+    /// Notes a use, for the search for idle leases.
     #[inline]
     pub(crate) fn note_recent(&self) {
         if !self.recent.load(Ordering::Relaxed) {
@@ -202,14 +202,14 @@ impl Node {
         }
     }
 
-    /// Ends a pin in a slot; `true` if somebody may wait for that.
+    /// Ends a pin in a slot; `true` if a thread may wait for that.
     #[inline]
     pub(crate) fn unpin_slot(&self, lane: usize) -> bool {
         slots::unpin(lane);
         self.word().load(Ordering::Acquire) & CLOSED != 0
     }
 
-    /// Whether what is held suffices, and nothing bars its use.
+    /// Whether the held mode suffices, and nothing bars its use.
     #[inline]
     pub(crate) fn suffices(&self, mode: LeaseMode) -> bool {
         let need = match mode {
@@ -219,15 +219,15 @@ impl Node {
         self.word().load(Ordering::Acquire) & (need | CLOSED) == need
     }
 
-    /// Ends a pin; `true` if it was the last and somebody waits for that.
+    /// Ends a pin; `true` if it was the last and the worker waits for that.
     #[inline]
     pub(crate) fn unpin(&self) -> bool {
         let before = self.word().fetch_sub(1, Ordering::AcqRel);
         before & COUNT == 1 && before & CLOSED != 0
     }
 
-    /// Requests that use the lease now. New ones are barred; one that is missed here looks again when it
-    /// ends.
+    /// Number of requests that use the lease. For a barred lease: a request that this misses sees the bar,
+    /// and has the worker look again.
     pub(crate) fn pins(&self) -> u64 {
         slots::pins(self.inode.id()) + (self.word().load(Ordering::Acquire) & COUNT)
     }
@@ -242,18 +242,18 @@ impl Node {
         self.state.lock()
     }
 
-    /// What is held, and whether it stays so as far as is known.
+    /// Returns the held mode, and whether the lease is settled, that is, not being given back.
     pub(crate) fn settled(&self) -> (Option<LeaseMode>, bool) {
         let state = self.state.lock();
         (state.mode, state.phase == Phase::Settled)
     }
 
-    /// What is held.
+    /// Returns the held mode.
     pub(crate) fn mode(&self) -> Option<LeaseMode> {
         self.state.lock().mode
     }
 
-    /// Sets what pins may do to fit the state, and bars new ones if `closed`.
+    /// Sets the flags for pins from the state, and bars new pins if `closed`.
     pub(crate) fn publish(&self, state: &LeaseState, closed: bool) {
         let mut flags = match state.mode {
             None => 0,
@@ -274,20 +274,20 @@ impl Node {
         }
     }
 
-    /// Counts a pin that a fresh grant gives, whatever bars others.
+    /// Counts the pin of a fresh grant, even if new pins are barred.
     pub(crate) fn pin_granted(&self) {
         self.word().fetch_add(1, Ordering::AcqRel);
         self.recent.store(true, Ordering::Relaxed);
     }
 
-    /// Wakes all who wait at the gate.
+    /// Wakes all threads that wait at the gate.
     pub(crate) fn open_gate(&self) {
         // The lock orders the wake after the change that it announces.
         drop(self.state.lock());
         self.gate.notify_all();
     }
 
-    /// Waits while pins are barred (bounded by `timeout`, for those who must look at more than this node).
+    /// Waits while pins are barred (bounded by `timeout`, for callers that must look at more than this node).
     pub(crate) fn wait_at_gate(&self, clock: &dyn Clock, timeout: Duration) {
         let mut state = self.state.lock();
         if matches!(state.phase, Phase::Draining | Phase::Releasing) {
@@ -295,7 +295,7 @@ impl Node {
         }
     }
 
-    /// Number of what is held.
+    /// Returns the number of the held grant.
     pub(crate) fn held_number(&self) -> Option<LeaseNo> {
         let state = self.state.lock();
         state.mode.map(|_| state.number)
@@ -313,8 +313,7 @@ impl Node {
         done(&state)
     }
 
-    /// Takes over a grant, which took the place of grant `replaces` without a gap. `false`: it was given back
-    /// already.
+    /// Installs a grant that replaced grant `replaces` without a gap. `false`: it was given back already.
     pub(crate) fn install(
         &self,
         number: LeaseNo,
@@ -327,7 +326,7 @@ impl Node {
         if number <= state.given_back || (state.mode.is_some() && number < state.number) {
             return false;
         }
-        // Between another grant and this one others may have changed everything.
+        // Between another grant and this one other sessions may have changed everything.
         let goes_on =
             number == state.number || (replaces == Some(state.number) && state.phase != Phase::Releasing);
         let fresh = state.mode.is_none() || !goes_on;
@@ -352,7 +351,7 @@ impl Node {
         true
     }
 
-    /// Drops what is known of names and attributes beside the inode.
+    /// Drops the cached names, attributes and parent beside the inode.
     pub(crate) fn forget(&self) {
         self.names.lock().clear();
         *self.xattrs.lock() = None;
@@ -374,8 +373,8 @@ mod interleavings {
     use varve_format::{InodeKey, LeaseNo};
     use varve_ipc::LeaseMode;
 
-    /// Threads pin and unpin while the lease is closed and given back: nobody has a pin when it goes, and the
-    /// one who gives it back is woken.
+    /// Threads pin and unpin while the lease is closed and given back: no thread has a pin when it goes, and
+    /// the thread that gives it back is woken.
     fn nobody_uses_what_was_given_back() {
         let node = Arc::new(Node::new(crate::lease::table::empty(InodeKey::new(5, 1))));
         {
@@ -405,7 +404,7 @@ mod interleavings {
             state.phase = Phase::Draining;
             node.publish(&state, true);
         }
-        // As the worker does: look, and if somebody is there, wait for the last one's word.
+        // As the worker does: look, and if there is a pin, wait for the last one to end.
         while node.pins() > 0 {
             woken.recv().unwrap();
         }

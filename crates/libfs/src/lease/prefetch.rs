@@ -1,6 +1,6 @@
 //! Lease prefetch: which further leases a request for a missing one asks for, and how many. As readahead does
-//! for bytes, it replaces a message for each file by one for many: programs walk through what they have
-//! listed (`find`, `rm -r`), and through trees in the order in which they were made (`tar`, `cp -a`, a
+//! for bytes, it replaces a message for each file by one for many: programs walk through inodes that they
+//! have listed (`find`, `rm -r`), and through trees in the order in which they were made (`tar`, `cp -a`, a
 //! build), and files made one after another have consecutive numbers. Listed inodes and consecutive numbers,
 //! reading and writing, have a window each: it grows while prefetched leases are used, and shrinks while they
 //! are not.
@@ -15,25 +15,25 @@ use crate::hash::KeyMap;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU32, Ordering};
 
-/// First window, and the one after a pause.
+/// Initial window size, and the size after a pause.
 const FIRST: u32 = 4;
-/// After so many requests without neighbours they are tried again.
+/// Requests without neighbours after which a closed window is tried again.
 const PAUSE: u32 = 64;
 
-/// With so many listed ones no numbers are asked for beside them.
+/// Number of listed inodes in a request from which on no consecutive numbers are asked for beside them.
 const LISTED_ENOUGH: usize = 16;
-/// So many listed inodes are looked at for each that is asked for: leases on the others are held.
+/// Number of listed inodes that are looked at for each that is asked for: leases on the others are held.
 const LOOKED_AT: usize = 8;
-/// With so many leases that may come too late it is looked which still can.
+/// Number of entries in [`UnderWay::late`] from which on it is pruned.
 const LATE_MANY: usize = 256;
 
-/// Of one mode and one source.
+/// Window of one mode and one source.
 #[derive(Debug)]
 struct Window {
     size: AtomicU32,
-    /// Came ahead since the window last changed.
+    /// Leases prefetched since the window last changed.
     given: AtomicU32,
-    /// Of them, used.
+    /// Number of those that were used.
     used: AtomicU32,
     /// Requests since the window was closed.
     alone: AtomicU32,
@@ -49,7 +49,7 @@ impl Window {
         }
     }
 
-    /// How many to ask for now. Not exact where threads meet; that harms nothing.
+    /// Returns how many leases to ask for. Not exact where threads meet, which does no harm.
     fn next(&self) -> u32 {
         let mut size = self.size.load(Ordering::Relaxed);
         if size == 0 {
@@ -72,40 +72,40 @@ impl Window {
     }
 }
 
-/// Where a lease that comes ahead comes from.
+/// Source of a prefetched lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Source {
     Listed,
     Numbers,
 }
 
-/// The windows of a session.
+/// The prefetch windows of a session.
 #[derive(Debug)]
 pub(crate) struct Ahead {
-    /// As [`slot`] numbers them.
+    /// Indexed by [`slot`].
     windows: [Window; 4],
     listed: Mutex<Listed>,
     asking: Mutex<UnderWay>,
 }
 
-/// Requests with neighbours whose answers were not taken in yet. They may bring leases that nobody here has
-/// named.
+/// Requests with neighbours whose answers were not processed yet. They may bring leases on inodes that no
+/// request here has named.
 #[derive(Debug, Default)]
 struct UnderWay {
-    /// When each began, as the count of all until then.
+    /// For each request, the value of `count` when it began.
     began: Vec<u64>,
     count: u64,
-    /// Leases that are gone already, perhaps with the node that knew: the highest number of each inode, and
-    /// what had begun by then.
+    /// Leases that are already gone, perhaps with their node: the highest number of each inode, and `count`
+    /// at that time.
     late: KeyMap<(LeaseNo, u64)>,
 }
 
-/// Which window; a node keeps it, plus one.
+/// Index of a window; a node keeps it, plus one.
 const fn slot(source: Source, mode: LeaseMode) -> usize {
     2 * (source as usize) + mode as usize
 }
 
-/// A request with neighbours, until its answer was taken in.
+/// A request with neighbours, until its answer was processed.
 pub(super) struct Asking<'a> {
     ahead: &'a Ahead,
     began: u64,
@@ -115,7 +115,7 @@ impl Drop for Asking<'_> {
     fn drop(&mut self) {
         let mut asking = self.ahead.asking.lock();
         asking.began.retain(|began| *began != self.began);
-        // What was gone before they began they cannot bring.
+        // Requests that began after a lease was gone cannot bring it.
         match asking.began.iter().min().copied() {
             None => asking.late = KeyMap::default(),
             Some(oldest) if asking.late.len() >= LATE_MANY => {
@@ -139,13 +139,13 @@ impl Ahead {
         &self.windows[slot(source, mode)]
     }
 
-    /// A page of a directory was listed.
+    /// Adds a page of a listed directory.
     pub(super) fn listed(&self, keys: impl Iterator<Item = InodeKey>) {
         self.listed.lock().add(keys);
     }
 
-    /// Which neighbours to ask for together with these leases: those of the one that is missing. `nodes` are
-    /// those that are known.
+    /// Chooses the neighbours to ask for together with these leases: neighbours of the one missing lease.
+    /// `nodes` are the known nodes.
     pub(super) fn wish(
         &self,
         asked: &[(&Arc<Node>, Want)],
@@ -177,7 +177,7 @@ impl Ahead {
         Some((near, self.asking()))
     }
 
-    /// A request with neighbours begins.
+    /// Begins a request with neighbours.
     fn asking(&self) -> Asking<'_> {
         let mut asking = self.asking.lock();
         asking.count += 1;
@@ -186,8 +186,8 @@ impl Ahead {
         Asking { ahead: self, began }
     }
 
-    /// What was listed and comes next. `None`: leases on that are here already, and this one only missed
-    /// them.
+    /// Returns the listed inodes that come next. `None`: a prefetched lease on the next one is held already,
+    /// and only this one was missed.
     fn next_listed(&self, want: &Want, nodes: &KeyMap<Arc<Node>>) -> Option<Vec<InodeKey>> {
         let mut listed = self.listed.lock();
         listed.asked(want.key);
@@ -204,8 +204,8 @@ impl Ahead {
         Some(missing.take(count).collect())
     }
 
-    /// Lease `number` is gone, or will be. If its grant is on its way here it comes too late; the node may be
-    /// gone by then, too.
+    /// Notes that lease `number` is gone, or will be. If its grant is on its way here it comes too late; the
+    /// node may be gone by then, too.
     pub(super) fn note_gone(&self, key: InodeKey, number: LeaseNo) {
         let mut asking = self.asking.lock();
         if asking.began.is_empty() {
@@ -217,18 +217,18 @@ impl Ahead {
         *then = count;
     }
 
-    /// Whether a lease is gone that an answer brings now.
+    /// Whether a lease that an answer brings is already gone.
     pub(super) fn comes_too_late(&self, key: InodeKey, number: LeaseNo) -> bool {
         let asking = self.asking.lock();
         asking.late.get(&key).is_some_and(|(late, _)| number <= *late)
     }
 
-    /// A lease came ahead that was asked for with `near`.
+    /// Notes a prefetched lease that was asked for with `near`.
     pub(super) fn came(&self, node: &Node, mode: LeaseMode, near: &Near) {
         let source = if near.these.binary_search(&node.key()).is_ok() {
             Source::Listed
         } else {
-            // Of the others it counts what is there at all, not what was asked for.
+            // For consecutive numbers, the window counts the leases that came, since not all numbers exist.
             self.window(Source::Numbers, mode)
                 .given
                 .fetch_add(1, Ordering::Relaxed);
@@ -237,7 +237,7 @@ impl Ahead {
         node.ahead.store(1 + slot(source, mode) as u32, Ordering::Relaxed);
     }
 
-    /// What came ahead is used.
+    /// Notes the first use of a prefetched lease.
     #[cold]
     pub(super) fn used(&self, node: &Node) {
         let slot = match node.ahead.swap(0, Ordering::Relaxed) {
@@ -257,7 +257,7 @@ mod tests {
     use crate::sync::atomic::Ordering;
     use varve_ipc::NEAR_MAX;
 
-    /// Asks `times`, with the share of what came that is used in percent; the last window.
+    /// Asks `times` times, with `percent` of the leases used; returns the last window.
     fn after(window: &Window, times: u32, percent: u32) -> u32 {
         let mut size = 0;
         for _ in 0..times {

@@ -1,5 +1,5 @@
-//! Recall: gives leases back. A state machine that never blocks on an inode: each event moves one lease a
-//! step on. The worker alone runs it.
+//! Recall: gives leases back. A state machine that never blocks on an inode: each event advances one lease.
+//! Only the worker runs it.
 
 use crossbeam_channel::Sender;
 use std::collections::HashMap;
@@ -18,36 +18,36 @@ use crate::sync::spawn;
 
 /// Pause before a release that was refused is sent again.
 const RELEASE_AGAIN: Duration = Duration::from_millis(2);
-/// Numbers that are given back in one request.
+/// Most spare numbers in one release request.
 const SPARE_AT_ONCE: usize = RELEASED_MAX / 2;
-/// So often the kernel drops a file's pages while what the lease suffices for goes on; if it still fills them
-/// again, all calls wait.
+/// Most passes over a file's pages in the kernel while calls for which the lease suffices go on; if the
+/// kernel still fills pages afterwards, all calls wait.
 const OPEN_PASSES: u32 = 8;
 
-/// What moves the worker.
+/// Events that the worker acts on.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Event {
-    /// The daemon wants a lease back.
+    /// The daemon recalls a lease.
     Revoke {
         /// Inode.
         key: InodeKey,
-        /// Which grant.
+        /// Number of the grant.
         number: LeaseNo,
     },
-    /// A request of our own wants a lease given back.
+    /// A request of this session wants a lease given back.
     GiveBack {
         /// Inode.
         key: InodeKey,
-        /// Which grant; a newer one stays.
+        /// Number of the grant; a newer one stays.
         number: LeaseNo,
     },
-    /// Something changed about this inode: a last pin ended, or a request waits for more.
+    /// The state of this inode changed: a last pin ended, or a request waits for more.
     Look(InodeKey),
-    /// The kernel has dropped its pages, in the pass of this number.
+    /// The kernel has dropped the inode's pages, in the pass of this number.
     Dropped(InodeKey, u64),
     /// The last open of this inode is gone.
     Closed(InodeKey),
-    /// Too many leases.
+    /// The session holds too many leases.
     Trim,
     /// The session ends.
     Stop,
@@ -56,16 +56,16 @@ pub(crate) enum Event {
 struct Recall {
     node: Arc<Node>,
     number: LeaseNo,
-    /// A newer grant, which the daemon gave in the place of this one and wants back before it came here. It
-    /// goes together with this one: what was read under this one must be dropped first.
+    /// A newer grant, which the daemon gave in place of this one and recalled before it came here. Both go
+    /// together: data read under this one must be dropped first.
     successor: Option<LeaseNo>,
-    /// The kernel drops its pages, and has not answered.
+    /// The kernel's pass over its pages that has not ended.
     pass: Option<Pass>,
-    /// How often it was told to.
+    /// Number of passes begun, restarted ones counted once.
     passes: u32,
-    /// It takes too long: it is told once more when the lease is gone.
+    /// The kernel takes too long: its pages are dropped once more when the lease is gone.
     late: bool,
-    /// Pages that it waits for calls with stay until the lease is gone.
+    /// Pages under writeback were skipped and stay until the lease is gone.
     late_pages: bool,
     started: Duration,
 }
@@ -73,22 +73,22 @@ struct Recall {
 /// One pass over a file's pages in the kernel.
 struct Pass {
     number: u64,
-    /// Calls that had begun to wait with pages locked when it began. For those that come later it may wait,
-    /// so it is begun anew.
+    /// Number of calls that had begun to wait with locked pages when the pass began. The pass may wait for
+    /// later ones, so it is begun anew then.
     held: u64,
 }
 
-/// What giving back needs of the session.
+/// The parts of the session that a recall needs.
 pub(crate) trait Surroundings {
-    /// Highest number that may have been logged for the inode, which is at rest.
+    /// Highest sequence number that may have been logged for the inode, which is at rest.
     fn last_seq(&self, node: &Node) -> LogSeq;
-    /// Highest number in the log.
+    /// Highest sequence number in the log.
     fn log_last(&self) -> LogSeq;
-    /// Whether this mount has it open.
+    /// Whether this mount has the inode open.
     fn is_open(&self, key: InodeKey) -> bool;
     /// The caches above.
     fn observer(&self) -> Option<Arc<dyn CacheObserver>>;
-    /// Who keeps copies in the process.
+    /// Keeper of copies in the process.
     fn copies(&self) -> Option<Arc<dyn Copies>> {
         None
     }
@@ -100,14 +100,14 @@ pub(crate) struct Recalls {
     events: Sender<Event>,
     under_way: HashMap<InodeKey, Recall>,
     ready: Vec<InodeKey>,
-    /// Leases that never reached us.
+    /// Leases whose grants never came here.
     unknown: Vec<ReleaseItem>,
-    /// Numbers that directories kept whose leases are gone: nobody waits for them, and there may be
-    /// thousands.
+    /// Numbers that directories kept, after the directories' leases are gone: no request waits for them, and
+    /// there may be thousands.
     spare: Vec<ReleaseItem>,
     /// Inodes that are no longer open, and not leased.
     dropped: Vec<InodeKey>,
-    /// After this long the kernel's answer is not waited for.
+    /// Longest wait for the kernel to drop its pages.
     patience: Duration,
     /// Passes over the kernel's pages so far.
     passes: u64,
@@ -130,7 +130,7 @@ impl Recalls {
         }
     }
 
-    /// Takes an event in. Nothing is sent until [`flush`](Self::flush).
+    /// Processes an event. Nothing is sent until [`flush`](Self::flush).
     pub(crate) fn take(&mut self, event: Event, around: &dyn Surroundings) {
         match event {
             Event::Revoke { key, number } => match self.leases.revoked(key, number) {
@@ -158,9 +158,9 @@ impl Recalls {
                     } else if node.state().phase != Phase::Releasing {
                         node.open_gate();
                     }
-                    // Otherwise the gate opens when the daemon has what is on its way. Who waits there would
-                    // see nothing new before, and only ask again, for ever if that kept the worker from
-                    // sending it.
+                    // Otherwise the gate opens when the daemon has the lease that is being released. A thread
+                    // woken before that would see no change and ask again, for ever if that kept the worker
+                    // from sending the release.
                 }
             }
             Event::Look(key) => self.look(key, around),
@@ -185,8 +185,8 @@ impl Recalls {
         }
     }
 
-    /// Says that a lease is free that never came here. If the daemon holds it against us after all,
-    /// everything that we may have logged under it counts.
+    /// Reports as free a lease whose grant never came here. If the daemon holds it against this session after
+    /// all, every entry that may have been logged under it counts.
     fn give_back_unknown(&mut self, key: InodeKey, number: LeaseNo, around: &dyn Surroundings) {
         self.unknown.push(ReleaseItem {
             key,
@@ -204,7 +204,8 @@ impl Recalls {
             return;
         }
         match self.leases.get(key).map(|node| (node.held_number(), node)) {
-            // Without a name and without an open it is to be freed: do not wait for somebody to ask.
+            // Without a name and without an open, the inode is to be freed: give the lease back without
+            // waiting for a recall.
             Some((Some(number), node)) => {
                 if node.inode.attr().nlink == 0 {
                     self.begin(node, number, around);
@@ -214,8 +215,8 @@ impl Recalls {
         }
     }
 
-    /// A lease goes as a whole. The daemon would let a reader keep it, unless a writer waits by then; but its
-    /// answer does not say which.
+    /// Begins to give a lease back, always as a whole. The daemon would let a reader keep a read lease,
+    /// unless a writer waits by then; but its answer does not say which.
     fn begin(&mut self, node: Arc<Node>, number: LeaseNo, around: &dyn Surroundings) {
         let key = node.key();
         if let Some(known) = self.under_way.get(&key) {
@@ -243,7 +244,7 @@ impl Recalls {
         self.look(key, around);
     }
 
-    /// Moves one lease on as far as it goes now.
+    /// Advances one lease as far as it goes.
     fn look(&mut self, key: InodeKey, around: &dyn Surroundings) {
         let Some(recall) = self.under_way.get_mut(&key) else {
             return;
@@ -251,8 +252,8 @@ impl Recalls {
         let node = Arc::clone(&recall.node);
         let mut state = node.state();
         if state.number != recall.number || state.mode.is_none() {
-            // A newer grant took its place: this one is not sent, and what is sent under its key later is the
-            // newer one's.
+            // A newer grant took its place: this one is not released, and a later release under its key is
+            // for the newer one.
             state.phase = Phase::Settled;
             node.publish(&state, false);
             drop(state);
@@ -279,11 +280,11 @@ impl Recalls {
             return;
         }
         let due = match &recall.pass {
-            // One that began before a call locked its pages may wait for that call, and that for the lease.
+            // A pass that began before a call locked its pages may wait for that call, and the call for the
+            // lease.
             Some(pass) if pass.held == node.above.held() => return,
             Some(_) => true,
-            // Looked at after the pins: what was read under one of them is seen here, and so is what was read
-            // without a pin.
+            // Looked at after the pins: reads under any of them, and reads without a pin, are seen here.
             None => {
                 let used = node.data_used.swap(false, Ordering::AcqRel);
                 let seen = recall.passes == 0 || !armed(Bug::KernelReadMissed);
@@ -312,14 +313,14 @@ impl Recalls {
             node.open_gate();
             return;
         }
-        // No pin is left, and none comes: what was copied under one has been noted.
+        // No pin is left, and none comes: every copy made under one has been noted.
         if node.copied.swap(false, Ordering::AcqRel)
             && let Some(copies) = around.copies()
         {
             copies.drop_copies(key);
         }
         state.phase = Phase::Releasing;
-        // Under the lock that the pins were looked at with: an answer that brings this grant once more comes
+        // Under the lock under which the pins were checked: an answer that brings this grant once more comes
         // too late.
         if !armed(Bug::GivenBackLate) {
             state.given_back = state.given_back.max(state.number);
@@ -327,7 +328,8 @@ impl Recalls {
         self.ready.push(key);
     }
 
-    /// The kernel may wait for requests that it has locked pages for: not on the worker's time.
+    /// Has the kernel drop pages on a thread of its own, since the kernel may wait for requests that hold
+    /// page locks.
     fn drop_pages(&self, observer: Arc<dyn CacheObserver>, node: &Arc<Node>, drops: Drops, pass: u64) {
         let (events, node) = (self.events.clone(), Arc::clone(node));
         let clock = Arc::clone(self.leases.clock());
@@ -338,13 +340,14 @@ impl Recalls {
             node.above.note_dropped(clock.moment());
             let _ = events.send(Event::Dropped(key, pass));
         };
-        // Without a thread nobody says that they are dropped: then they are dropped late.
+        // Without a thread the pass never ends by itself: `tick` ends it, and the pages are dropped late.
         if let Err(error) = spawn(&**self.leases.clock(), "varve-drop", work) {
             tracing::warn!(%error, "no thread to drop the kernel's pages");
         }
     }
 
-    /// Looks after what takes too long: a lease whose pages the kernel does not drop goes all the same.
+    /// Ends slow passes: a lease whose pages the kernel does not drop in time is given back without waiting
+    /// for the kernel.
     pub(crate) fn tick(&mut self, around: &dyn Surroundings) {
         let patience = self.patience;
         let now = self.leases.clock().moment();
@@ -366,22 +369,22 @@ impl Recalls {
         }
     }
 
-    /// Whether the kernel is waited for.
+    /// Whether a pass of the kernel is waited for.
     pub(crate) fn has_passes(&self) -> bool {
         self.under_way.values().any(|recall| recall.pass.is_some())
     }
 
-    /// Whether somebody waits for what is to be sent.
+    /// Whether there are releases that other parties wait for.
     fn has_ready(&self) -> bool {
         !self.ready.is_empty() || !self.unknown.is_empty()
     }
 
-    /// Whether [`flush`](Self::flush) has left something, which is to be sent when no event waits.
+    /// Whether [`flush`](Self::flush) has left spare numbers, to be sent when no event waits.
     pub(crate) const fn has_left(&self) -> bool {
         !self.spare.is_empty()
     }
 
-    /// Sends what is ready, and some of the numbers that nobody waits for.
+    /// Sends the ready releases, and some of the spare numbers.
     ///
     /// # Errors
     /// The link's: the session is lost then.
@@ -393,7 +396,7 @@ impl Recalls {
             }
         }
         while self.has_ready() {
-            // Two numbers each, at most.
+            // Two lease numbers for each inode, at most.
             let count = self.ready.len().min(RELEASED_MAX / 4);
             let batch: Vec<_> = self.ready.drain(..count).collect();
             let spare = self.unknown.len().min(RELEASED_MAX / 2);
@@ -427,8 +430,7 @@ impl Recalls {
         self.release_some_spare()
     }
 
-    /// Gives some of the spare numbers back. All of them at once would keep whoever waits for a lease
-    /// waiting.
+    /// Gives some of the spare numbers back. All of them at once would delay threads that wait for a lease.
     fn release_some_spare(&mut self) -> Result<(), IpcError> {
         if self.spare.is_empty() {
             return Ok(());
@@ -462,9 +464,8 @@ impl Recalls {
         let gone = state.number == recall.number;
         if gone {
             state.mode = None;
-            // Before anybody can take in a newer grant, under which names and numbers are its own again.
-            // Nobody makes anything under this one any more, and nobody else would ever give its numbers
-            // back.
+            // Before a newer grant can be installed, which has names and numbers of its own. No request
+            // creates files under this lease any more, and no other code would give its numbers back.
             spare = self.leases.take_spare(node);
             node.forget();
         }
@@ -484,7 +485,7 @@ impl Recalls {
             self.leases.gone(node.key());
         }
         node.open_gate();
-        // What the kernel has of it must not stay.
+        // The kernel's pages of the file must not stay.
         if (recall.late || recall.late_pages)
             && let Some(observer) = around.observer()
         {
@@ -492,7 +493,7 @@ impl Recalls {
         }
     }
 
-    /// What is on its way back, for the log.
+    /// Describes the leases that are being given back, for the log.
     pub(crate) fn describe(&self) -> Vec<String> {
         let one = |(key, recall): (&InodeKey, &Recall)| {
             let phase = recall.node.state().phase;
@@ -530,7 +531,7 @@ fn release_item(recall: &Recall, around: &dyn Surroundings) -> ReleaseItem {
     }
 }
 
-/// Bars new pins; those that are there finish.
+/// Bars new pins; existing ones finish.
 fn close(node: &Node) {
     let mut state = node.state();
     if matches!(state.phase, Phase::Settled | Phase::Dropping) {

@@ -1,4 +1,4 @@
-//! All leases of a session: pinning what an operation needs, asking the daemon for what is missing.
+//! All leases of a session: pins the leases of an operation, and asks the daemon for missing ones.
 
 mod dead;
 mod pins;
@@ -30,9 +30,9 @@ use crate::seeded::{Bug, armed};
 use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{Mutex, RwLock, yield_now};
 
-/// How long a wait sleeps before it looks again whether the session still lives.
+/// Longest sleep of a wait before it checks again that the session still lives.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
-/// Most rounds of asking for leases that are taken away before they are used.
+/// Most rounds of requests for leases that are taken away before they are used.
 const ROUNDS_MAX: usize = 1000;
 
 /// The leases of one session.
@@ -40,23 +40,24 @@ pub(crate) struct Leases {
     link: Arc<dyn Link>,
     page: Arc<dyn SessionPage>,
     nodes: RwLock<KeyMap<Arc<Node>>>,
-    /// Revocations that came before the grant that they mean.
+    /// Recalls that came before the grants that they name.
     early: Mutex<KeyMap<LeaseNo>>,
-    /// Numbers of new inodes that are being made: their leases are ours, their nodes are not yet here.
+    /// Numbers of new inodes that are being made: the session has their leases, but not yet their nodes.
     reserved: Mutex<KeySet>,
     spare: Mutex<Spare>,
-    /// Inodes that are gone for good when their entry is digested. Locked under `nodes`, never the other way.
+    /// Inodes that the daemon frees when their last entry is digested. Locked under `nodes`, never the other
+    /// way.
     dead: Mutex<Dead>,
-    /// How many of those have a node here.
+    /// Number of those inodes that have a node here.
     buried: AtomicUsize,
     events: Sender<Event>,
-    /// Directories that will soon need more numbers.
+    /// Directories that will soon need more inode numbers.
     asks: Sender<Weak<Node>>,
     held: AtomicUsize,
     leases_max: usize,
     trimming: AtomicBool,
     lost: AtomicBool,
-    /// There are kernel caches above.
+    /// Whether there are kernel caches above.
     kernel: bool,
     acquires: AtomicU64,
     ahead: Ahead,
@@ -115,7 +116,7 @@ impl Leases {
         &self.clock
     }
 
-    /// The session is over: nobody waits here any more.
+    /// Ends the session: wakes all waiting threads.
     pub(crate) fn lose(&self) {
         self.lost.store(true, Ordering::SeqCst);
         for node in self.all() {
@@ -127,7 +128,7 @@ impl Leases {
         self.lost.load(Ordering::Acquire)
     }
 
-    /// Names of these inodes were listed: they may be wanted next.
+    /// Notes that these inodes were listed: a walk may want them next.
     pub(crate) fn listed(&self, keys: impl Iterator<Item = InodeKey>) {
         self.ahead.listed(keys);
     }
@@ -141,18 +142,18 @@ impl Leases {
         self.nodes.read().values().cloned().collect()
     }
 
-    /// The node of an inode that is known.
+    /// Returns the node of an inode, if it is known.
     pub(crate) fn get(&self, key: InodeKey) -> Option<Arc<Node>> {
         self.nodes.read().get(&key).cloned()
     }
 
-    /// Shows the nodes that are known, under a lock: `see` must not wait for any other.
+    /// Shows the known nodes, under a lock: `see` must not take any other.
     #[inline]
     pub(crate) fn see<T>(&self, see: impl FnOnce(&KeyMap<Arc<Node>>) -> T) -> T {
         see(&self.nodes.read())
     }
 
-    /// A node whose lease is held, by number alone: a number that is in use has one generation.
+    /// Returns a node whose lease is held, by inode number alone: a number that is in use has one generation.
     pub(crate) fn by_ino(&self, ino: Ino) -> Option<Arc<Node>> {
         self.nodes
             .read()
@@ -161,8 +162,8 @@ impl Leases {
             .cloned()
     }
 
-    /// ESTALE for what is dead and [taken down](Self::take_down): the daemon, which does not know that yet,
-    /// would say that it lives.
+    /// ESTALE for an inode that is dead and [taken down](Self::take_down): the daemon, which does not know
+    /// that yet, would report it as alive.
     #[inline]
     fn get_or_make(&self, key: InodeKey) -> Result<Arc<Node>, Errno> {
         match self.get(key) {
@@ -191,7 +192,7 @@ impl Leases {
         }
     }
 
-    /// Tells the worker something.
+    /// Sends an event to the worker.
     pub(crate) fn tell(&self, event: Event) {
         let _ = self.events.send(event);
     }
@@ -236,11 +237,11 @@ impl Leases {
         }
     }
 
-    /// Whether an inode may be read at this moment. Ask before and after: what was seen between counts if
-    /// both say so and the session still counts.
+    /// Whether an inode may be read without a pin. Ask before and after: a value read in between counts if
+    /// both answers are yes and the session is still live.
     #[inline]
     pub(crate) fn may_look(&self, node: &Node, usage: Use<'_>) -> bool {
-        // Noted before it is looked at: who bars the lease, and does not see this, is seen here.
+        // Noted before the check: a worker that bars the lease either sees the note, or is seen by the check.
         if let Use::Kernel(call) = usage {
             note_pages(node, call);
             light_barrier();
@@ -268,24 +269,25 @@ impl Leases {
         match usage {
             Use::Own => {}
             Use::Kernel(call) => note_pages(node, call),
-            // Noted under the pin: who gives the lease back looks when the last pin is gone.
+            // Noted under the pin: the worker that gives the lease back looks when the last pin is gone.
             Use::Copy => node.copied.store(true, Ordering::Release),
         }
     }
 
-    /// A call of the kernel waits from now on, with pages locked that a lease must not wait for.
+    /// Notes that a call of the kernel begins to wait with locked pages, which a recall must not wait for.
     pub(crate) fn hold<'n>(&self, node: &'n Arc<Node>, call: &KernelCall) -> Held<'n> {
         let number = node.above.hold(call);
-        // Who begins to drop after this sees it; who has begun shows that, and looks again.
+        // A drop that begins after this sees the call; if one has begun, the phase shows that, and the worker
+        // looks again.
         if node.state().phase != Phase::Settled {
             self.tell(Event::Look(node.key()));
         }
         Held { node, number }
     }
 
-    /// What comes before the daemon carries out a write of the kernel: this session's lease goes, and what
-    /// the kernel has copied into its pages, which would stay there under no lease. The call waits, with its
-    /// last page locked, until what is returned is dropped.
+    /// Prepares for the daemon to carry out a write of the kernel: gives this session's lease back, and drops
+    /// the data that the kernel has copied into its pages, which would stay there without a lease. The call
+    /// counts as waiting, with its last page locked, until the returned value is dropped.
     pub(crate) fn before_forwarded<'n, T>(
         &self,
         node: &'n Arc<Node>,
@@ -300,15 +302,15 @@ impl Leases {
         Ok(held)
     }
 
-    /// The node of an inode, known until now or not.
+    /// Returns the node of an inode; makes it if it is not known.
     ///
     /// # Errors
-    /// `ESTALE` for what is dead.
+    /// `ESTALE` for a dead inode.
     pub(crate) fn node_of(&self, key: InodeKey) -> Result<Arc<Node>, Errno> {
         self.get_or_make(key)
     }
 
-    /// Pins all of `wants` at once; asks the daemon for what is missing, holding nothing meanwhile.
+    /// Pins all of `wants` at once; asks the daemon for missing leases, holding nothing meanwhile.
     pub(crate) fn pin<T>(&self, wants: &[Want], usage: Use<'_>) -> OpResult<Pins<'_>, T> {
         let mut wants = SmallVec::<[Want; AT_ONCE]>::from_slice(wants);
         wants.sort_by_key(|want| (want.key, std::cmp::Reverse(want.mode)));
@@ -360,20 +362,20 @@ impl Leases {
         Err(OpError::Failed(Errno(libc::EIO)))
     }
 
-    /// Whether the inode was made in this session and is not digested: the daemon does not know it, so nobody
-    /// else can want it.
+    /// Whether the inode was made in this session and is not digested: the daemon does not know it, so no
+    /// other session can want it.
     fn is_unborn(&self, node: &Node) -> bool {
         node.born.load(Ordering::Relaxed) > self.page.digested().0 && node.mode().is_some()
     }
 
-    /// Asks for all that the daemon knows; `true`: granted and pinned.
+    /// Asks for the leases on all inodes that the daemon knows; `true`: granted and pinned.
     fn acquire<T>(&self, nodes: &[Arc<Node>], wants: &[Want]) -> OpResult<bool, T> {
         let (own, asked): (Vec<_>, Vec<_>) = nodes
             .iter()
             .zip(wants.iter().copied())
             .partition(|(node, _)| self.is_unborn(node));
         if asked.is_empty() {
-            // Nothing to ask: it is being given back at this moment.
+            // There is nothing to ask for: the lease is being given back.
             if self.clock.takes_turns() {
                 self.clock.pause(LOOK_AGAIN);
             } else {
@@ -445,7 +447,7 @@ impl Leases {
         answer
     }
 
-    /// Tells the worker again of a revocation that overtook what it means.
+    /// Sends the worker a recall again that came before its grant.
     fn recall_early(&self, key: InodeKey) {
         let early = self.early.lock().remove(&key);
         if let Some(number) = early {
@@ -453,7 +455,7 @@ impl Leases {
         }
     }
 
-    /// Takes a grant in, pinned or not.
+    /// Installs a grant, pinned or not.
     fn install(&self, node: &Node, grant: Grant, pin: bool) -> bool {
         let had = node.mode().is_some();
         let installed = node.install(grant.lease, grant.mode, grant.replaces, Some(grant.attr), pin);
@@ -464,14 +466,14 @@ impl Leases {
         installed
     }
 
-    /// Takes a neighbour's grant in. If it was given back meanwhile, that is all.
+    /// Installs a neighbour's grant. One that was given back meanwhile is ignored.
     fn install_ahead(&self, grant: Grant, near: &Near) {
         let Grant { lease, mode, .. } = grant;
-        // What is dead here the daemon forgets when it hears of that.
+        // The daemon forgets a dead inode when it digests its last entry.
         let Ok(node) = self.get_or_make(grant.attr.key) else {
             return;
         };
-        // Looked at when the node is there: it is new if the one that knew is gone.
+        // Checked after the node is there: the node that knew of the recall may be gone, and this one new.
         if self.ahead.comes_too_late(node.key(), lease) {
             let mut state = node.state();
             state.given_back = state.given_back.max(lease);
@@ -479,8 +481,8 @@ impl Leases {
             node.note_recent();
             self.ahead.came(&node, mode, near);
         }
-        // Asked back meanwhile it was taken for what another request here waits for. That one may now wait
-        // for this lease to go.
+        // A recall of it meanwhile may have been queued as early, for another request that waits here. That
+        // request may wait for this lease to go, so the recall is sent to the worker again.
         let mut early = self.early.lock();
         if early.get(&node.key()) == Some(&lease) {
             early.remove(&node.key());
@@ -492,8 +494,8 @@ impl Leases {
         }
     }
 
-    /// Leases that stay until they are given back: those of the dead go by themselves, and giving them back
-    /// would only cost a digest.
+    /// Number of leases that stay until they are given back. Leases on dead inodes go by themselves; giving
+    /// them back would only cost a digest.
     pub(super) fn living(&self) -> usize {
         let buried = self.buried.load(Ordering::Relaxed);
         self.held.load(Ordering::Relaxed).saturating_sub(buried)
@@ -511,13 +513,13 @@ impl Leases {
         }
     }
 
-    /// The number is in use, or will not be used.
+    /// Ends the reservation of a number, which is in use, or will not be used.
     pub(crate) fn unreserve(&self, key: InodeKey) {
         self.reserved.lock().remove(&key);
         self.recall_early(key);
     }
 
-    /// Takes in a new inode under the lease that came with its number, pinned.
+    /// Adds a new inode under the lease that came with its number, pinned.
     pub(crate) fn adopt(&self, node: Arc<Node>, number: LeaseNo) -> Pins<'_> {
         {
             let mut state = node.state();
@@ -536,13 +538,13 @@ impl Leases {
         }
     }
 
-    /// What a revocation of `number` means now. One that comes before its grant was taken in waits for it
-    /// once; the daemon says it again after a while, and then the grant is refused when it comes: what brings
-    /// it may itself wait for this lease.
+    /// Classifies a recall of `number`. A recall that comes before its grant was installed waits for the
+    /// grant once; when the daemon repeats it, the grant is refused when it comes, since the request that
+    /// brings it may itself wait for this lease.
     pub(crate) fn revoked(&self, key: InodeKey, number: LeaseNo) -> Revoked {
         if self.get(key).is_none() {
-            // Perhaps a number for an inode that is not made yet: then it may not be made any more, unless it
-            // is just being made.
+            // It may be a spare number for an inode that is not made yet: then it must not be used any more,
+            // unless the inode is just being made.
             let keeper = {
                 let mut spare = self.spare.lock();
                 let keeper = spare.keepers.remove(&key);
@@ -560,8 +562,7 @@ impl Leases {
                 return Revoked::Early;
             }
         }
-        // Before the node is looked at: a grant that nobody here has named and that is taken in meanwhile is
-        // seen there.
+        // Before the node is looked at: a prefetched grant that is installed meanwhile is seen there.
         self.ahead.note_gone(key, number);
         let mut replaced = None;
         if let Some(node) = self.get(key) {
@@ -577,7 +578,7 @@ impl Leases {
             if state.mode.is_none() || number > state.number {
                 state.given_back = state.given_back.max(number);
             }
-            // The newer grant took its place.
+            // The newer grant took the place of the held one.
             let held = state.mode.map(|_| state.number).filter(|held| *held < number);
             drop(state);
             replaced = held.map(|held| (node, held));
@@ -586,7 +587,7 @@ impl Leases {
         Revoked::Unknown { replaced }
     }
 
-    /// A lease is gone: forgets the node unless somebody uses it.
+    /// Notes that a lease is gone: forgets the node unless it is in use.
     pub(crate) fn gone(&self, key: InodeKey) {
         self.held.fetch_sub(1, Ordering::Relaxed);
         let mut nodes = self.nodes.write();
@@ -602,9 +603,9 @@ impl Leases {
         }
     }
 
-    /// Idle leases to give back, oldest use first as far as one bit tells, directories last: with one goes
-    /// all that is known of its names; and what has no name, which goes by itself. Not for those that are
-    /// `under_way` already: while they go, new ones ask again. Ends the trim.
+    /// Returns idle leases to give back: least recently used first, as far as one bit tells; last come
+    /// directories, whose cached names go with the lease, and inodes without a name, which go by themselves.
+    /// Leases that are `under_way` already count as given back. Ends the trim.
     pub(crate) fn idle(&self, under_way: usize) -> Vec<Arc<Node>> {
         self.trimming.store(false, Ordering::Release);
         let held = self.living().saturating_sub(under_way);
@@ -625,7 +626,7 @@ impl Leases {
                     let attr = &node.inode.read().attr;
                     attr.is_dir() || attr.nlink == 0
                 };
-                // What came ahead a moment ago is about to be used.
+                // A lease prefetched a moment ago is about to be used.
                 let to_come = || round == 1 && node.ahead.load(Ordering::Relaxed) != 0;
                 if used || to_come() || (round < 2 && last()) {
                     return true;
@@ -643,10 +644,10 @@ impl Leases {
         idle
     }
 
-    /// Gives back what is held of `keys` and waits until it is: before the daemon does an operation on them
-    /// itself.
+    /// Gives back the leases on `keys` and waits until the daemon has them: before the daemon does an
+    /// operation on these inodes itself.
     pub(crate) fn give_back<T>(&self, keys: &[InodeKey]) -> OpResult<(), T> {
-        // Of many, all are said first: they go many in a message.
+        // With several keys, the worker hears of all of them first, and sends many in a message.
         for key in keys.iter().filter(|_| keys.len() > 1) {
             if let Some(number) = self.get(*key).and_then(|node| node.held_number()) {
                 self.tell(Event::GiveBack { key: *key, number });
@@ -671,7 +672,7 @@ impl Leases {
         Ok(())
     }
 
-    /// What the daemon last said about contention.
+    /// The inodes that the daemon has reported as contended.
     pub(crate) const fn contended(&self) -> &Contended {
         &self.contended
     }
@@ -682,22 +683,21 @@ impl Leases {
     }
 }
 
-/// What a revocation is about.
+/// Outcome of [`Leases::revoked`].
 pub(crate) enum Revoked {
     /// A lease that is held.
     Held(Arc<Node>),
-    /// One whose grant is under way: it is told again.
+    /// A lease whose grant is under way: the worker is told of the recall again.
     Early,
-    /// One that never came here: say that it is free. What it took the place of is not held any more,
-    /// whatever is believed here.
+    /// A lease whose grant never came here: report it as free. The lease that it replaced is not held any
+    /// more, though this session still counts it as held.
     Unknown {
-        /// That one, if it is believed to be held.
+        /// The replaced lease, if it counts as held here.
         replaced: Option<(Arc<Node>, LeaseNo)>,
     },
 }
 
-/// Placeholder attributes of an inode of which nothing is known: replaced when the lease is granted, never
-/// shown.
+/// Placeholder attributes of an unknown inode: replaced when the lease is granted, never shown.
 pub(super) const fn empty(key: InodeKey) -> InodeAttr {
     InodeAttr {
         nlink: 0,

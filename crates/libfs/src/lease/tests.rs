@@ -1,5 +1,5 @@
-//! What passes between a session and the daemon about leases, in orders that are rare: each test plays one
-//! through by hand.
+//! Messages between a session and the daemon about leases, in rare orders: each test plays one through by
+//! hand.
 #![allow(clippy::unwrap_used)]
 
 mod prefetch;
@@ -33,7 +33,7 @@ fn now() -> Duration {
 
 type Answer = Box<dyn Fn(&Request) -> Response + Send + Sync>;
 
-/// The daemon's answers, and what it was asked to take back.
+/// The daemon's answers, and the releases that it received.
 struct Script {
     answer: OnceLock<Answer>,
     released: Mutex<Vec<ReleaseItem>>,
@@ -53,14 +53,14 @@ impl Link for Script {
     }
 }
 
-/// A session whose log ends at 9; `at_end` happens when that is asked.
+/// A session whose log ends at 9; `at_end` runs when the end is asked for.
 #[derive(Default)]
 struct Around {
     at_end: OnceLock<Box<dyn Fn() + Send + Sync>>,
     caches: Option<Arc<Caches>>,
 }
 
-/// What the kernel was told to drop of a file.
+/// Ranges of a file that the kernel was told to drop.
 #[derive(Default)]
 struct Caches(Mutex<Vec<(u64, u64)>>);
 
@@ -110,7 +110,7 @@ fn rig() -> Rig {
     rig_below(false)
 }
 
-/// With a write lease that is on its way back.
+/// Returns a write lease that is being given back.
 fn releasing() -> (Rig, Arc<Node>) {
     let mut rig = rig();
     let node = rig.held(LeaseMode::Write);
@@ -158,7 +158,7 @@ impl Rig {
         self.recalls.take(event, &self.around);
     }
 
-    /// The daemon wants grant `number` of the directory back.
+    /// The daemon recalls grant `number` of the directory.
     fn revoke(&mut self, number: u64) {
         self.take(Event::Revoke {
             key: DIR,
@@ -209,8 +209,8 @@ fn knows(node: &Node, name: &[u8]) -> bool {
     node.names.lock().get(name).is_some()
 }
 
-/// The daemon says "you have 1 still" and wants it back at once. The request that asked must not go on under
-/// it: the last entry that the release names is already decided.
+/// The daemon answers that grant 1 is still held, and recalls it at once. The request that asked must not go
+/// on under it: the last entry that the release names is already decided.
 #[test]
 fn grant_that_is_being_given_back_is_not_pinned_by_an_answer_that_names_it_again() {
     let (mut rig, node) = releasing();
@@ -253,8 +253,8 @@ fn grant_that_does_not_go_on_from_what_is_held_forgets_what_is_known() {
     assert!(!knows(&node, b"old"));
 }
 
-/// A revocation of a grant that never came, twice: that grant took the place of the read lease, so that is
-/// not held either.
+/// A recall of a grant that never came, twice: that grant replaced the read lease, so the read lease is not
+/// held either.
 #[test]
 fn read_lease_goes_with_the_grant_that_replaced_it_and_never_came() {
     let mut rig = rig();
@@ -284,7 +284,7 @@ fn recall_that_a_newer_grant_overtakes_is_not_sent() {
     assert_eq!(node.state().phase, Phase::Settled);
     rig.flush();
     assert!(rig.released().is_empty());
-    // The request that has it pinned ends, and it goes back when it is asked for.
+    // The request that has it pinned ends, and it is given back when it is recalled.
     rig.revoke(2);
     rig.flush();
     assert!(rig.released().is_empty(), "it is pinned");
@@ -315,7 +315,7 @@ fn who_waits_for_an_older_grant_is_not_woken_before_the_newer_one_is_given_back(
         key: DIR,
         number: LeaseNo(1),
     });
-    // On its way, not sent yet. A request waits for the grant before, whose place this one took.
+    // On its way, not sent yet. A request waits for the previous grant, which this one replaced.
     let waits = {
         let node = Arc::clone(&node);
         thread::spawn(move || node.wait_given_back(&SystemClock, LeaseNo(0), Duration::from_secs(60)))
@@ -333,7 +333,7 @@ fn who_waits_for_an_older_grant_is_not_woken_before_the_newer_one_is_given_back(
     assert!(waits.join().unwrap(), "it is given back");
 }
 
-/// Grant 2, which never came, is wanted back while grant 1, whose place it took, is in use.
+/// Grant 2, which never came, is recalled while grant 1, which it replaced, is in use.
 fn successor_wanted_back() -> (Rig, Arc<Node>) {
     let mut rig = rig();
     let node = rig.held(LeaseMode::Read);
@@ -343,8 +343,8 @@ fn successor_wanted_back() -> (Rig, Arc<Node>) {
     (rig, node)
 }
 
-/// A write lease took the place of a read lease and was wanted back before its answer was read. It went at
-/// once, and others wrote while the kernel still showed what was read under the read lease.
+/// A write lease replaced a read lease and was recalled before its answer was read. It went at once, and
+/// other sessions wrote while the kernel still showed pages that were read under the read lease.
 #[test]
 fn grant_that_never_came_goes_after_what_was_read_under_the_one_before() {
     let (mut rig, node) = successor_wanted_back();
@@ -433,8 +433,8 @@ fn spare_numbers_go_with_the_lease_of_their_directory() {
     assert!(rig.leases.take_number(&node).is_none());
 }
 
-/// What the kernel reads while it drops its pages is dropped as well, and a write that waits with its page
-/// locked is not waited for.
+/// Pages that the kernel reads during a drop are dropped as well, and the drop does not wait for a write that
+/// waits with its page locked.
 #[test]
 fn lease_goes_when_the_kernel_has_dropped_all_but_what_waits() {
     let mut rig = rig();
@@ -457,7 +457,7 @@ fn lease_goes_when_the_kernel_has_dropped_all_but_what_waits() {
     rig.take(dropped);
     let (overtaken, ranges) = told(&rig);
     assert_eq!((ranges, rig.released()), (vec![(0, 0)], vec![]));
-    // A write needs more than is held and waits, with its last page locked: that one is left out.
+    // A write needs more than the held lease and waits, with its last page locked: the drop skips that page.
     let write = KernelCall::new(PageUse::Write, 2, 3 * 4096, 10);
     let held = rig.leases.hold(&node, &write);
     rig.take(rig.inbox.try_recv().unwrap());
@@ -477,8 +477,8 @@ fn lease_goes_when_the_kernel_has_dropped_all_but_what_waits() {
     assert!(!node.above.any());
 }
 
-/// A kernel that does not drop its pages is not waited for longer than the daemon waits; it is told once more
-/// when the lease is gone.
+/// The wait for a kernel that does not drop its pages is shorter than the daemon's; the kernel is told once
+/// more when the lease is gone.
 #[test]
 fn lease_goes_when_the_kernel_takes_too_long() {
     let mut rig = rig();
@@ -536,7 +536,7 @@ fn leases_of_the_dead_are_not_given_back_for_want_of_room() {
     }
     assert!(!rig.inbox.try_iter().any(|event| matches!(event, Event::Trim)));
     assert!(rig.leases.idle(0).is_empty());
-    // Where the living are too many, those are given back.
+    // If too many leases on living inodes are held, those are given back.
     for n in 0..80 {
         let node = Arc::new(Node::new(InodeAttr::new(InodeKey::new(500 + n, 1), 0o100_644, 0)));
         drop(rig.leases.adopt(node, LeaseNo(500 + n)));
@@ -563,8 +563,8 @@ fn leases_on_their_way_back_are_not_trimmed_for_again() {
     for _ in 0..4 {
         rig.take(Event::Trim);
     }
-    // Nor are the others looked through for each lease that comes meanwhile: one that was used since would
-    // soon seem idle.
+    // Nor are the others searched for each lease that comes meanwhile: one that was used since would soon
+    // seem idle.
     let one = Arc::new(Node::new(InodeAttr::new(InodeKey::new(500, 1), 0o100_644, 0)));
     drop(rig.leases.adopt(one, LeaseNo(500)));
     assert!(rig.leases.idle(81 - 56).is_empty());
@@ -610,8 +610,8 @@ fn directory_that_uses_up_its_numbers_is_given_more_ahead() {
     assert_eq!(counts[..5], [16, 32, 64, 128, 256]);
     assert_eq!(counts.iter().max(), Some(&NUMBERS_MAX));
     assert!(counts.len() < 20, "{counts:?}");
-    // A directory that goes takes them with it, and begins anew. Some are given back at a time: who waits for
-    // a lease meanwhile is not to wait for them.
+    // A directory that goes takes them with it, and begins anew. Some are given back at a time: a thread that
+    // waits for a lease meanwhile must not wait for them.
     rig.revoke(1);
     rig.flush();
     let spare = counts.iter().map(|count| u64::from(*count)).sum::<u64>() - used;
@@ -689,7 +689,7 @@ fn inode_without_names_is_forgotten_when_its_last_entry_is_digested() {
     rig.page.set_digested(LogSeq(6));
     rig.leases.bury(files[2], LogSeq(9));
     assert_eq!(known(&rig), 2);
-    // The daemon asks for one all the same: somebody else has the file open.
+    // The daemon recalls one all the same: another session has the file open.
     rig.take(Event::Revoke {
         key: files[0],
         number: LeaseNo(100),
@@ -716,11 +716,12 @@ fn dead_inode_goes_at_once_and_is_stale_until_the_daemon_knows() {
         "somebody refers to it"
     );
     assert!(rig.leases.get(gone).is_none() && rig.leases.get(kept.key()).is_some());
-    // The daemon, which does not know, would say that it is there. (It is not asked: it has no answer.)
+    // The daemon, which does not know of the removal, would report it as existing. (It is not asked: it has
+    // no answer.)
     let pinned = rig.leases.pin_one::<()>(gone, LeaseMode::Read, Use::Own);
     assert!(matches!(pinned, Err(OpError::Failed(Errno(libc::ESTALE)))));
     drop(pinned);
-    // It asks for the lease: what was logged under it counts.
+    // It recalls the lease: entries logged under it count.
     rig.take(Event::Revoke {
         key: gone,
         number: LeaseNo(100),
@@ -728,7 +729,7 @@ fn dead_inode_goes_at_once_and_is_stale_until_the_daemon_knows() {
     rig.flush();
     let released = rig.script.released.lock().clone();
     assert_eq!((released[0].key, released[0].last_seq), (gone, LogSeq(9)));
-    // When the removal is digested the daemon says what there is.
+    // When the removal is digested the daemon answers with its own state.
     rig.page.set_digested(LogSeq(6));
     rig.leases.bury(InodeKey::new(102, 1), LogSeq(9));
     let _ = rig.script.answer.set(Box::new(|_| Response::Done));
@@ -743,7 +744,7 @@ fn dead_inode_whose_lease_is_given_back_is_not_counted_twice() {
     let node = Arc::new(Node::new(InodeAttr::new(InodeKey::new(100, 1), 0o100_644, 0)));
     drop(rig.leases.adopt(Arc::clone(&node), LeaseNo(100)));
     rig.leases.bury(node.key(), LogSeq(5));
-    // Given back while somebody refers to it: it stays here.
+    // Given back while there is another reference to it: it stays here.
     let other = Arc::clone(&node);
     {
         let mut state = node.state();
@@ -792,14 +793,14 @@ fn write_past_the_pages_drops_only_what_was_read_meanwhile() {
     above.note(&KernelCall::new(PageUse::Read, 1, 0, 4096));
     // The kernel had dropped its pages, and nothing was read of this one.
     assert!(above.written(&past(2, 8 * 4096, true), now()).drops.is_empty());
-    // What was read just before may have come after the drop.
+    // A page read just before may have come after the drop.
     let overtaken = above.written(&past(2, 0, true), now());
     assert_eq!(overtaken.drops.len(), 1);
     // Also for a write beside it, until it is done.
     assert_eq!(above.written(&past(3, 0, true), now()).drops.len(), 1);
     above.forget(&overtaken.reads);
     assert!(above.written(&past(4, 0, true), now()).drops.is_empty());
-    // An older kernel keeps what was read at any time.
+    // An older kernel keeps pages that were read at any time.
     above.note(&KernelCall::new(PageUse::Read, 5, 0, 4096));
     assert_eq!(above.written(&past(6, 0, false), now()).drops.len(), 1);
 }

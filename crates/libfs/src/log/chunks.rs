@@ -1,4 +1,4 @@
-//! Which chunks of the log are free, in use, or wait for the digest; growth and waiting when the log is full.
+//! Chunks of the log: free, in use, or waiting for the digest; growth, and the wait when the log is full.
 //! Knows nothing of entries but the highest number in a chunk.
 
 use super::{Log, LogHost, ipc};
@@ -10,11 +10,12 @@ use varve_format::LogSeq;
 use varve_format::log::{CHUNK_BYTES, LANES_MAX, LIVE_HEADER_SIZE};
 use varve_ipc::IpcError;
 
-/// How long a digest's next record may take before its end is waited for.
+/// Longest wait for a digest's next record, before the end of the digest is waited for.
 const MOMENT: Duration = Duration::from_millis(5);
 const PROGRESS_NAP: Duration = Duration::from_micros(50);
-/// While there are chunks that were never used, pointers are dropped only when that frees this part of those
-/// that were: looking at all inodes that the log has something of is not for each chunk.
+/// While there are never-used chunks, pointers are dropped only when that frees at least one in this number
+/// of the used ones: a prune looks at all inodes with pointers into the log, which is too much for each
+/// chunk.
 const PRUNED_SHARE: u64 = 4;
 
 /// A full chunk.
@@ -25,21 +26,21 @@ struct Retired {
     last_seq: u64,
 }
 
-/// All chunks of a log but those that lanes hold.
+/// All chunks of a log but the lanes' current ones.
 pub(super) struct Pool {
     total: u64,
-    /// Those that were used before, the one to be used next last.
+    /// Used free chunks, the next one to be taken last.
     free: Vec<u64>,
-    /// Those that were never used: each costs the clearing of its memory.
+    /// Never-used chunks: the kernel clears memory for each.
     fresh: Range<u64>,
     retired: Vec<Retired>,
-    /// Pointers up to here have been dropped.
+    /// Pointers up to this number have been dropped.
     pruned: u64,
-    /// A digest up to here was asked for.
+    /// Highest number up to which a digest was requested.
     asked: u64,
     /// Growth was refused for good.
     grown_out: bool,
-    /// Whether what is committed is not durable by that, on the log's medium.
+    /// Whether a commit alone is not durable on the log's medium.
     syncs: bool,
     /// Parts of retired chunks that are not yet synced: start and end.
     pub(super) unsynced: Vec<(u64, u64)>,
@@ -56,7 +57,7 @@ pub(super) const fn chunk_start(chunk: u64) -> u64 {
     }
 }
 
-/// What a try for a chunk came to.
+/// Outcome of an attempt to take a chunk.
 enum Try {
     Got(u64),
     Prune(u64),
@@ -84,7 +85,8 @@ impl Pool {
         self.total * CHUNK_BYTES
     }
 
-    /// The chunk that holds `pos` is full up to `pos` and its highest number is `last_seq`.
+    /// Retires the chunk that begins its entries at `start` and is full up to `end`; its highest number is
+    /// `last_seq`.
     pub(super) fn retire(&mut self, lane: usize, start: u64, end: u64, last_seq: u64) {
         let synced = self.synced[lane].max(start);
         if self.syncs && synced < end && !armed(Bug::LeftChunkUnsynced) {
@@ -96,7 +98,7 @@ impl Pool {
         });
     }
 
-    /// A chunk that was taken and not used.
+    /// Takes back a chunk that was not used.
     pub(super) fn give_back(&mut self, start: u64) {
         self.free.push(start / CHUNK_BYTES);
     }
@@ -118,13 +120,13 @@ impl Pool {
         self.grown_out = false;
     }
 
-    /// Those that will be taken next.
+    /// Returns up to `count` chunks that will be taken next.
     pub(super) fn next_chunks(&self, count: usize) -> Vec<u64> {
         let used = self.free.iter().rev().copied();
         used.chain(self.fresh.clone()).take(count).collect()
     }
 
-    /// Moves what is digested and pruned to the free list.
+    /// Moves chunks that are digested and pruned to the free list.
     fn recycle(&mut self) {
         let pruned = self.pruned;
         let free = &mut self.free;
@@ -137,14 +139,14 @@ impl Pool {
         });
     }
 
-    /// Retired chunks that may be used again when they are pruned.
+    /// Number of retired chunks that may be used again when they are pruned.
     fn droppable(&self, digested: u64) -> usize {
         let may = |chunk: &&Retired| chunk.last_seq <= digested;
         self.retired.iter().filter(may).count()
     }
 
-    /// The chunk that was used last comes first: its memory is there, and in the caches, where one that was
-    /// never used is cleared by the kernel page by page. So the log has as much memory as is written during a
+    /// Takes the chunk that was used last, if there is one: its memory is there, and in the CPU caches, while
+    /// the kernel clears a never-used one page by page. So the log uses as much memory as is written during a
     /// digest, not as much as it may have.
     fn try_take(&mut self, digested: u64, max_chunks: u64) -> Try {
         self.recycle();
@@ -172,7 +174,7 @@ impl Pool {
 }
 
 impl Log {
-    /// Takes a chunk for `lane`: first byte for entries. Waits for at most `wait_ms`.
+    /// Takes a chunk and returns its first byte for entries. Waits for at most `wait_ms`.
     pub(super) fn take_chunk<T>(&self, host: &dyn LogHost) -> OpResult<u64, T> {
         let start = host.clock().moment();
         let bound = Duration::from_millis(self.options.wait_ms);
@@ -201,7 +203,7 @@ impl Log {
                     }
                     host.digest(self.last_seq(), true).map_err(ipc)?;
                     if self.droppable() <= digested {
-                        // The answer came, and nothing moved: numbers of other threads are in flight.
+                        // The digest has ended without progress: numbers of other threads are in flight.
                         host.clock().pause(nap);
                         nap = (nap * 2).min(Duration::from_millis(5));
                     }
@@ -210,8 +212,8 @@ impl Log {
         }
     }
 
-    /// Waits a moment for a digest that is under way, or is asked for now: its records give chunks back one
-    /// after another, long before everything is digested. `false`: nothing moved.
+    /// Waits a moment for a digest that is under way, or requests one: its records give chunks back one after
+    /// another, long before everything is digested. `false`: no progress.
     fn sees_progress(&self, host: &dyn LogHost, digested: u64) -> Result<bool, IpcError> {
         let upto = {
             let mut pool = self.pool.lock();
@@ -232,15 +234,15 @@ impl Log {
         Ok(true)
     }
 
-    /// Pointers at or below this may be dropped, and chunks up to it used again: digested, and no publication
-    /// is still to come.
+    /// Highest number at or below which pointers may be dropped and chunks used again: entries up to it are
+    /// digested and published.
     #[must_use]
     pub fn droppable(&self) -> u64 {
         let digested = self.page.digested().0;
         digested.min(self.stable_below().0 - 1)
     }
 
-    /// Drops what is digested now. For the background worker; waits for nobody but readers.
+    /// Drops digested pointers and frees their chunks. For the background worker; waits only for readers.
     pub fn reclaim(&self, host: &dyn LogHost) {
         let upto = self.droppable();
         if self.pool.lock().pruned < upto {
@@ -270,7 +272,7 @@ impl Log {
             Ok(len_bytes) => {
                 let total = (len_bytes / CHUNK_BYTES).min(self.region.len_bytes() / CHUNK_BYTES);
                 if total <= pool.total {
-                    // Another thread grew it, or the daemon gave nothing: the next round sees which.
+                    // Another thread grew it, or the daemon granted nothing: the next round sees which.
                     pool.grown_out = total < chunks && pool.free.is_empty() && pool.fresh.is_empty();
                     return Ok(());
                 }
@@ -290,8 +292,8 @@ impl Log {
         }
     }
 
-    /// Asks for a digest when the share of the log that waits for one has passed the mark. Failures show when
-    /// space is needed.
+    /// Requests a digest when the undigested share of the log has passed the mark. Failures show when space
+    /// is needed.
     fn ask_when_due(&self, host: &dyn LogHost) {
         let upto = {
             let mut pool = self.pool.lock();

@@ -1,13 +1,13 @@
-//! What is done for the log before it is needed, by a thread that nobody waits for: more chunks, and chunks
-//! whose first sync is as fast as the next. Owns how far ahead; refuses to know which thread that is.
+//! Prepares log space before it is needed, on a background thread: more chunks, and chunks whose first sync
+//! is as fast as later ones. Owns how far ahead; does not know the thread.
 
 use super::{Log, LogHost, slots};
 use crate::sync::atomic::Ordering;
 use varve_format::log::{CHUNK_BYTES, LANES_MAX};
 
-/// Chunks that the log becomes longer by, at least: a small one would ask again at once.
+/// Least number of chunks by which the log grows: a smaller step would need the next one at once.
 const STEP_CHUNKS: u64 = 4;
-/// Free chunks that are readied at least.
+/// Least number of free chunks that are readied.
 const READY_CHUNKS: usize = 4;
 
 impl Log {
@@ -16,7 +16,7 @@ impl Log {
         (free as u64) < total.div_ceil(4)
     }
 
-    /// A lane has taken a chunk: says so to whoever looks ahead, if there is reason to.
+    /// Requests [`look_ahead`](Self::look_ahead) after a lane has taken a chunk, if there is work for it.
     pub(super) fn took_chunk(&self, host: &dyn LogHost) {
         let low = {
             let pool = self.pool.lock();
@@ -31,10 +31,10 @@ impl Log {
         total < self.options.max_bytes / CHUNK_BYTES
     }
 
-    /// Makes the log longer while few of its chunks are free, and readies those that come next if the program
-    /// syncs little at a time.
+    /// Grows the log while few of its chunks are free, and readies the next chunks if the program syncs
+    /// little at a time.
     ///
-    /// Errors are left to those who need the space, or sync: they meet them again.
+    /// Errors are not reported: callers that need the space, or sync, meet them again.
     pub fn look_ahead(&self, host: &dyn LogHost) {
         self.reclaim(host);
         let (free, total, grown_out) = {
@@ -47,7 +47,7 @@ impl Log {
             if let Err(error) = self.grow::<()>(host, chunks) {
                 tracing::debug!(?error, "the log does not grow ahead");
             }
-            // Whether there is less to be had is found out when it is needed.
+            // A later request for space finds out whether the limit is lower than it was.
             self.pool.lock().may_grow_again();
         }
         if self.syncs_little.load(Ordering::Relaxed) {
@@ -55,7 +55,7 @@ impl Log {
         }
     }
 
-    /// Readies what lanes have before them: the rest of their chunks, and the chunks that are given out next.
+    /// Readies the chunks that lanes use next: the rest of their current ones, and the next free ones.
     fn ready_next(&self) {
         let used = slots::used().min(slots::SHARED);
         let lanes = (0..used).chain([LANES_MAX - 1]);

@@ -1,5 +1,5 @@
-//! Lanes, numbers and the page under a scheduler that tries interleavings: what a thread was told, a scan
-//! must find. Run by `cargo test -p varve-libfs --features shuttle --lib interleavings`.
+//! Lanes, numbers and the page under a scheduler that tries interleavings: a scan must find every entry that
+//! a thread was told is committed. Run by `cargo test -p varve-libfs --features shuttle --lib interleavings`.
 #![allow(clippy::unwrap_used)]
 
 use super::{Log, LogHost, LogOptions, Stamp};
@@ -84,7 +84,7 @@ fn stage() -> Arc<Stage> {
 }
 
 impl Stage {
-    /// Every whole entry: its number, and the number below which all was published.
+    /// Returns every whole entry: its number, and the number below which all were published.
     fn scan(&self) -> BTreeMap<u64, u64> {
         let mut found = BTreeMap::new();
         for chunk in 0..CHUNKS {
@@ -109,7 +109,7 @@ impl Stage {
         found
     }
 
-    /// Logs one write; its number, and whether the caller may say that it is done.
+    /// Logs one write; returns its number, and whether it may be acknowledged.
     fn append(&self, data: &[u8]) -> (u64, bool) {
         let op = LogOp::Write {
             key: InodeKey::new(5, 1),
@@ -129,8 +129,8 @@ impl Stage {
     }
 }
 
-/// Two threads log, a third seals and scans: what was acknowledged is in the scan, and so is everything below
-/// a stable mark in it.
+/// Two threads log, a third seals and scans: every acknowledged entry is in the scan, and so is everything
+/// below a stable mark in it.
 fn acknowledged_is_scanned() {
     let stage = stage();
     let writers: Vec<_> = (0..2_u8)
@@ -139,7 +139,7 @@ fn acknowledged_is_scanned() {
             thread::spawn(move || [stage.append(&[thread; 40]), stage.append(&[thread; 700])])
         })
         .collect();
-    // Store the page, then scan: the scheduler is sequentially consistent, so the barrier is nothing here.
+    // Store the page, then scan: the scheduler is sequentially consistent, so the barrier does nothing here.
     stage.page.sealed.store(1, Ordering::SeqCst);
     let scan = stage.scan();
     for stable_below in scan.values() {
@@ -157,7 +157,7 @@ fn acknowledged_is_scanned() {
     }
 }
 
-/// One thread logs, another takes a number and writes it off, a third logs after that, a fourth seals and
+/// One thread logs, another takes a number and abandons it, a third logs after that, a fourth seals and
 /// scans.
 fn abandoned_number_claims_nothing() {
     let stage = stage();
@@ -236,7 +236,7 @@ fn unpublished_is_not_dropped() {
             })
         })
         .collect();
-    // The daemon digests whatever it finds without a gap.
+    // The daemon digests all entries up to the first gap.
     let scan = stage.scan();
     let dense = (1..).take_while(|seq| scan.contains_key(seq)).last().unwrap_or(0);
     stage.page.digested.store(dense, Ordering::SeqCst);
@@ -266,7 +266,7 @@ fn number_that_is_taken_before_it_is_in_flight_is_caught() {
     assert!(found, "the seeded bug is not found");
 }
 
-/// `fsync` returns when what was committed before is synced, whoever's round it was.
+/// `fsync` returns when entries committed before are synced, no matter which thread ran the round.
 fn sync_covers_what_was_committed() {
     let world = SimWorld::new();
     let bytes = CHUNKS * CHUNK_BYTES;

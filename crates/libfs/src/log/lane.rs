@@ -16,17 +16,16 @@ use varve_format::{EntryFlags, EntryHeader, EntryMeta, LogOp, LogSeq, SeqRange};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
-/// No number is in flight.
+/// Value of `in_flight`: no number is in flight.
 const IDLE: u64 = u64::MAX;
-/// A number is being taken: wait until it is known.
+/// Value of `in_flight`: a number is being taken; wait until it is known.
 const TAKING: u64 = 0;
 /// Payloads up to this many bytes are put together with their header on the stack and stored at once.
 const COMPOSE_MAX: usize = 448;
 /// As [`COMPOSE_MAX`], in a smaller buffer.
 const COMPOSE_SMALL: usize = 128;
 
-/// A lane. Words of `own` are written by the thread that has the lane (or holds the shared lane's lock) and
-/// by nobody else.
+/// A lane. Only the thread that has the lane (or holds the shared lane's lock) writes the words of `own`.
 pub(super) struct Lane {
     /// Lowest number taken by this lane and not yet published, [`IDLE`] or [`TAKING`].
     in_flight: CachePadded<AtomicU64>,
@@ -37,7 +36,7 @@ pub(super) struct Lane {
 struct Own {
     /// First byte for entries of the current chunk.
     start: AtomicU64,
-    /// End of what is committed.
+    /// End of the committed entries.
     pos: AtomicU64,
     /// End of the current chunk; 0 if there is none.
     end: AtomicU64,
@@ -56,12 +55,12 @@ impl Lane {
         }
     }
 
-    /// Blocks reserved for it.
+    /// Returns the number of blocks reserved for the lane.
     pub(super) fn reserved(&self) -> u64 {
         self.own.reserved.load(Ordering::Relaxed)
     }
 
-    /// Takes its reserved blocks away.
+    /// Takes the lane's reserved blocks away.
     pub(super) fn take_reserved(&self) -> u64 {
         // Most lanes never had any.
         match self.reserved() {
@@ -110,7 +109,7 @@ struct Left {
     pieces: usize,
 }
 
-/// What a slot holds beyond one entry.
+/// A slot's state beyond one entry.
 #[derive(Default)]
 struct Staging {
     pieces: Vec<Piece>,
@@ -120,7 +119,7 @@ struct Staging {
 
 /// The calling thread's lane, with space taken in it. Dropped without commit, it leaves nothing.
 ///
-/// Small on purpose: what is stored after a non-temporal copy cannot be loaded in another width before the
+/// Small on purpose: bytes stored after a non-temporal copy cannot be loaded in another width before the
 /// write buffers are drained (a failed store-to-load forwarding waits for them), so nothing large may be
 /// moved between the copy and the return.
 pub struct Slot<'l> {
@@ -135,7 +134,7 @@ pub struct Slot<'l> {
     _shared: Option<MutexGuard<'l, ()>>,
 }
 
-/// A committed entry's number and where its data is.
+/// A committed entry's number and the location of its data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Logged {
     /// Its number.
@@ -148,7 +147,7 @@ pub struct Logged {
     pub offset: u64,
 }
 
-/// What one write came to, while its slot still keeps the number in flight.
+/// Result of one write, while its slot still keeps the number in flight.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Receipt {
     pub(crate) seq: LogSeq,
@@ -184,8 +183,7 @@ pub struct Committed<'l> {
     only: Logged,
     /// Its numbers.
     pub seqs: SeqRange,
-    /// The session counted when the commit was over. If not: whether the transaction counts is the seal's to
-    /// say.
+    /// The session was live after the commit. If not, the seal decides whether the transaction counts.
     pub live: bool,
 }
 
@@ -232,7 +230,7 @@ impl<'l> Slot<'l> {
         }
         let own = &self.lane.own;
         if self.end != 0 {
-            // Retired before a new one is taken: in a small log it may be the one that comes back.
+            // Retired before a new one is taken: in a small log it may be the one that is reused.
             let mut pool = self.log.pool.lock();
             pool.retire(
                 self.index,
@@ -266,13 +264,12 @@ impl<'l> Slot<'l> {
         self.index != slots::SHARED
     }
 
-    /// Blocks reserved for this lane: the slot's holder spends them, and others may take what is
-    /// left.
+    /// Blocks reserved for this lane: the slot's holder spends them, and other threads may take the rest.
     pub(crate) fn reserved(&self) -> &AtomicU64 {
         &self.lane.own.reserved
     }
 
-    /// Gives reserved blocks back that were consumed for what is not logged after all.
+    /// Returns reserved blocks that were consumed for entries that are not logged after all.
     #[inline]
     pub(crate) fn pay_back(&self, blocks: u32) {
         if blocks > 0 {
@@ -387,11 +384,11 @@ impl<'l> Slot<'l> {
     }
 
     /// Numbers, copies and commits one operation with a single drain of the processor's write buffers. The
-    /// payload is copied while the caller's locks are held: it must be memory that cannot fault for long
-    /// (touch user memory before).
+    /// payload is copied under the caller's locks: it must be in memory that cannot fault for long (touch
+    /// user memory before).
     ///
     /// # Errors
-    /// As [`commit`](Self::commit); `EINVAL` if it is larger than what was reserved.
+    /// As [`commit`](Self::commit); `EINVAL` if it is larger than the reserved space.
     #[inline]
     pub fn append<T>(
         mut self,
@@ -419,7 +416,8 @@ impl<'l> Slot<'l> {
         })
     }
 
-    /// [`append`](Self::append) in place, for one operation whose encoded body is `body`.
+    /// As [`append`](Self::append), without consuming the slot, for one operation whose encoded body is
+    /// `body`.
     #[inline]
     pub(crate) fn append_one(
         &mut self,
@@ -432,7 +430,7 @@ impl<'l> Slot<'l> {
         self.append_numbered(op, body, flags, stamp, number)
     }
 
-    /// [`append`](Self::append) for several operations that count together or not at all.
+    /// As [`append`](Self::append), for several operations that count together or not at all.
     ///
     /// # Errors
     /// As [`append`](Self::append).
@@ -479,7 +477,7 @@ impl<'l> Slot<'l> {
         Ok(self.committed(first, count, only))
     }
 
-    /// Stores one entry, header and all, at the slot's position; returns where its data is.
+    /// Stores one entry, header and all, at the slot's position; returns the log address of its data.
     #[inline]
     fn put(
         &mut self,
@@ -526,7 +524,7 @@ impl<'l> Slot<'l> {
         Ok(addr)
     }
 
-    /// Puts a small entry together on the stack and stores it at once.
+    /// Assembles a small entry on the stack and stores it at once.
     #[inline]
     fn compose<const N: usize>(&self, header: EntryHeader, body: &[u8], data: &[u8]) -> Result<(), Errno> {
         let mut bytes = [0_u8; N];
@@ -541,7 +539,7 @@ impl<'l> Slot<'l> {
         }
     }
 
-    /// Copies a payload behind the header's place at the slot's position; returns its checksum.
+    /// Copies a payload to the slot's position, after the space of its header; returns its checksum.
     #[inline]
     fn store_payload<T>(&self, body: &[u8], data: &[u8]) -> OpResult<u32, T> {
         let region = &self.log.region;
@@ -563,19 +561,20 @@ impl<'l> Slot<'l> {
         Ok(crc)
     }
 
-    /// Takes `count` numbers, which are in flight from now on, and computes what is stable below them.
+    /// Takes `count` numbers, which are in flight from here on, and computes the stable number below them.
     #[inline]
     fn number(&self, count: u64) -> (u64, u64) {
         if !armed(Bug::NumberBeforeFlight) {
             self.lane.in_flight.store(TAKING, Ordering::Relaxed);
         }
-        // Whoever sees a later number also sees the store above: this is a release, and theirs an acquire.
+        // A thread that sees a later number also sees the store above: this is a release, and its load an
+        // acquire.
         let first = self.log.next_seq.fetch_add(count, Ordering::SeqCst);
         self.lane.in_flight.store(first, Ordering::Release);
         (first, self.log.stable(self.index, first))
     }
 
-    /// After the fence: the lane's committed part grows.
+    /// Extends the lane's committed part, after the fence.
     #[inline]
     fn advance(&self, last: u64) {
         let own = &self.lane.own;
@@ -598,7 +597,7 @@ impl<'l> Slot<'l> {
         }
     }
 
-    /// Makes the chunks that staging went through the lane's past, and the last one its present.
+    /// Retires the chunks that staging has filled, and makes the last one the lane's current chunk.
     #[cold]
     fn retire_left(&self, lefts: &[Left], first: u64) {
         let own = &self.lane.own;
@@ -619,8 +618,8 @@ impl<'l> Slot<'l> {
         own.end.store(self.end, Ordering::Release);
     }
 
-    /// Numbers were taken and their entries could not be written: they become no-ops, so that the log stays
-    /// dense. They claim no more than [`number`](Self::number) said: lower numbers may be in flight.
+    /// Writes no-ops for numbers whose entries could not be written, so that the log stays dense. They claim
+    /// no higher stable number than [`number`](Self::number) returned: lower numbers may be in flight.
     #[cold]
     fn fill_with_noops(&mut self, (first, stable): (u64, u64), count: u64) {
         let stable = if armed(Bug::NoopClaimsStable) {
@@ -654,7 +653,7 @@ impl<'l> Slot<'l> {
         }
     }
 
-    /// Writes a taken number off; for an overwrite in place that finds the inode locked.
+    /// Replaces a taken number by a no-op; for an overwrite in place that finds the inode locked.
     #[cold]
     pub(crate) fn abandon(&mut self, number: (u64, u64)) {
         self.fill_with_noops(number, 1);
@@ -739,8 +738,8 @@ impl Drop for Slot<'_> {
 }
 
 impl Committed<'_> {
-    /// The entries, in order. The offset is that of staged writes; entries that were appended at once have 0
-    /// here.
+    /// The entries, in order. The offset is set for staged writes; entries of [`Slot::append`] and
+    /// [`Slot::append_all`] have 0 here.
     pub fn entries(&self) -> &[Logged] {
         match &self.slot.staging {
             Some(staging) => &staging.logged,
@@ -748,7 +747,7 @@ impl Committed<'_> {
         }
     }
 
-    /// The lost session's error with `result`, or `Ok` if the session still counts.
+    /// Returns `result` if the session was live after the commit, else the lost session's error with it.
     ///
     /// # Errors
     /// `SessionLost` with the transaction's numbers.
@@ -768,7 +767,7 @@ impl Log {
     #[cold]
     fn lock_shared(&self) -> MutexGuard<'_, ()> {
         let guard = self.shared.lock();
-        // Before any number is taken in the shared lane, so whoever sees the number looks at the lane.
+        // Before any number is taken in the shared lane, so a thread that sees the number looks at the lane.
         self.shared_used.store(true, Ordering::SeqCst);
         guard
     }
@@ -778,7 +777,7 @@ const fn chunk_end(start: u64) -> u64 {
     (start / CHUNK_BYTES + 1) * CHUNK_BYTES
 }
 
-/// Fills in what is known at the commit.
+/// Fills in the header fields that are known at the commit.
 #[inline]
 fn complete(header: &mut EntryHeader, stamp: Stamp, seq: u64, stable: u64, tx_left: u32, continues: bool) {
     header.seq = U64::new(seq);

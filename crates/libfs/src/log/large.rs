@@ -1,4 +1,4 @@
-//! How many chunks large operations may fill before they are committed. Knows numbers of chunks, not the
+//! Limits the chunks that large operations fill before they are committed. Knows numbers of chunks, not the
 //! chunks.
 
 use crate::sync::{Condvar, Mutex, wait_for};
@@ -6,28 +6,28 @@ use std::time::Duration;
 use varve_format::log::CHUNK_BYTES;
 use varve_ipc::Clock;
 
-/// How long one look for room lasts.
+/// Longest sleep before a wait checks for room again.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Operations of more bytes may need more than the chunk that their lane has and one more.
+/// Size above which an operation may need more than its lane's current chunk and one more.
 const LARGE_BYTES: usize = CHUNK_BYTES as usize / 2;
 
-/// Lanes have at most half of a log's chunks; large operations together have at most a quarter besides. So
-/// whoever waits for a chunk waits for one that is committed, which the digest gives back.
+/// Lanes have at most half of a log's chunks; large operations together have at most a quarter besides. So a
+/// thread that waits for a chunk waits for a committed one, which the digest gives back.
 pub(super) struct Large {
     left: Mutex<u64>,
     changed: Condvar,
     most: u64,
 }
 
-/// What one operation may fill; given back when this is dropped.
+/// Chunks that one operation may fill; given back when this is dropped.
 pub struct Room<'l> {
     large: &'l Large,
     chunks: u64,
 }
 
 impl Large {
-    /// Of a log of so many chunks.
+    /// Creates the limit of a log of `chunks` chunks.
     pub(super) fn new(chunks: u64) -> Self {
         let most = (chunks / 4).max(1);
         Self {

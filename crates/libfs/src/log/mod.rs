@@ -1,11 +1,11 @@
 //! The session's update log: numbers, lanes, chunks, commit and sync. Owns where an entry goes and in which
-//! order entries count; refuses to know what operations mean and who holds leases.
+//! order entries count; knows neither the meaning of operations nor the holders of leases.
 //!
 //! # Cost
 //! A locked instruction between the non-temporal copy of a payload and the fence makes the processor drain
-//! its write-combining buffers twice (measured: +45 % at 4 KiB, 2 × at 128 B). So nothing of the kind happens
-//! there: [`Slot::append`] takes its numbers *before* it copies, and a caller that must not hold a lock while
-//! it copies user memory [`stage`](Slot::stage)s first and pays the second drain.
+//! its write-combining buffers twice (measured: +45 % at 4 KiB, 2 × at 128 B). So there is none in between:
+//! [`Slot::append`] takes its numbers *before* it copies, and a caller that must not hold a lock while it
+//! copies user memory [`stage`](Slot::stage)s first and pays the second drain.
 //!
 //! # Order
 //! A caller takes a [`Slot`] first (this may wait for space), then its inode locks, then commits. The
@@ -46,7 +46,7 @@ use varve_media::Region;
 /// Most payload bytes of one transaction.
 pub const TX_BYTES_MAX: u64 = 16 << 20;
 
-/// What the log asks of its surroundings. Called without inode locks held.
+/// Services that the log needs from its surroundings. Called without inode locks held.
 pub trait LogHost {
     /// Asks for a log of `len_bytes`; returns its new length.
     ///
@@ -63,7 +63,7 @@ pub trait LogHost {
     /// Drops all pointers into the log at or below `digested`.
     fn prune(&self, digested: LogSeq);
 
-    /// [`Log::look_ahead`] has something to do. Returns at once; may do nothing.
+    /// Requests a call of [`Log::look_ahead`]. Returns at once; may do nothing.
     fn look_ahead(&self) {}
 
     /// Time, and how to wait.
@@ -75,11 +75,11 @@ pub trait LogHost {
 /// Sizes and bounds of a log.
 #[derive(Debug, Clone, Copy)]
 pub struct LogOptions {
-    /// Whose log; seeds the checksums.
+    /// The log's session; seeds the checksums.
     pub session: SessionId,
-    /// Bytes now.
+    /// Current length in bytes.
     pub len_bytes: u64,
-    /// Most bytes.
+    /// Greatest length in bytes.
     pub max_bytes: u64,
     /// Share of `max_bytes` at which a digest is asked for, in percent.
     pub digest_percent: u8,
@@ -87,7 +87,7 @@ pub struct LogOptions {
     pub wait_ms: u64,
 }
 
-/// What the log stamps on an operation.
+/// Time and view of an operation, as stamped on its entries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Stamp {
     /// Time of the call.
@@ -96,12 +96,12 @@ pub struct Stamp {
     pub base: varve_format::TxId,
 }
 
-/// What went wrong with a log and the daemon was not told of yet.
+/// Faults of a log that the daemon was not told of yet.
 #[derive(Default)]
 struct Unsaid {
     /// Errno of the last failure; 0: none.
     errno: AtomicU64,
-    /// The longest sync of those that took long, in milliseconds; 0: none did.
+    /// Duration of the longest slow sync, in milliseconds; 0: none was slow.
     slow_ms: AtomicU64,
 }
 
@@ -118,7 +118,7 @@ pub struct Log {
     seed: u32,
     options: LogOptions,
     pool: Mutex<Pool>,
-    /// Chunks that large operations may fill before they are committed, besides those of the lanes.
+    /// Limit on the chunks that large operations fill before they are committed, besides the lanes' chunks.
     large: Large,
     syncs: Syncs,
     /// The program syncs, and little at a time.
@@ -151,9 +151,9 @@ impl Log {
         }
     }
 
-    /// Waits until an operation of `bytes` may be staged: call it before [`reserve`](Self::reserve) where
-    /// they may not fit into a chunk. Without it operations that each hold some chunks and wait for one more
-    /// could wait for each other.
+    /// Waits until an operation of `bytes` may be staged: call it before [`reserve`](Self::reserve) if the
+    /// bytes may not fit into a chunk. Without it, operations that each hold some chunks and wait for one
+    /// more could wait for each other.
     pub fn room_for(&self, host: &dyn LogHost, bytes: usize) -> Room<'_> {
         self.large.take(host.clock(), bytes)
     }
@@ -163,8 +163,8 @@ impl Log {
     /// locking inodes.
     ///
     /// # Errors
-    /// `ENOSPC` when no space came in time, or what the daemon answered; `EDEADLK` when this thread has a
-    /// slot already; `SessionLost`.
+    /// `ENOSPC` when no space came in time, or the daemon's error; `EDEADLK` when this thread has a slot
+    /// already; `SessionLost`.
     #[inline]
     pub fn reserve<T>(&self, host: &dyn LogHost, bytes: usize) -> OpResult<Slot<'_>, T> {
         Slot::take(self, host, bytes)
@@ -209,7 +209,7 @@ impl Log {
         self.pool.lock().total_bytes()
     }
 
-    /// The region's refusal, as its caller sees it.
+    /// Converts the region's refusal to an errno.
     #[cold]
     fn refused(&self, error: &varve_media::MediaError) -> Errno {
         tracing::error!(%error, "the log does not take an entry");
@@ -217,7 +217,7 @@ impl Log {
         Errno::from(error)
     }
 
-    /// The region failed: the daemon, which does not see it, is to be told.
+    /// Notes that the region failed, for a report to the daemon, which cannot see it.
     #[cold]
     fn note_failure(&self, error: &varve_media::MediaError) {
         let errno = match error {
@@ -231,7 +231,7 @@ impl Log {
             .store(u64::from(errno.unsigned_abs()), Ordering::Relaxed);
     }
 
-    /// What went wrong since the last call.
+    /// Returns the faults since the last call.
     pub(crate) fn take_faults(&self) -> [Option<ClientFault>; 2] {
         let taken = |cell: &AtomicU64| match cell.load(Ordering::Relaxed) {
             0 => None,
@@ -256,13 +256,14 @@ impl Log {
         self.lanes.iter().map(Lane::reserved).sum()
     }
 
-    /// Takes the reserved blocks of all lanes away. Who writes meanwhile has spent his before, or finds none.
+    /// Takes the reserved blocks of all lanes away. A concurrent writer has spent its blocks before, or finds
+    /// none.
     pub(crate) fn take_reserved(&self) -> u64 {
         self.lanes.iter().map(Lane::take_reserved).sum()
     }
 
-    /// Smallest number in flight in other lanes than `own`, at most `bound`. `bound` was loaded from
-    /// `next_seq` before.
+    /// Smallest number in flight in other lanes than `own`, at most `bound`. The caller has loaded `bound`
+    /// from `next_seq` before.
     #[inline]
     fn stable(&self, own: usize, bound: u64) -> u64 {
         let used = slots::used().min(self.own_lanes);
@@ -278,7 +279,7 @@ impl Log {
         least
     }
 
-    /// Makes what this thread stored count: the fence of a commit.
+    /// Fences this thread's stores, which commits them.
     #[inline]
     fn commit_fence(&self) -> Result<(), varve_media::MediaError> {
         if armed(Bug::NoFenceAtCommit) {
@@ -294,7 +295,7 @@ impl Log {
     }
 }
 
-/// A failed wait for space or a failed message, without a result.
+/// Converts a failed wait for space or a failed message to an error without a result.
 fn ipc<T>(error: IpcError) -> OpError<T> {
     OpError::from(error)
 }

@@ -1,6 +1,5 @@
-//! Slots of threads, for the whole process: which lane a thread uses, which inode it overwrites in place
-//! right now, and which inode's lease it uses right now.
-//! Knows neither logs nor files.
+//! Slots of threads, for the whole process: a thread's lane, the inode that it is overwriting in place, and
+//! the inode whose lease it has pinned. Knows neither logs nor files.
 //!
 //! A slot belongs to one thread until that thread ends, so its words have a single writer. Threads beyond the
 //! slots share lane [`SHARED`] under a lock and never overwrite in place.
@@ -70,14 +69,14 @@ pub(crate) fn lane() -> usize {
     CLAIM.try_with(|claim| claim.0).unwrap_or(SHARED)
 }
 
-/// How many slots were ever taken at once: lanes at and above it (but [`SHARED`]) were never used.
+/// Highest number of slots that were ever taken: lanes at and above it (but [`SHARED`]) were never used.
 #[inline]
 pub(crate) fn used() -> usize {
     USED.load(Ordering::Acquire)
 }
 
-/// The calling thread says that it overwrites inode `id` in place. It must pass a full barrier before it
-/// looks whether it may. Without effect (and useless) for [`SHARED`].
+/// Announces that the calling thread overwrites inode `id` in place. It must pass a full barrier before it
+/// checks whether it may. Without effect (and useless) for [`SHARED`].
 #[inline]
 pub(crate) fn enter_overwrite(lane: usize, id: u64) {
     if let Some(slot) = SLOTS.get(lane) {
@@ -85,7 +84,7 @@ pub(crate) fn enter_overwrite(lane: usize, id: u64) {
     }
 }
 
-/// Ends what [`enter_overwrite`] began.
+/// Ends the overwrite that [`enter_overwrite`] began.
 #[inline]
 pub(crate) fn leave_overwrite(lane: usize) {
     if let Some(slot) = SLOTS.get(lane) {
@@ -93,8 +92,9 @@ pub(crate) fn leave_overwrite(lane: usize) {
     }
 }
 
-/// The calling thread says that it uses the lease of inode `id`: the slot to [`unpin`], unless it pins
-/// another one there. What it loads afterwards is what those who count with [`pins`] stored before.
+/// Announces that the calling thread uses the lease of inode `id`; returns the slot to [`unpin`], or `None`
+/// if it holds another pin there. The thread's later loads see stores made before a call of [`pins`] that
+/// missed this pin.
 #[inline]
 pub(crate) fn pin(id: u64) -> Option<usize> {
     let lane = lane();
@@ -107,8 +107,8 @@ pub(crate) fn pin(id: u64) -> Option<usize> {
     Some(lane)
 }
 
-/// Ends what [`pin`] began. As there for what is loaded afterwards: who is missed by `pins` sees why it was
-/// counted.
+/// Ends the pin that [`pin`] began. A later load of the thread sees the bar of a caller that has counted the
+/// pin with [`pins`].
 #[inline]
 pub(crate) fn unpin(lane: usize) {
     if let Some(slot) = SLOTS.get(lane) {
@@ -117,14 +117,14 @@ pub(crate) fn unpin(lane: usize) {
     }
 }
 
-/// Threads that have pinned inode `id` in their slots. The caller has barred new pins before; one that this
-/// misses sees the bar when it ends.
+/// Counts the threads that have pinned inode `id` in their slots. The caller has barred new pins before; a
+/// thread that this misses sees the bar when it ends its pin.
 pub(crate) fn pins(id: u64) -> u64 {
     heavy_barrier();
     pins_about(id)
 }
 
-/// [`pins`] as a hint.
+/// As [`pins`], without a barrier: a hint.
 pub(crate) fn pins_about(id: u64) -> u64 {
     let slots = SLOTS[..used().min(SHARED)].iter();
     slots
@@ -149,8 +149,8 @@ pub(crate) fn wait_for_overwrites(id: u64) {
     }
 }
 
-/// In the child after `fork`: only the calling thread lives on, so the others' slots are free again. The
-/// parent's logs must not be used any more in the child.
+/// Resets the slots in the child after `fork`: only the calling thread lives on, so the other threads' slots
+/// are free again. The child must not use the parent's logs any more.
 pub fn reset_after_fork() {
     let own = lane();
     for (index, slot) in SLOTS.iter().enumerate() {

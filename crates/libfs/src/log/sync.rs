@@ -1,4 +1,4 @@
-//! Durability against power cuts: all that is committed goes to the medium, and calls that meet share one
+//! Durability against power cuts: writes all committed entries to the medium; concurrent calls share one
 //! round. Knows ranges only.
 //!
 //! A round has a range for each lane, and its leader hands them to the medium together: sixteen threads wait
@@ -15,7 +15,7 @@ use varve_format::log::LANES_MAX;
 use varve_media::stats::SLOW;
 use varve_media::{MediumKind, Region};
 
-/// Rounds of less than this are little.
+/// Rounds of fewer bytes count as little.
 const LITTLE_BYTES: u64 = 1 << 20;
 
 /// Rounds of synchronisation, numbered.
@@ -23,9 +23,9 @@ const LITTLE_BYTES: u64 = 1 << 20;
 pub(super) struct Syncs {
     state: Mutex<Rounds>,
     ended: Condvar,
-    /// What the last round wrote.
+    /// Number of bytes that the last round wrote.
     bytes: AtomicU64,
-    /// Whether what a commit has fenced is durable, as far as the medium can.
+    /// Whether a commit's fence makes entries durable, as far as the medium can.
     pub(super) in_memory: bool,
 }
 
@@ -48,7 +48,7 @@ impl Syncs {
 }
 
 impl Log {
-    /// Makes everything that was committed up to `upto` durable against a power cut, as far as the medium
+    /// Makes every entry that was committed up to `upto` durable against a power cut, as far as the medium
     /// can. Durable when this returns.
     ///
     /// # Errors
@@ -61,8 +61,8 @@ impl Log {
             return self.sync_memory();
         }
         let mut rounds = self.syncs.state.lock();
-        // A round that has started may have read the lanes before our entries were there: wait for the next
-        // one.
+        // A round that has started may have read the lanes before this caller's entries were there: wait for
+        // the next one.
         let needed = rounds.started + 1;
         loop {
             if rounds.done >= needed {
@@ -87,8 +87,8 @@ impl Log {
         }
     }
 
-    /// Where a commit's fence makes it durable there is nothing to write: no round, and nobody waits for a
-    /// thread that is not running.
+    /// On a medium where a commit's fence makes entries durable, there is nothing to write: this runs no
+    /// round and waits for no other thread.
     fn sync_memory(&self) -> Result<(), Errno> {
         self.region.sync(0, 0).map_err(|error| {
             tracing::error!(%error, "the log could not be made durable");
@@ -97,7 +97,7 @@ impl Log {
         })
     }
 
-    /// The program has synced. `true`: it does so a little at a time, and did not before, so
+    /// Notes that the program has synced. `true`: it syncs little at a time, and did not before, so
     /// [`look_ahead`](Self::look_ahead) has work.
     pub(crate) fn note_sync(&self) -> bool {
         let little = (1..LITTLE_BYTES).contains(&self.syncs.bytes.load(Ordering::Relaxed));
@@ -108,10 +108,10 @@ impl Log {
         little && !before
     }
 
-    /// One round over all lanes: whatever is committed now.
+    /// Runs one round over all lanes: syncs all entries that are committed.
     fn sync_round(&self) -> Result<(), Errno> {
-        // Chunks change hands under the pool's lock, so each lane's position belongs to the chunk that we
-        // see.
+        // Chunks change hands under the pool's lock, so each lane's position belongs to the chunk that is
+        // seen here.
         let mut parts: Vec<(u64, u64)> = Vec::new();
         let mut lanes: Vec<(usize, u64)> = Vec::new();
         {
@@ -157,7 +157,7 @@ impl Log {
             Ok(()) => {
                 for (index, end) in lanes {
                     // The lane may be in another chunk by now; then the rest of the old one was noted when it
-                    // was left.
+                    // was retired.
                     let (start, pos) = self.lanes[index].committed();
                     if start <= end && end <= pos {
                         pool.synced[index] = pool.synced[index].max(end);

@@ -39,7 +39,7 @@ impl LogHost for Host {
     fn digest(&self, upto: LogSeq, wait: bool) -> Result<(), IpcError> {
         self.asked.lock().push((upto.0, wait));
         if self.digests {
-            // As far as it is there without a gap.
+            // As far as there is no gap.
             let found = scan(&*self.region);
             let mut last = varve_ipc::SessionPage::digested(&*self.page).0;
             while last < upto.0 && found.contains_key(&(last + 1)) {
@@ -497,7 +497,7 @@ fn log_becomes_longer_before_its_last_chunk_is_full_when_somebody_looks_ahead() 
     assert_eq!(log.len_bytes(), 7 * CHUNK_BYTES, "and not beyond its limit");
 }
 
-/// A region that remembers what it was told to get ready, and says that its syncs write something.
+/// A region that records the ranges that it was told to prepare, and says that its syncs write something.
 struct Readied(Arc<dyn Region>, Mutex<Vec<u64>>);
 
 impl Region for Readied {
@@ -569,7 +569,7 @@ fn chunks_that_come_next_are_readied_when_the_program_syncs_a_little() {
     log.sync_upto(log.last_seq()).unwrap();
     assert!(!log.note_sync(), "it is known");
     assert_eq!(host.looks.load(Ordering::SeqCst), 0);
-    // The next chunk is taken: whoever looks ahead is told.
+    // The next chunk is taken: the background thread is told.
     (0..2).for_each(|_| append(&log, &host, 1 << 20));
     assert_eq!(host.looks.load(Ordering::SeqCst), 1);
     log.sync_upto(log.last_seq()).unwrap();

@@ -1,4 +1,4 @@
-//! Calls that make or take descriptors.
+//! Calls that return or take descriptors.
 
 use parking_lot::Mutex;
 use std::io::{IoSlice, IoSliceMut};
@@ -13,15 +13,15 @@ use crate::attrs::OpenFlags;
 use crate::errno::{Errno, Result};
 use crate::file::open::OpenFile;
 
-/// How often `open` looks again when the name comes and goes.
+/// Most times that `open` looks again when the name comes and goes.
 const LOOKS_MAX: usize = 100;
 
-/// What an offset given to `lseek` counts from, or looks for.
+/// Base of an offset given to `lseek`, or the kind of position to search for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Whence {
     /// The start.
     Set,
-    /// The offset now.
+    /// The current offset.
     Current,
     /// The end.
     End,
@@ -75,7 +75,7 @@ impl Posix {
             return Err(Errno(libc::EINVAL));
         }
         if create && path.ends_with(b"/") {
-            // Linux looks at the slash before it looks at the name.
+            // Linux checks the slash before it checks the name.
             self.walk(dirfd, path.strip_suffix_slashes(true), false)?;
             return Err(Errno(libc::EISDIR));
         }
@@ -162,7 +162,7 @@ impl Posix {
         Ok(())
     }
 
-    /// Another descriptor for the same description.
+    /// Returns another descriptor of the description.
     ///
     /// # Errors
     /// As `dup`.
@@ -259,7 +259,7 @@ impl Posix {
         self.write(fd, &all)
     }
 
-    /// Moves the offset; answers where it is.
+    /// Moves the offset; returns the new one.
     ///
     /// # Errors
     /// As `lseek`.

@@ -1,5 +1,5 @@
 //! POSIX calls over [`Fs`]: descriptors, a working directory, a umask and credentials. Owns paths and
-//! offsets; refuses to know leases and logs.
+//! offsets; knows no leases and logs.
 //!
 //! Paths are bytes; flags and modes are those of the C library. Every call fails with the errno that Linux
 //! gives, in its order of checks. Descriptors are numbers of this object, not of the kernel.
@@ -27,17 +27,17 @@ use crate::fs::Fs;
 use locks::PoolLocks;
 use table::Table;
 
-/// Stands for the working directory where a directory's descriptor is asked for.
+/// Stands for the working directory in place of a directory's descriptor.
 pub const AT_FDCWD: Fd = libc::AT_FDCWD;
 
-/// A process's view of a mount. When it goes, its descriptors are closed, and their locks go.
+/// A process's view of a mount. Dropping it closes its descriptors, and drops their locks.
 pub struct Posix {
     fs: Fs,
     table: Table,
     cwd: RwLock<InodeKey>,
     umask: AtomicU32,
     cred: RwLock<Cred>,
-    /// What the process has of the pool's locks; none of a pool that has no directory.
+    /// The process' part in the pool's locks; `None` for a pool without a directory.
     locks: Option<Arc<PoolLocks>>,
 }
 
@@ -70,13 +70,13 @@ impl Posix {
         &self.fs
     }
 
-    /// Whose rights count.
+    /// Credentials of calls.
     #[must_use]
     pub fn cred(&self) -> Cred {
         self.cred.read().clone()
     }
 
-    /// Changes whose rights count, for calls that begin from now on.
+    /// Changes the credentials, for calls that begin afterwards.
     pub fn set_cred(&self, cred: Cred) {
         *self.cred.write() = cred;
     }
@@ -90,7 +90,7 @@ impl Posix {
         mode & 0o7777 & !self.umask.load(Ordering::Relaxed)
     }
 
-    /// Where a relative path starts.
+    /// Returns the directory where a relative path starts.
     fn base(&self, dirfd: Fd, path: &[u8]) -> Result<InodeKey> {
         if path.starts_with(b"/") {
             return Ok(self.fs.root());

@@ -11,15 +11,15 @@ const LINKS_MAX: u32 = 40;
 /// Longest path, with its end.
 const PATH_MAX: usize = 4096;
 
-/// Where a path leads.
+/// Result of a walk.
 pub(super) struct Walked {
     /// Directory of the last component.
     pub dir: InodeKey,
     /// Last component; empty for the root, else perhaps `.` or `..`.
     pub name: Vec<u8>,
-    /// What is there.
+    /// Attributes of the target, if it exists.
     pub target: Option<InodeAttr>,
-    /// The path said that it is a directory.
+    /// The path required a directory, with a slash at the end.
     pub slash: bool,
 }
 
@@ -30,8 +30,8 @@ fn components(path: &[u8]) -> impl DoubleEndedIterator<Item = Vec<u8>> + '_ {
 }
 
 impl Posix {
-    /// Walks `path`. The last component may be missing; if it is a symbolic link it is followed if `follow`,
-    /// or if a slash comes after.
+    /// Walks `path`. The last component may be missing; if it is a symbolic link it is followed with
+    /// `follow`, or if a slash comes after.
     pub(super) fn walk(&self, dirfd: Fd, path: &[u8], follow: bool) -> Result<Walked> {
         if path.is_empty() {
             return Err(Errno(libc::ENOENT));
@@ -103,7 +103,8 @@ impl Posix {
         }
     }
 
-    /// Directory and last name of a path, without a look at what has that name. `None`: it must be looked at.
+    /// Returns the directory and last name of a path, without looking the last name up. `None`: the path must
+    /// be walked.
     pub(super) fn unseen<'a>(&self, dirfd: Fd, path: &'a [u8]) -> Option<(InodeKey, &'a [u8])> {
         let start = path.iter().rposition(|byte| *byte == b'/').map_or(0, |at| at + 1);
         let (above, name) = path.split_at(start);
@@ -118,14 +119,15 @@ impl Posix {
         found.is_dir().then_some((found.key, name))
     }
 
-    /// What `path` names.
+    /// Returns the attributes of the target of `path`.
     pub(super) fn find(&self, dirfd: Fd, path: &[u8], follow: bool) -> Result<InodeAttr> {
         self.walk(dirfd, path, follow)?.target.ok_or(Errno(libc::ENOENT))
     }
 
-    /// The place of a name that is to be made; it must be free.
+    /// Returns the directory and name of a path to be made; the name must be free.
     pub(super) fn place(&self, dirfd: Fd, path: &[u8], directory: bool) -> Result<(InodeKey, Vec<u8>)> {
-        // As Linux: a symbolic link here is never followed, and what is there counts before the slash does.
+        // As Linux: a symbolic link here is never followed, and an existing name is reported before the slash
+        // is checked.
         let walked = self.walk(dirfd, path.strip_suffix_slashes(true), false)?;
         if walked.target.is_some() {
             return Err(Errno(libc::EEXIST));
@@ -137,8 +139,8 @@ impl Posix {
     }
 }
 
-/// A trailing slash after the name of a directory to be made means nothing; after a symbolic link it must not
-/// follow it.
+/// Strips trailing slashes: after the name of a directory to be made they mean nothing; after a symbolic link
+/// they must not make the walk follow it.
 pub(super) trait StripSlashes {
     fn strip_suffix_slashes(&self, strip: bool) -> &[u8];
 }

@@ -1,4 +1,4 @@
-//! The descriptor table. Knows numbers and what they stand for.
+//! The descriptor table: numbers and their open file descriptions.
 
 use parking_lot::{Mutex, RwLock};
 use std::sync::{Arc, OnceLock};
@@ -14,7 +14,7 @@ pub type Fd = i32;
 /// Most descriptors.
 const FDS_MAX: usize = 1 << 20;
 
-/// An open file description: what descriptors made by `dup` share.
+/// An open file description, shared by descriptors made by `dup`.
 pub(super) struct Open {
     pub file: OpenFile,
     pub is_dir: bool,
@@ -24,11 +24,11 @@ pub(super) struct Open {
     pub offset: Mutex<u64>,
     /// The directory in which it was opened, and its name there; no name if it was made without one.
     pub place: (InodeKey, Vec<u8>),
-    /// The same file, open in the kernel, once it was locked.
+    /// The kernel's descriptor of the file, once it was locked.
     pub beside: OnceLock<Box<Beside>>,
 }
 
-/// Descriptors by number; the lowest free one is given out.
+/// Descriptors by number; a new one gets the lowest free number.
 #[derive(Default)]
 pub(super) struct Table {
     slots: RwLock<Vec<Option<Arc<Open>>>>,
@@ -53,7 +53,7 @@ impl Table {
         Ok(at as Fd)
     }
 
-    /// Puts `open` at `fd`; what was there is to be closed.
+    /// Puts `open` at `fd`; returns the old description, which the caller closes.
     pub(super) fn replace(&self, fd: Fd, open: Arc<Open>) -> Result<Option<Arc<Open>>> {
         let at = usize::try_from(fd)
             .ok()
@@ -77,14 +77,14 @@ impl Table {
         self.get(fd).is_ok_and(|there| Arc::ptr_eq(&there, open))
     }
 
-    /// Takes `fd` away. To close what it stood for may need the daemon, and the mount.
+    /// Removes `fd`. The caller closes the description, since that may need the daemon, and the mount.
     pub(super) fn remove(&self, fd: Fd) -> Result<Arc<Open>> {
         let mut slots = self.slots.write();
         let slot = usize::try_from(fd).ok().and_then(|at| slots.get_mut(at));
         slot.and_then(Option::take).ok_or(Errno(libc::EBADF))
     }
 
-    /// Takes all away.
+    /// Removes all descriptors.
     pub(super) fn remove_all(&self) -> Vec<Arc<Open>> {
         std::mem::take(&mut *self.slots.write())
             .into_iter()

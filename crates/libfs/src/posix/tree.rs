@@ -115,7 +115,7 @@ impl Posix {
         self.linkat(AT_FDCWD, from, AT_FDCWD, to, 0)
     }
 
-    /// Removes a name; with `AT_REMOVEDIR` that of an empty directory.
+    /// Removes a name; with `AT_REMOVEDIR` the name of an empty directory.
     ///
     /// # Errors
     /// As `unlinkat`.
@@ -168,7 +168,7 @@ impl Posix {
         to: &[u8],
         flags: RenameFlags,
     ) -> Result<()> {
-        // Where sessions take turns in a directory each look at a name costs as much as the rename.
+        // In contended directories each lookup costs as much as the rename.
         if !flags.exchange
             && self.fs.is_any_contended()
             && let Some((dir, name)) = self.unseen(from_fd, from)
@@ -237,8 +237,7 @@ impl Posix {
         self.renameat2(AT_FDCWD, from, AT_FDCWD, to, RenameFlags::default())
     }
 
-    /// Whether directory `dir` is `above` or lies below it. A hint for the right errno: the daemon decides
-    /// for good.
+    /// Whether directory `dir` is `above` or lies below it. A hint for the right errno: the daemon decides.
     fn lies_below(&self, dir: InodeKey, above: InodeKey) -> Result<bool> {
         let root = varve_ipc::Cred::root();
         let mut at = dir;
@@ -266,7 +265,7 @@ impl Posix {
         self.find(dirfd, path, flags & libc::AT_SYMLINK_NOFOLLOW == 0)
     }
 
-    /// Attributes of what a path leads to.
+    /// Attributes of the target of a path.
     ///
     /// # Errors
     /// As `stat`.
@@ -282,7 +281,7 @@ impl Posix {
         self.fstatat(AT_FDCWD, path, libc::AT_SYMLINK_NOFOLLOW)
     }
 
-    /// Whether the caller has the permissions `mode` (`R_OK` …; `F_OK`: it is there).
+    /// Checks whether the caller has the permissions `mode` (`R_OK` …; `F_OK`: the target exists).
     ///
     /// # Errors
     /// As `faccessat`.
@@ -503,15 +502,15 @@ impl Posix {
         self.fs.statfs()
     }
 
-    /// Makes everything that any program did on the pool durable against a power cut.
+    /// Makes every operation of any program on the pool durable against a power cut.
     ///
     /// # Errors
-    /// As `syncfs`: `EIO`, `ENOSPC` or `ETIMEDOUT` if something of it is not durable.
+    /// As `syncfs`: `EIO`, `ENOSPC` or `ETIMEDOUT` if some operation is not durable.
     pub fn syncfs(&self) -> Result<()> {
         self.fs.sync_all()
     }
 
-    /// Makes everything that this connection did durable against a power cut.
+    /// Makes every operation of this connection durable against a power cut.
     ///
     /// # Errors
     /// `EIO`.

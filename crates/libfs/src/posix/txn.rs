@@ -1,5 +1,5 @@
 //! Transactions by paths: groups of calls that persist as one, for callers of this view. Owns paths and the
-//! numbers of what is made; the rules are [`Transaction`]'s.
+//! numbers of new inodes; the rules are [`Transaction`]'s.
 
 use std::collections::HashMap;
 use varve_format::InodeAttr;
@@ -9,11 +9,11 @@ use super::{AT_FDCWD, Fd, Posix};
 use crate::errno::{Errno, Result};
 use crate::txn::{Made, Transaction, TxDir, TxFile};
 
-/// Descriptors of what a transaction makes count from here, so that they are no descriptors of open files.
+/// First number for a transaction's new inodes: numbers from here on are not descriptors of open files.
 pub const TX_FD_FIRST: Fd = 1 << 30;
 
 /// A [`Transaction`] whose calls take paths. Paths are walked when a call is added: directories on the way
-/// must be there, or be made by the transaction itself under exactly that path.
+/// must exist, or be made by the transaction itself under exactly that path.
 pub struct PosixTransaction {
     calls: Transaction,
     made: Vec<Made>,
@@ -80,17 +80,17 @@ impl PosixTransaction {
         }
     }
 
-    /// The number of what was made last.
+    /// Assigns the number of the inode that was made last.
     fn number(&mut self, made: Made) -> Fd {
         self.made.push(made);
         TX_FD_FIRST + (self.made.len() - 1) as Fd
     }
 
-    /// Makes a regular file; the number stands for it in [`write`](Self::write) and others of this
+    /// Makes a regular file; the number stands for it in [`write`](Self::write) and other calls of this
     /// transaction.
     ///
     /// # Errors
-    /// Of the path; as [`Transaction::create`].
+    /// Errors of the path; as [`Transaction::create`].
     pub fn create(&mut self, posix: &Posix, path: &[u8], mode: u32) -> Result<Fd> {
         let (dir, name) = self.place(posix, path)?;
         let made = self.calls.create(dir, name, posix.masked(mode))?;
@@ -142,10 +142,10 @@ impl PosixTransaction {
         self.calls.truncate(file, size)
     }
 
-    /// Gives an open file, or one that is made here, one more name.
+    /// Gives an open file, or one that this transaction makes, one more name.
     ///
     /// # Errors
-    /// `EBADF`; of the path; as [`Transaction::link`].
+    /// `EBADF`; errors of the path; as [`Transaction::link`].
     pub fn link(&mut self, posix: &Posix, fd: Fd, path: &[u8]) -> Result<()> {
         let file = self.file(posix, fd)?;
         let (dir, name) = self.place(posix, path)?;
@@ -155,7 +155,7 @@ impl PosixTransaction {
     /// Removes the name of anything but a directory.
     ///
     /// # Errors
-    /// Of the path; as [`Transaction::unlink`].
+    /// Errors of the path; as [`Transaction::unlink`].
     pub fn unlink(&mut self, posix: &Posix, path: &[u8]) -> Result<()> {
         let (dir, name) = self.place(posix, path)?;
         self.calls.unlink(dir, name)
@@ -164,17 +164,17 @@ impl PosixTransaction {
     /// Moves or replaces a name.
     ///
     /// # Errors
-    /// Of the paths; as [`Transaction::rename`].
+    /// Errors of the paths; as [`Transaction::rename`].
     pub fn rename(&mut self, posix: &Posix, from: &[u8], to: &[u8]) -> Result<()> {
         let (dir, name) = self.place(posix, from)?;
         let (new_dir, new_name) = self.place(posix, to)?;
         self.calls.rename(dir, name, new_dir, new_name)
     }
 
-    /// Does all of it, at once; see [`Transaction::commit`].
+    /// Carries out all calls, at once; see [`Transaction::commit`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`Transaction::commit`].
     pub fn commit(self) -> Result<Vec<InodeAttr>> {
         self.calls.commit()
     }

@@ -1,5 +1,5 @@
-//! Operations that the daemon does for us, because an inode is contended or the move needs a view of the
-//! whole tree.
+//! Operations that the daemon does for the session, because an inode is contended or a move needs a view of
+//! the whole tree.
 
 use std::sync::atomic::Ordering;
 use varve_format::{EntryFlags, EntryMeta, InodeKey, LastForwarded, LogOp};
@@ -10,20 +10,20 @@ use super::{Session, Try};
 use crate::errno::{Errno, OpError, OpResult};
 use crate::sync::lock_held_long;
 
-/// How a forwarded operation came out.
+/// Outcome of a forwarded operation.
 pub(crate) enum Forwarded {
     /// The daemon answered.
     Done(ForwardedResult),
-    /// It was carried out in a session that was lost then; of the answer this is known.
+    /// The daemon carried it out in a session that was lost afterwards. Holds the known part of its answer.
     DoneBefore(LastForwarded),
 }
 
-/// What is asked of the daemon beside the operation itself.
+/// Options of a forwarded operation beside the operation itself.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Asks {
     /// A write goes to the end of the file.
     pub append: bool,
-    /// What is made is open at once.
+    /// A new inode is open at once.
     pub open: bool,
     /// A rename leaves a whiteout behind.
     pub whiteout: bool,

@@ -1,6 +1,6 @@
 //! The epochs of a session under a scheduler that tries interleavings: sessions are sealed while calls are
 //! under way, the mount goes on with the next, and a call of an old session returns late. Each call counts
-//! once, in whichever session that was. Run by `cargo test -p varve-libfs --features shuttle --lib
+//! exactly once, in any one of the sessions. Run by `cargo test -p varve-libfs --features shuttle --lib
 //! interleavings`.
 #![allow(clippy::unwrap_used)]
 
@@ -55,7 +55,7 @@ impl SessionPage for EpochPage {
     }
 }
 
-/// A session as the daemon has it.
+/// The daemon's side of a session.
 struct Epoch {
     id: SessionId,
     page: Arc<EpochPage>,
@@ -65,7 +65,7 @@ struct Epoch {
 }
 
 impl Epoch {
-    /// What each number of the log says, as far as it is whole.
+    /// Contents of each number of the log, if its entry is whole.
     fn scan(&self) -> BTreeMap<u64, u64> {
         let mut found = BTreeMap::new();
         for chunk in 0..CHUNKS {
@@ -91,7 +91,7 @@ impl Epoch {
     }
 }
 
-/// The daemon: its sessions, and which operations have counted.
+/// The daemon: its sessions, and the operations that have counted.
 #[derive(Default)]
 struct Pool {
     epochs: Mutex<Vec<Arc<Epoch>>>,
@@ -138,7 +138,8 @@ impl Link for Wire {
         match request {
             Request::Forward(op) => {
                 {
-                    // Nothing is done for a session that is over, and what is done is done before its seal.
+                    // Nothing is done for a session that is over, and every operation is done before its
+                    // seal.
                     let seal = self.epoch.seal.lock();
                     if seal.is_some() {
                         return Err(IpcError::Sealed);
@@ -247,7 +248,7 @@ fn log(mount: &Mount, id: u64) {
         .unwrap();
 }
 
-/// Has the daemon do one.
+/// Has the daemon do one operation.
 fn forward(mount: &Mount, id: u64) {
     let data = id.to_le_bytes();
     let op = LogOp::Write {
@@ -288,7 +289,7 @@ fn each_call_counts_once() {
     for thread in loggers.into_iter().chain([asker]) {
         thread.join().unwrap();
     }
-    // What is acknowledged in the session that lives is in its log.
+    // Operations acknowledged in the live session are in its log.
     pool.seal(&pool.newest());
     let mut counted = pool.counted.lock().clone();
     counted.sort_unstable();

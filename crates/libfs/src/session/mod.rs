@@ -43,14 +43,14 @@ pub(crate) struct Session {
     timeouts: Arc<DentryTimeouts>,
     era: Era,
     events: Sender<Event>,
-    /// Number of the last forwarded operation; held while one is under way, so that `last_forwarded` tells of
-    /// exactly one.
+    /// Number of the last forwarded operation; held while one is under way, so that `last_forwarded`
+    /// describes exactly one.
     forwarding: Mutex<u64>,
     pub forwarded: AtomicU64,
-    /// Number of the last forwarded operation of which the daemon said that it is done.
+    /// Number of the last forwarded operation that the daemon has reported as done.
     pub answered: AtomicU64,
     pub revoked: AtomicU64,
-    /// The kernel was told, or is being told, to drop what it keeps of files.
+    /// Whether the kernel was told, or is being told, to drop its pages of files.
     data_dropped: AtomicBool,
 }
 
@@ -125,7 +125,7 @@ impl Session {
         self.welcome.session
     }
 
-    /// Whether what was seen under this session's leases counts: to be asked *after* it was seen.
+    /// Whether results seen under this session's leases count: to be asked *after* they were seen.
     #[inline]
     pub(crate) fn is_live(&self) -> bool {
         self.page.state() == PageState::Live && !self.leases.is_lost()
@@ -145,8 +145,9 @@ impl Session {
         let _ = self.events.send(Event::Stop);
     }
 
-    /// What the kernel keeps of files was under leases that are gone: others may write to them from now on.
-    /// On a thread of its own, since the kernel may wait for requests, and one of them may be here.
+    /// Has the kernel drop its pages of files. They were read under leases that are gone: other sessions may
+    /// write to the files. On a thread of its own, since the kernel may wait for requests, and one of them
+    /// may be here.
     fn drop_kernel_data(&self) {
         let nodes = self.leases.all().into_iter();
         let keys: Vec<_> = nodes
@@ -165,8 +166,8 @@ impl Session {
         }
     }
 
-    /// Has the kernel above, if there is one, drop pages that `call` is about: before the call goes on, where
-    /// that can be. Says whether that is done.
+    /// Has the kernel above, if there is one, drop pages that `call` touches: before the call goes on, if
+    /// that is possible. Returns whether they are dropped.
     pub(crate) fn drop_pages(&self, key: InodeKey, call: &KernelCall, drops: Drops) -> bool {
         match &self.options.observer {
             Some(observer) if call.drops_late() => {
@@ -178,7 +179,7 @@ impl Session {
         }
     }
 
-    /// How long the kernel is waited for.
+    /// Longest wait for the kernel.
     pub(crate) const fn patience(&self) -> Duration {
         Duration::from_millis(self.welcome.lease_ms / 2)
     }
@@ -219,13 +220,13 @@ impl Session {
     pub(crate) fn sync_log<T>(&self) -> OpResult<(), T> {
         let synced = self.data.sync();
         self.data.report_faults();
-        // What a sealed log held is digested, and so durable, before the session that follows begins.
+        // The entries of a sealed log are digested, and so durable, before the session that follows begins.
         if !self.is_live() {
             return Err(OpError::lost());
         }
         if synced.is_err() && !self.welcome.privileged {
-            // The daemon does it, if it has no backing file; and it may be away. Then the next one's digest
-            // makes it durable.
+            // The daemon syncs the log, if there is no backing file; and the daemon may be away. Then the
+            // next session's digest makes the entries durable.
             let alive = self.link.call(Request::StatFs);
             if matches!(alive, Err(IpcError::Gone(_) | IpcError::Sealed)) {
                 return Err(OpError::lost());
@@ -238,14 +239,14 @@ impl Session {
         self.options.observer.clone()
     }
 
-    /// Others come. What waits until the kernel caches nothing any more, and answers whether that is still
-    /// asked for.
+    /// Begins shared mode. Returns a closure that waits until the kernel's cached answers have expired, and
+    /// returns whether that must still be reported.
     pub(crate) fn shared(&self) -> impl FnOnce() -> bool + Send + 'static {
         let (timeouts, shared) = (Arc::clone(&self.timeouts), self.timeouts.begin_sharing(self.era));
         move || shared.is_some_and(|sharing| timeouts.run_out(sharing))
     }
 
-    /// Alone again.
+    /// Returns to exclusive mode.
     pub(crate) fn exclusive(&self) {
         self.timeouts.exclusive(self.era);
     }

@@ -1,5 +1,5 @@
-//! The mount: the one session that lives, and the one place where an operation meets its end and is taken up
-//! in the next.
+//! The mount: holds the live session, and is the one place where an operation that loses its session is
+//! repeated in the next.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -16,11 +16,11 @@ use crate::options::{Connection, Connector, FsOptions, MountError};
 use crate::seeded::{Bug, armed};
 use crate::sync::{Mutex, RwLock, lock_held_long};
 
-/// Ended sessions that are remembered: operations that began in one may be slow to learn of its end.
+/// Most ended sessions that are remembered: operations that began in one may be slow to learn of its end.
 const ENDS_MAX: usize = 64;
 const BACK_OFF_FIRST: Duration = Duration::from_millis(5);
 const BACK_OFF_MOST: Duration = Duration::from_millis(500);
-/// Bound on waiting for a daemon before the first session has told its own.
+/// Bound on the wait for a daemon before the first session has told its own, in milliseconds.
 const FIRST_WAIT_MS: u64 = 30_000;
 
 /// How a session ended.
@@ -32,33 +32,33 @@ struct End {
     last_forwarded: LastForwarded,
 }
 
-/// What an operation remembers between its attempts.
+/// State of an operation across its attempts.
 #[derive(Debug, Default)]
 pub(crate) struct Try {
-    /// The forwarded operation that was sent when the session was lost.
+    /// The forwarded operation that was under way when the session was lost.
     pub asked: Option<(SessionId, u64)>,
     done: Option<LastForwarded>,
 }
 
 impl Try {
-    /// Whether the daemon has carried the forwarded operation out: it must not be done again, in whatever way
-    /// the next session would do it, and however often that is lost too.
+    /// Whether the daemon has carried the forwarded operation out: it must not be done again, however the
+    /// next session would do it, and however often sessions are lost.
     pub(crate) const fn is_done(&self) -> bool {
         self.done.is_some()
     }
 
-    /// What the daemon has done.
+    /// Returns the operation that the daemon has carried out.
     pub(crate) const fn done(&self) -> Option<LastForwarded> {
         self.done
     }
 
-    /// The daemon says that it has done it. What still has to be asked for the caller's answer may be asked
-    /// in another session.
+    /// Notes that the daemon has carried the operation out. Further requests for the caller's answer may go
+    /// over another session.
     pub(crate) const fn note_done(&mut self, done: LastForwarded) {
         self.done = Some(done);
     }
 
-    /// It is done again from the beginning.
+    /// Prepares to do the operation again from the beginning.
     pub(crate) const fn forget_done(&mut self) {
         self.done = None;
     }
@@ -71,8 +71,8 @@ pub(crate) struct Mount {
     pub opens: Arc<Opens>,
     pub timeouts: Arc<DentryTimeouts>,
     session: RwLock<Arc<Session>>,
-    /// The session of the beginning: as long as it lives nobody needs the lock above. Its memory and its
-    /// connection were given back when it ended.
+    /// The mount's first session: while it lives no operation needs the lock above. Its memory and its
+    /// connection are given back when it ends.
     first: Arc<Session>,
     ends: Mutex<VecDeque<End>>,
     unmounted: AtomicBool,
@@ -146,17 +146,17 @@ impl Mount {
         })
     }
 
-    /// The session that lives now (or the last one).
+    /// Returns the live session (or the last one).
     pub(crate) fn session(&self) -> Arc<Session> {
         Arc::clone(&self.session.read())
     }
 
-    /// Whether the daemon may have said of any inode a moment ago that it is contended.
+    /// Whether the daemon may have reported any inode as contended a moment ago.
     pub(crate) fn is_any_contended(&self) -> bool {
         self.of_session(|session| session.leases.contended().any())
     }
 
-    /// What the session says that is there now: without a locked instruction as long as it is the first one.
+    /// Calls `say` with the current session: without a locked instruction as long as it is the first one.
     #[inline]
     pub(crate) fn of_session<T>(&self, say: impl FnOnce(&Session) -> T) -> T {
         if self.first.is_live() {
@@ -170,8 +170,8 @@ impl Mount {
         self.unmounted.load(Ordering::Acquire)
     }
 
-    /// Runs an operation, as often as sessions are lost under it. A commit that the loss overtook counts iff
-    /// the seal covers it.
+    /// Runs an operation, and repeats it while sessions are lost under it. A commit that the loss overtook
+    /// counts iff the seal covers it.
     #[inline]
     pub(crate) fn with_session<T>(
         &self,
@@ -180,8 +180,8 @@ impl Mount {
         self.with_session_from(&self.first, op)
     }
 
-    /// [`with_session`](Self::with_session), in `known` as long as that lives: it saves the look for the
-    /// session that does.
+    /// As [`with_session`](Self::with_session), in `known` while that session lives: it saves the lookup of
+    /// the live session.
     #[inline]
     pub(crate) fn with_session_from<T>(
         &self,
@@ -202,7 +202,8 @@ impl Mount {
             };
             let (committed, otherwise) = match op(session, &mut attempt) {
                 Ok(value) => return Ok(value),
-                // What fails under leases that were lost meanwhile may not fail: look again.
+                // An operation that failed under leases that were lost meanwhile may succeed in the next
+                // session: repeat it.
                 Err(OpError::Failed(errno)) if session.is_live() || self.is_unmounted() => {
                     session.data.report_faults();
                     return Err(errno);
@@ -239,8 +240,8 @@ impl Mount {
         }
     }
 
-    /// [`with_session`](Self::with_session) for what only looks: what was seen counts if the session still
-    /// lives afterwards.
+    /// As [`with_session`](Self::with_session), for an operation that only reads: its result counts if the
+    /// session still lives afterwards.
     pub(crate) fn look<T>(&self, mut op: impl FnMut(&Arc<Session>) -> OpResult<T, T>) -> Result<T> {
         self.with_session(|session, _| {
             let value = op(session)?;
@@ -252,7 +253,7 @@ impl Mount {
         })
     }
 
-    /// Makes sure that `lost` was replaced, and says how it ended.
+    /// Makes sure that `lost` was replaced, and returns how it ended.
     fn resume(&self, lost: &Arc<Session>) -> Result<End> {
         lost.lose();
         let mut ends = lock_held_long(&*self.options.clock, &self.ends);
@@ -277,7 +278,7 @@ impl Mount {
             &hello(&self.options, token, held.clone()),
         );
         if matches!(outcome, Err(IpcError::Errno(_) | IpcError::Sealed)) {
-            // The daemon does not know the session any more: what was committed last stays unknown.
+            // The daemon does not know the session any more: whether its last commits count stays unknown.
             known = false;
             outcome = connect(
                 &*self.connector,
@@ -310,7 +311,7 @@ impl Mount {
             && lost.answered.load(Ordering::Acquire) >= end.last_forwarded.number
             && !self.opens.is_open(made)
         {
-            // The daemon keeps it for one who was not told. It was closed since.
+            // The daemon holds it open for a call that got no answer. This mount has closed it since.
             let _ = session.link.call(Request::Drop { keys: vec![made] });
         }
         tracing::info!(old = %lost.id(), new = %session.id(), seal = ?end.seal, "session continued");
@@ -328,7 +329,7 @@ impl Mount {
         Ok(end)
     }
 
-    /// Operations logged, forwarded; lease requests; leases given back.
+    /// Operations logged, operations forwarded, lease requests, leases given back.
     pub(crate) fn totals(&self) -> [u64; 4] {
         let now = counts(&self.session());
         std::array::from_fn(|i| self.past[i].load(Ordering::Relaxed) + now[i])
@@ -343,7 +344,7 @@ impl Mount {
         if !self.unmounted.swap(true, Ordering::AcqRel) {
             let session = self.session();
             if session.is_live() {
-                // The daemon frees what is left; a daemon that is away seals the session itself.
+                // The daemon frees the session's resources; a daemon that is away seals the session itself.
                 let _ = session.link.call(Request::Bye);
             }
             session.end();

@@ -1,4 +1,4 @@
-//! Which inodes this mount has open, across sessions. Knows keys only.
+//! Inodes that this mount has open, across sessions. Knows keys only.
 
 use parking_lot::Mutex;
 use varve_format::InodeKey;
@@ -19,12 +19,12 @@ pub(crate) struct Opens {
 }
 
 impl Opens {
-    /// One more.
+    /// Adds an open.
     pub(crate) fn open(&self, key: InodeKey) {
         self.table.lock().entry(key).or_default().count += 1;
     }
 
-    /// One more, if there is one already.
+    /// Adds an open, if there is one already.
     pub(crate) fn open_again(&self, key: InodeKey) -> bool {
         match self.table.lock().get_mut(&key) {
             Some(open) => {
@@ -35,7 +35,7 @@ impl Opens {
         }
     }
 
-    /// One less; `true` if it was the last.
+    /// Removes an open; `true` if it was the last.
     pub(crate) fn close(&self, key: InodeKey) -> bool {
         let mut table = self.table.lock();
         let Some(open) = table.get_mut(&key) else {
@@ -64,7 +64,7 @@ impl Opens {
         self.table.lock().get(&key).is_some_and(|open| open.linkable)
     }
 
-    /// All that are open.
+    /// Returns the keys of all open inodes, sorted.
     pub(crate) fn keys(&self) -> Vec<InodeKey> {
         let mut keys: Vec<_> = self.table.lock().keys().copied().collect();
         keys.sort_unstable();

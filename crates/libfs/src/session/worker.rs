@@ -1,9 +1,10 @@
-//! The session's own threads: one takes the daemon's upcalls, one gives leases back, one asks for numbers of
-//! new inodes before they are needed. Own the order of what the daemon asks; know no names and no data.
+//! The session's own threads: one receives the daemon's upcalls, one gives leases back, one asks for numbers
+//! of new inodes before they are needed. They own the order of the daemon's requests, and know no names and
+//! no data.
 //!
-//! The first thread never waits: unused space goes back and barriers are obeyed at once (under an inode's
-//! lock, which no request holds while it talks to the daemon), everything about leases goes to the second.
-//! The second waits for the daemon's `Release` only. What waits for the kernel has threads of its own.
+//! The first thread never waits: it returns unused space and obeys barriers at once (under an inode's lock,
+//! which no request holds across a call to the daemon), and passes everything about leases to the second. The
+//! second waits for the daemon's `Release` only. Waits for the kernel have threads of their own.
 
 use crossbeam_channel::{Receiver, RecvError, RecvTimeoutError, TryRecvError};
 use std::sync::atomic::Ordering;
@@ -17,11 +18,11 @@ use crate::options::{CacheObserver, Copies};
 use crate::session::Session;
 use crate::sync::spawn;
 
-/// How long a thread sleeps before it looks whether its session still exists.
+/// Longest sleep of a thread before it checks whether its session still exists.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
-/// How often log space is looked after when nothing else happens.
+/// Interval at which log space is reclaimed when nothing else happens.
 const RECLAIM: Duration = Duration::from_millis(500);
-/// How often, while the kernel is waited for.
+/// Interval of ticks while the kernel is waited for.
 const TICK: Duration = Duration::from_millis(50);
 
 impl Surroundings for Session {
@@ -54,7 +55,7 @@ pub(crate) fn start(
     recalls: Recalls,
 ) -> std::io::Result<()> {
     if cfg!(feature = "shuttle") {
-        // Its threads cannot wait for ours: what a worker does there is the test's.
+        // Test threads cannot wait for the session's: the test does the worker's part.
         return Ok(());
     }
     let clock = &session.options.clock;
@@ -106,7 +107,7 @@ pub(crate) fn start(
     Ok(())
 }
 
-/// The next message, waited for without bound.
+/// Receives the next message; waits without bound.
 fn next<T>(clock: &dyn Clock, from: &Receiver<T>) -> Result<T, RecvError> {
     if !clock.takes_turns() {
         return from.recv();
@@ -120,7 +121,7 @@ fn next<T>(clock: &dyn Clock, from: &Receiver<T>) -> Result<T, RecvError> {
     }
 }
 
-/// The next message, waited for at most so long.
+/// Receives the next message; waits for at most `pause`.
 fn next_within<T>(clock: &dyn Clock, from: &Receiver<T>, pause: Duration) -> Result<T, RecvTimeoutError> {
     if !clock.takes_turns() {
         return from.recv_timeout(pause);
@@ -149,13 +150,13 @@ fn obey(session: &Arc<Session>, upcall: Upcall) {
                     session.data.forget_extents(&node.inode);
                 }
             }
-            // A failed answer means that the link is gone: the next upcall says so.
+            // A failed answer means that the link is gone: the next upcall reports that.
             let _ = session.link.call(Request::BarrierAck { tx });
         }
         Upcall::ReclaimReservations => session.data.return_reservation(),
         Upcall::Sharing => {
             let (run_out, link) = (session.shared(), Arc::clone(&session.link));
-            // What the kernel caches takes a second to run out: leases are given back meanwhile.
+            // The kernel's cached answers take a second to expire: leases are given back meanwhile.
             let wait = move || {
                 if link.call(Request::SharingNoted).is_ok() && run_out() {
                     let _ = link.call(Request::SharingAck);
@@ -210,7 +211,7 @@ fn give_back(weak: &Weak<Session>, clock: &dyn Clock, inbox: &Receiver<Event>, m
     }
 }
 
-/// Syncs the log every `pause`, and meanwhile looks ahead for it when that is asked for.
+/// Syncs the log every `pause`, and in between readies the log on request.
 fn sync_now_and_then(weak: &Weak<Session>, clock: &dyn Clock, pause: Duration, asked: &Receiver<()>) {
     loop {
         let until = clock.moment() + pause;

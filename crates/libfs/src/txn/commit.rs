@@ -1,5 +1,5 @@
-//! Groups of calls as one log transaction: works out what they mean one after the other, takes all leases,
-//! space and locks, logs them with consecutive numbers, and shows all of it at once. docs/adr/0008 has the
+//! Groups of calls as one log transaction: plans the calls one after the other, takes all leases, space and
+//! locks, logs the calls with consecutive numbers, and shows all effects at once. docs/adr/0008 has the
 //! rules.
 
 use std::collections::HashMap;
@@ -19,8 +19,8 @@ use crate::lease::{Node, Pins};
 use crate::log::Stamp;
 use crate::session::{Mount, Session};
 
-/// One call of a group. Directories and files are named by their keys; `txn::made_key` stands for what the
-/// group itself makes.
+/// One call of a group. Directories and files are named by their keys; `txn::made_key` stands for an inode
+/// that the group itself makes.
 pub(crate) enum Call {
     /// A file, directory or symbolic link.
     Make {
@@ -62,12 +62,12 @@ pub(crate) struct Group<'g> {
     pub calls: &'g [Call],
     /// Bytes of log that the entries take.
     pub bytes: usize,
-    /// Durable against a power cut before it returns.
+    /// The commit is durable against a power cut before it returns.
     pub sync: bool,
     pub cred: &'g Cred,
 }
 
-/// Refuses what can be no name of a group's call.
+/// Refuses an impossible name for a group's call.
 pub(crate) fn check_new_name(name: &[u8]) -> Result<()> {
     check_name(name)?;
     if is_dots(name) {
@@ -77,7 +77,7 @@ pub(crate) fn check_new_name(name: &[u8]) -> Result<()> {
 }
 
 pub(crate) const fn is_made(key: InodeKey) -> bool {
-    // No inode that is there has generation 0.
+    // No existing inode has generation 0.
     key.generation.0 == 0
 }
 
@@ -93,7 +93,7 @@ impl Call {
 }
 
 impl Group<'_> {
-    /// The inodes that calls name by key.
+    /// Returns the existing inodes that calls name by key.
     fn keys(&self) -> Vec<InodeKey> {
         let all = self.calls.iter().flat_map(Call::keys).flatten();
         let mut keys: Vec<_> = all.filter(|key| !is_made(*key)).collect();
@@ -103,7 +103,7 @@ impl Group<'_> {
     }
 }
 
-/// Numbers for what is made; those that are not used go back.
+/// Numbers for the new inodes; unused ones go back.
 pub(crate) struct TakenNumbers<'s> {
     session: &'s Session,
     taken: Vec<(Arc<Node>, (InodeKey, LeaseNo))>,
@@ -118,8 +118,8 @@ impl<'s> TakenNumbers<'s> {
         let mut anchors: HashMap<InodeKey, InodeKey> = HashMap::new();
         for step in steps {
             if let Step::Make { dir, attr, .. } = step {
-                // What lies in a directory that is made here too gets its number near the first one above
-                // that is there.
+                // An inode in a directory that this group makes, too, gets its number near the closest
+                // existing directory above.
                 let anchor = anchors.get(dir).copied().unwrap_or(*dir);
                 anchors.insert(attr.key, anchor);
                 let node = pins.node(anchor)?;
@@ -130,7 +130,7 @@ impl<'s> TakenNumbers<'s> {
         Ok(numbers)
     }
 
-    /// The key that an inode really has.
+    /// Returns the final key of an inode.
     pub(crate) fn real(&self, key: InodeKey) -> InodeKey {
         if !is_made(key) {
             return key;
@@ -139,7 +139,7 @@ impl<'s> TakenNumbers<'s> {
         self.taken.get(index).map_or(key, |(_, number)| number.0)
     }
 
-    /// They are in the log, whether that counts or not.
+    /// Takes the numbers out: they are in the log, whether that counts or not.
     fn spend(mut self) -> Vec<(InodeKey, LeaseNo)> {
         let taken = std::mem::take(&mut self.taken);
         taken.into_iter().map(|(_, number)| number).collect()
@@ -154,7 +154,7 @@ impl Drop for TakenNumbers<'_> {
     }
 }
 
-/// Blocks that the steps may cost at most, wherever appends go.
+/// Most blocks that the steps may cost, wherever appends go.
 fn cost(steps: &[Step<'_>]) -> u32 {
     let nobody = InodeKey::new(0, 0);
     let sum = |step: &Step<'_>| match step {
@@ -187,7 +187,7 @@ fn cost(steps: &[Step<'_>]) -> u32 {
     steps.iter().map(sum).sum()
 }
 
-/// The node of a new inode that is known to nobody yet.
+/// Creates the node of a new inode that no other thread knows yet.
 fn new_node(attr: &InodeAttr, target: &[u8]) -> Arc<Node> {
     let node = Node::new(attr.clone());
     if attr.is_dir() {
@@ -200,7 +200,7 @@ fn new_node(attr: &InodeAttr, target: &[u8]) -> Arc<Node> {
     Arc::new(node)
 }
 
-/// Whether what the steps rest on is still so.
+/// Whether the attributes and names that the steps rely on are unchanged.
 fn holds(pins: &Pins<'_>, locked: &mut Locked<'_>, shadow: &Shadow<'_, '_>) -> Result<bool> {
     for base in &shadow.base {
         let body = locked.get(base.key)?;
@@ -221,7 +221,7 @@ fn holds(pins: &Pins<'_>, locked: &mut Locked<'_>, shadow: &Shadow<'_, '_>) -> R
 
 type Done = (SeqRange, bool, Vec<InodeAttr>);
 
-/// `None`: something changed, look again.
+/// Commits the steps. `None`: something changed, look again.
 fn commit_once<T>(
     mount: &Mount,
     session: &Session,
@@ -235,7 +235,7 @@ fn commit_once<T>(
     for key in keys {
         nodes.insert(*key, Arc::clone(pins.node(*key)?));
     }
-    // In the order of their keys: who appends in parts is waited for before anything else is taken.
+    // In the order of their keys: the wait for appends in parts comes before anything else is taken.
     let mut appended: Vec<_> = steps.iter().filter_map(Step::appends_to).collect();
     appended.sort_unstable();
     appended.dedup();
@@ -284,8 +284,7 @@ fn commit_once<T>(
         nodes.insert(node.key(), Arc::clone(node));
         locked.guards.push((node.key(), node.inode.write()));
     }
-    // The daemon counts what was logged: the rest of what they may have cost at most would be taken for
-    // nothing.
+    // The daemon charges for the logged entries: the rest of the most that they might cost is paid back.
     let real: u32 = ops.iter().map(|(op, _)| charge(op)).sum();
     debug_assert!(
         real <= blocks,
@@ -310,7 +309,7 @@ fn commit_once<T>(
         for (node, number) in &fresh {
             locked.get(node.key())?.extents.set_empty();
             node.born.store(seqs.last.0, Ordering::Relaxed);
-            // Known before their names are: whoever finds a name finds the lease.
+            // Adopted before their names are published: a thread that finds a name finds the lease.
             pinned.push(session.leases.adopt(Arc::clone(node), *number));
         }
         for effect in &effects {
@@ -333,7 +332,7 @@ fn commit_once<T>(
             made.push(locked.attr(node.key())?.clone());
         }
     } else {
-        // The seal will say whether it counts; nothing of this session is used any more.
+        // The seal decides whether it counts; nothing of this session is used any more.
         made.extend(effects.iter().filter_map(|effect| match effect {
             Effect::Make { attr, .. } => Some(attr.clone()),
             _ => None,
@@ -348,14 +347,14 @@ fn commit_once<T>(
     Ok(Some((seqs, live, made)))
 }
 
-/// Commits a group of calls, wholly or not at all. Returns what it made, in order.
+/// Commits a group of calls, wholly or not at all. Returns the inodes that it made, in order.
 pub(crate) fn commit_together(mount: &Mount, group: &Group<'_>) -> Result<Vec<InodeAttr>> {
     let made = mount.with_session(|session, attempt| {
         session.may_write()?;
         attempt.forget_done();
         let made = commit_in(mount, session, group)?;
         if group.sync {
-            // What was committed before a seal is digested by it: then it counts, and is durable.
+            // Entries committed before a seal are digested by it: then the group counts, and is durable.
             match session.sync_log::<()>() {
                 Ok(()) => {}
                 Err(OpError::SessionLost { .. }) => {
@@ -398,7 +397,7 @@ fn commit_in(mount: &Mount, session: &Arc<Session>, group: &Group<'_>) -> OpResu
             other => other?,
         };
         let Some(pins) = pins else {
-            // The daemon does single operations only. What is contended will be free in a moment.
+            // The daemon does single operations only. A contended inode will be free in a moment.
             if session.clock().moment() - start > Duration::from_millis(session.welcome.wait_ms) {
                 break;
             }

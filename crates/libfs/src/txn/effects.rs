@@ -1,5 +1,5 @@
-//! A group's entries, and what each means in memory. Knows the inodes as locked; takes no lease and no log
-//! space.
+//! A group's log entries, and the effect of each in memory. Knows the inodes as locked; takes no lease and no
+//! log space.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::lease::Node;
 use crate::log::{Committed, Logged, Stamp};
 use crate::session::{Mount, Session};
 
-/// What one log entry means in memory.
+/// Effect of one log entry in memory.
 pub(super) enum Effect<'g> {
     Make {
         dir: InodeKey,
@@ -55,7 +55,7 @@ pub(super) enum Effect<'g> {
     },
 }
 
-/// The entries and what they mean, under the locks: everything has its final number and place.
+/// Builds the entries and their effects, under the locks: with final numbers and offsets.
 pub(super) fn entries<'g>(
     mount: &Mount,
     numbers: &TakenNumbers<'_>,
@@ -196,7 +196,7 @@ pub(super) struct Showing<'s, 'n> {
 
 impl Showing<'_, '_> {
     pub(super) fn show(&mut self, committed: &Committed<'_>, effects: &[Effect<'_>]) -> Result<()> {
-        // All tables at once, so that nobody finds one name of the group and not the other.
+        // All tables at once, so that no thread finds one name of the group and not the other.
         let mut dirs: Vec<InodeKey> = effects.iter().flat_map(Effect::dirs).flatten().collect();
         dirs.sort_unstable();
         dirs.dedup();

@@ -1,4 +1,4 @@
-//! Groups of calls that persist as one. Owns the buffer and its bounds; what a commit does is `commit`'s.
+//! Groups of calls that persist as one. Owns the buffer and its bounds; `commit` does the commit.
 //!
 //! docs/adr/0008 has the rules and the crash states.
 
@@ -30,7 +30,7 @@ pub struct Made {
 }
 
 impl Made {
-    /// Its place in what [`Transaction::commit`] returns.
+    /// Index in the result of [`Transaction::commit`].
     #[must_use]
     pub const fn index(self) -> usize {
         self.index
@@ -40,9 +40,9 @@ impl Made {
 /// A directory that a call of a transaction names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TxDir {
-    /// One that is there.
+    /// An existing directory.
     There(InodeKey),
-    /// One that the same transaction makes.
+    /// One that this transaction makes.
     Made(Made),
 }
 
@@ -63,7 +63,7 @@ impl From<Made> for TxDir {
 pub enum TxFile {
     /// An open one.
     Open(OpenFile),
-    /// One that the same transaction makes.
+    /// One that this transaction makes.
     Made(Made),
 }
 
@@ -81,11 +81,11 @@ impl From<Made> for TxFile {
 
 /// Calls that take effect together or not at all, whatever fails and whenever a process or the machine dies.
 ///
-/// Nothing happens before [`commit`](Self::commit), and nobody sees anything of it, the caller neither;
-/// dropping it is the abort. The calls are checked at the commit, in order, each on what those before it
-/// leave behind; only what can be seen in the call alone (a bad name, a file not open for writing, a bound)
-/// fails at once, and leaves the transaction as it was. At most [`GROUP_ENTRIES_MAX`] entries,
-/// [`GROUP_BYTES_MAX`] bytes, and 64 inodes that are there already.
+/// Nothing happens before [`commit`](Self::commit), and no thread sees any effect, not even the caller;
+/// dropping it is the abort. The calls are checked at the commit, in order, each against the state that the
+/// calls before it leave. Only errors of a call by itself (a bad name, a file not open for writing, a bound)
+/// are returned at once, and leave the transaction as it was. At most [`GROUP_ENTRIES_MAX`] entries,
+/// [`GROUP_BYTES_MAX`] bytes, and 64 existing inodes.
 pub struct Transaction {
     mount: Arc<Mount>,
     cred: Cred,
@@ -98,7 +98,7 @@ pub struct Transaction {
     bytes: usize,
 }
 
-/// What stands for the inode that a transaction makes as its `index`th, before it has a number.
+/// Returns the key that stands for the `index`th inode that a transaction makes, before it has a number.
 pub(crate) const fn made_key(index: usize) -> InodeKey {
     InodeKey {
         ino: Ino(u64::MAX - index as u64),
@@ -133,7 +133,7 @@ impl Transaction {
         self.calls.is_empty()
     }
 
-    /// Bytes of log that it will take so far.
+    /// Bytes of log that the calls so far take.
     #[must_use]
     pub const fn log_bytes(&self) -> usize {
         self.bytes
@@ -169,7 +169,7 @@ impl Transaction {
         }
     }
 
-    /// The file's key; it stays open with the transaction if `call` is taken.
+    /// Calls `add` with the file's key; the file stays open with the transaction if the call is added.
     fn with_file(
         &mut self,
         file: TxFile,
@@ -337,8 +337,8 @@ impl Transaction {
         self.add(call, std::iter::once(4 + name.len()))
     }
 
-    /// Moves a name, replacing what is there. The commit fails with `EOPNOTSUPP` for a directory that would
-    /// get another parent or be replaced.
+    /// Moves a name, replacing the target if there is one. The commit fails with `EOPNOTSUPP` for a directory
+    /// that would get another parent or be replaced.
     ///
     /// # Errors
     /// As [`create`](Self::create).
@@ -361,14 +361,14 @@ impl Transaction {
         self.add(call, std::iter::once(32 + name.len() + new_name.len()))
     }
 
-    /// Does all of it, at once. Returns what was made, in the order of the calls. Durable as any single call
-    /// is: against a kill of any process when this returns; against a power cut as
+    /// Carries out all calls, at once. Returns the inodes that were made, in the order of the calls. Durable
+    /// as any single call is: against a kill of any process when this returns; against a power cut as
     /// docs/reference/semantics.md says (at once if a file in it was opened with `O_SYNC`).
     ///
     /// # Errors
     /// The errno of the first call that cannot be done; `E2BIG` for more than 64 inodes; `EOPNOTSUPP` (see
-    /// the calls, and on a mount); `EAGAIN` when other sessions kept what it needs; `ENOSPC`, `EROFS`, `EIO`.
-    /// Nothing has happened then.
+    /// the calls, and on a mount); `EAGAIN` when other sessions kept an inode that it needs; `ENOSPC`,
+    /// `EROFS`, `EIO`. Nothing has happened then.
     pub fn commit(self) -> Result<Vec<InodeAttr>> {
         if self.mount.options.observer.is_some() {
             return Err(Errno(libc::EOPNOTSUPP));

@@ -1,5 +1,5 @@
-//! What the calls of a group mean, one after the other, each on what those before it leave behind. Looks
-//! under pins; changes and logs nothing.
+//! Plans the calls of a group, one after the other, each against the state that the calls before it leave.
+//! Reads under pins; changes and logs nothing.
 
 use std::collections::HashMap;
 use varve_format::{EntryFlags, FileKind, InodeAttr, InodeKey, LINK_MAX};
@@ -16,7 +16,7 @@ use crate::file::attr::clears;
 use crate::lease::Pins;
 use crate::session::{Mount, Session};
 
-/// A call of which is known what its names name.
+/// A call whose names are resolved.
 pub(super) enum Step<'g> {
     Make {
         dir: InodeKey,
@@ -53,7 +53,7 @@ pub(super) enum Step<'g> {
 }
 
 impl Step<'_> {
-    /// The file that it writes to the end of.
+    /// The file to whose end it writes.
     pub(super) fn appends_to(&self) -> Option<InodeKey> {
         match self {
             Self::Write {
@@ -64,12 +64,12 @@ impl Step<'_> {
     }
 }
 
-/// A name that was looked up in a directory that is there, and what it named.
+/// A name that was looked up in an existing directory, and its target.
 pub(super) type Found<'g> = (InodeKey, &'g [u8], Option<Target>);
 
-/// Why working out stopped.
+/// Reason why the planning stopped.
 pub(super) enum Halt<T> {
-    /// This one is needed too.
+    /// This inode must be pinned, too.
     Pin((InodeKey, Vec<u8>, Target)),
     Error(OpError<T>),
 }
@@ -86,7 +86,7 @@ impl<T> From<Errno> for Halt<T> {
     }
 }
 
-/// Names and attributes as the calls so far leave them, and what that rests on.
+/// Names and attributes as the calls so far leave them, and the state that they rely on.
 pub(super) struct Shadow<'v, 'g> {
     mount: &'v Mount,
     session: &'v Session,
@@ -94,9 +94,9 @@ pub(super) struct Shadow<'v, 'g> {
     cred: &'v Cred,
     attrs: HashMap<InodeKey, InodeAttr>,
     names: HashMap<(InodeKey, &'g [u8]), Option<Target>>,
-    /// Attributes that were found.
+    /// Attributes that were read.
     pub(super) base: Vec<InodeAttr>,
-    /// Names that were found.
+    /// Names that were looked up.
     pub(super) facts: Vec<Found<'g>>,
 }
 
@@ -110,7 +110,7 @@ impl<'g> Shadow<'_, 'g> {
         Ok(self.attrs.get_mut(&key).ok_or(Errno(libc::EIO))?)
     }
 
-    /// A directory in which a name is looked up.
+    /// Returns the attributes of a directory in which a name is looked up.
     fn dir<T>(&mut self, key: InodeKey) -> OpResult<InodeAttr, T> {
         let checks = self.session.options.check_permissions;
         let cred = self.cred;
@@ -127,7 +127,7 @@ impl<'g> Shadow<'_, 'g> {
         Ok(attr)
     }
 
-    /// What a name names; its inode is pinned.
+    /// Looks a name up; its target is pinned.
     fn name<T>(&mut self, dir: InodeKey, name: &'g [u8]) -> std::result::Result<Option<Target>, Halt<T>> {
         if let Some(known) = self.names.get(&(dir, name)) {
             return Ok(*known);
@@ -148,7 +148,7 @@ impl<'g> Shadow<'_, 'g> {
         Ok(target)
     }
 
-    /// A regular file whose data changes; which set-id bits go.
+    /// Checks a regular file whose data changes; returns the set-id bits to clear.
     fn data<T>(&mut self, key: InodeKey) -> OpResult<EntryFlags, T> {
         let cred = self.cred;
         let attr = self.attr(key)?;
@@ -158,7 +158,7 @@ impl<'g> Shadow<'_, 'g> {
             _ => return Err(Errno(libc::EINVAL).into()),
         }
         if is_made(key) && attr.nlink == 0 {
-            // Made and removed in this group: the log takes nothing of it any more.
+            // Made and removed in this group: the log takes no more entries of it.
             return Err(Errno(libc::ENOENT).into());
         }
         let clear = clears(attr, cred);
@@ -297,7 +297,7 @@ impl<'g> Shadow<'_, 'g> {
         Ok(Step::Unlink { dir, name, victim })
     }
 
-    /// `None`: both are names of one file already.
+    /// Plans a rename. `None`: both names have the same file as target already.
     fn rename<T>(&mut self, moving: Move<'g>) -> std::result::Result<Option<Step<'g>>, Halt<T>> {
         let parent = self.dir(moving.dir)?;
         let new_parent = self.dir(moving.new_dir)?;
@@ -334,7 +334,7 @@ impl<'g> Shadow<'_, 'g> {
     }
 }
 
-/// Works the calls out under pins.
+/// Plans the calls under pins.
 pub(super) fn draw<'v, 'g, T>(
     mount: &'v Mount,
     session: &'v Session,

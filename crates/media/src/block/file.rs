@@ -1,5 +1,5 @@
 //! SSDs and HDDs: a file or a device, by io_uring and `O_DIRECT` where the host has them, else by `pread` and
-//! `pwrite`, else buffered. Short transfers are continued here; nobody above sees them.
+//! `pwrite`, else buffered. Short transfers are continued here; callers never see them.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io;
@@ -25,7 +25,7 @@ const PIECE_BYTES: usize = 256 << 10;
 /// Bytes moved through one bounce buffer.
 const BOUNCE_BYTES: usize = 1 << 20;
 
-/// What of the host's abilities to use, if it has them. The default is all.
+/// The host's abilities to use, where it has them. The default is all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockOptions {
     /// Use io_uring.
@@ -53,16 +53,17 @@ pub struct FileDevice {
     rings: Option<Rings<Plain>>,
     bounce: BufPool,
     latch: Latch,
-    /// Of a block device. A descriptor of its own, since rings keep the other one for a moment after a kill.
+    /// Claim on a block device. A descriptor of its own, since rings keep the other one for a moment after a
+    /// kill.
     _claim: Option<File>,
 }
 
-/// Claims a block device, so that one which is mounted, or another pool's, is refused.
+/// Claims a block device: fails if it is mounted or belongs to another pool.
 fn claim(path: &Path, name: &DeviceName) -> Result<Option<File>, MediaError> {
     if !std::fs::metadata(path).is_ok_and(|meta| meta.file_type().is_block_device()) {
         return Ok(None);
     }
-    // Without O_CREAT this fails while somebody else has claimed it.
+    // Without O_CREAT this fails while another process has claimed the device.
     let claimed = OpenOptions::new()
         .read(true)
         .custom_flags(libc::O_EXCL)
@@ -98,8 +99,8 @@ impl FileDevice {
         Self::open(path, options)
     }
 
-    /// Opens a file or device as long as it is (rounded down to whole blocks). A block device is claimed:
-    /// nobody mounts it meanwhile.
+    /// Opens a file or device at its length (rounded down to whole blocks). A block device is claimed: it
+    /// cannot be mounted meanwhile.
     ///
     /// # Errors
     /// `Setup`; `Refused` if a block device is in use; `Unfit` if it is neither a file nor a block device.
@@ -177,7 +178,7 @@ impl FileDevice {
         }
     }
 
-    /// The rings, if these transfers are to go by them: a single one is one system call either way, unless
+    /// The rings, if these transfers go through them: a single transfer is one system call either way, unless
     /// completions are polled.
     fn rings_for(&self, transfers: usize) -> Option<&Rings<Plain>> {
         let rings = self.rings.as_ref()?;
@@ -292,7 +293,7 @@ fn rings_of(file: &File, meta: &Metadata, options: BlockOptions, direct: bool) -
     let polled = direct && meta.file_type().is_block_device() && has_poll_queues(meta.rdev());
     let probe = |polled| Rings::probe(file.as_raw_fd(), polled, Plain, &codes).ok();
     if polled && let Some(rings) = probe(true) {
-        // Whether it really polls shows with a read.
+        // Only a read shows whether the driver really polls.
         let mut buf = AlignedBuf::new(ALIGN_BYTES);
         if rings.run(&mut [Request::read(0, buf.bytes_mut())]).is_ok() {
             return Some(rings);
@@ -340,8 +341,8 @@ impl BlockDevice for FileDevice {
         if len == 0 {
             return Ok(());
         }
-        // On a block device, the kernel turns PUNCH_HOLE into a discard that reads as zeros, if the device
-        // can.
+        // On a block device the kernel turns PUNCH_HOLE into a discard that reads as zeros, if the device
+        // supports it.
         let done = punch_file(&self.file, off, len);
         done.map(|_| ())
             .map_err(|e| self.io_error("trim", off, len as usize, &e))
@@ -511,8 +512,8 @@ mod tests {
         };
         assert!(busy());
         drop(device);
-        // The kernel takes rings down by itself, and a child that another test starts may have the file a
-        // moment.
+        // The kernel takes rings down asynchronously, and a child that another test starts may hold the file
+        // for a moment.
         let begun = std::time::Instant::now();
         while busy() {
             assert!(begun.elapsed().as_secs() < 20, "still open");

@@ -1,6 +1,6 @@
-//! Block devices: SSDs and HDDs, each reached in one of several ways. Owns how a way is named and opened;
-//! what lies on a device is the store's business, what slows it down or breaks it is
-//! [`emulated`](crate::emulated)'s and [`faulty`](crate::faulty)'s.
+//! Block devices: SSDs and HDDs, each reached in one of several ways. Owns the names of the ways and opens
+//! them; the store owns the content of a device, [`emulated`](crate::emulated) its delays and
+//! [`faulty`](crate::faulty) its faults.
 
 mod file;
 mod ng;

@@ -1,4 +1,5 @@
-//! From a name to a device: the way that was asked for, or the best that there is, and why.
+//! Opens the device that a name stands for: by the requested way, or by the best available one, with the
+//! reason.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -10,22 +11,22 @@ use super::{BlockOptions, DeviceSpec, FileDevice, NgDevice};
 use crate::error::MediaError;
 use crate::traits::BlockDevice;
 
-/// A device, and why it is reached as it is.
+/// A device, and the reason for the way by which it is reached.
 pub struct Opened {
     /// The device.
     pub device: Arc<dyn BlockDevice>,
-    /// For a person: which way was taken, and why no better one. Empty where the name left no choice.
+    /// For a person: the way taken, and why no better one. Empty where the name left no choice.
     pub why: String,
 }
 
-/// The character device of the whole NVMe namespace that a block device is; `None` for anything else,
-/// partitions among them.
+/// Returns the character device of the whole NVMe namespace that a block device is; `None` for anything else,
+/// such as a partition.
 fn character_sibling(path: &Path) -> Option<PathBuf> {
     let meta = fs::metadata(path)
         .ok()
         .filter(|meta| meta.file_type().is_block_device())?;
     let (major, minor) = (rustix::fs::major(meta.rdev()), rustix::fs::minor(meta.rdev()));
-    // Its name in sysfs, whatever link the path is.
+    // Its name in sysfs, whichever link the path is.
     let dir = fs::canonicalize(format!("/sys/dev/block/{major}:{minor}")).ok()?;
     let name = dir.file_name()?.to_str()?;
     if dir.join("partition").exists() {
@@ -34,11 +35,11 @@ fn character_sibling(path: &Path) -> Option<PathBuf> {
     Some(Path::new("/dev").join(format!("ng{}", name.strip_prefix("nvme")?)))
 }
 
-/// Opens a device that is there. A path to a whole NVMe namespace is reached by its character device where
-/// that works; a path to anything else by io_uring.
+/// Opens an existing device. A path to a whole NVMe namespace is reached by its character device where that
+/// works; a path to anything else by io_uring.
 ///
 /// # Errors
-/// What the backend says: each text says what to do.
+/// Errors of the backend: each text names the remedy.
 pub fn open(spec: &DeviceSpec, options: BlockOptions) -> Result<Opened, MediaError> {
     let opened = |device: Arc<dyn BlockDevice>, why: String| Ok(Opened { device, why });
     match spec {
@@ -70,8 +71,8 @@ pub fn open(spec: &DeviceSpec, options: BlockOptions) -> Result<Opened, MediaErr
     }
 }
 
-/// Which way a path was reached by, and why; `None` where its name, or what it is, leaves no choice. Opens it
-/// for a moment.
+/// Returns the way by which a path was reached, and the reason; `None` where the name or the kind of file
+/// leaves no choice. Opens the device for a moment.
 #[must_use]
 pub fn explain(spec: &DeviceSpec, options: BlockOptions) -> Option<String> {
     let DeviceSpec::Path(_) = spec else { return None };

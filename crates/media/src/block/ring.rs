@@ -1,9 +1,9 @@
 //! The submission side of io_uring: several requests on one file in flight at once, by the best ring that the
-//! kernel gives. Knows descriptors and buffers; what a request means is its user's (`file.rs`, `ng`), who
-//! also says what happens without io_uring.
+//! kernel gives. Knows descriptors and buffers; its users (`file.rs`, `ng`) know the meaning of a request,
+//! and the fallback without io_uring.
 //!
-//! Each thread has a ring of its own for each file, made when first needed: such a ring can be told that only
-//! one thread submits to it. It goes with its thread or its file, whichever ends first.
+//! Each thread has a ring of its own for each file, made when first needed: the kernel can be told that only
+//! one thread submits to such a ring. A ring is dropped with its thread or its file, whichever ends first.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -21,16 +21,16 @@ use crate::aligned::AlignedBuf;
 
 /// Requests in flight on one ring.
 const DEPTH: usize = 32;
-/// Requests up to this length go through buffers that the kernel has pinned once: a copy in place of pinning
+/// Requests up to this length go through buffers that the kernel has pinned once: a copy instead of pinning
 /// pages.
 pub(super) const FIXED_BYTES: usize = 16 << 10;
 
-/// What is to be done, of bytes that are lent until the run ends.
+/// An operation on bytes that are lent until the run ends.
 pub(super) struct Request {
     address: *mut u8,
     /// Bytes.
     pub len: usize,
-    /// Where on the file.
+    /// Offset in the file.
     pub off: u64,
     /// For the protocol's use.
     pub kind: Kind,
@@ -38,16 +38,16 @@ pub(super) struct Request {
     done: usize,
 }
 
-/// What a request does.
+/// Kind of operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Read,
     Write,
-    /// Past the device's cache. Not of [`Plain`].
+    /// Bypasses the device's cache. Not with [`Plain`].
     WriteDurable,
-    /// Without bytes. Not of [`Plain`].
+    /// Carries no bytes. Not with [`Plain`].
     Flush,
-    /// The bytes are so many ranges. Not of [`Plain`].
+    /// The bytes are this number of ranges. Not with [`Plain`].
     Deallocate(u32),
 }
 
@@ -62,7 +62,7 @@ impl Request {
         }
     }
 
-    /// Anything but a read: the bytes are only read from.
+    /// Any kind but a read: the bytes are only read from.
     pub(super) fn write(off: u64, src: &[u8], kind: Kind) -> Self {
         assert!(kind != Kind::Read);
         Self {
@@ -81,20 +81,20 @@ pub(super) trait Protocol: Send + Sync + 'static {
     type Submission: SubmissionMarker;
     type Completion: CompletionMarker;
 
-    /// The entry for bytes at `address`, which lie `done` bytes into the request; `fixed`: within the
+    /// Builds the entry for bytes at `address`, which lie `done` bytes into the request; `fixed`: within the
     /// registered buffer.
     fn entry(&self, request: &Request, address: *mut u8, left: usize, fixed: bool) -> Self::Submission;
 
-    /// Sets what comes back with the completion.
+    /// Sets the index that comes back with the completion.
     fn tag(entry: Self::Submission, index: usize) -> Self::Submission;
 
-    /// What came back, and the result.
+    /// Returns the index set by `tag`, and the result.
     fn result(completion: &Self::Completion) -> (usize, i32);
 
-    /// Bytes that a result stands for.
+    /// Returns the number of bytes that a result stands for.
     ///
     /// # Errors
-    /// What the result says.
+    /// The error in the result.
     fn transferred(&self, request: &Request, result: i32) -> io::Result<usize>;
 }
 
@@ -146,7 +146,7 @@ pub(super) struct NvmeCommand {
 }
 
 impl NvmeCommand {
-    /// The 80 bytes that an entry has for it; a time limit of 0 is the kernel's own.
+    /// Returns the 80 bytes of the command in an entry; a time limit of 0 is the kernel's own.
     pub(super) fn bytes(&self, address: u64, len: u32) -> [u8; 80] {
         let mut out = [0; 80];
         let mut put = |at: usize, bytes: &[u8]| out[at..at + bytes.len()].copy_from_slice(bytes);
@@ -166,9 +166,9 @@ const NVME_URING_CMD_IO: u32 = 0xc048_4e80;
 
 /// Commands passed through to a namespace. Each request is one command.
 pub(super) struct Passthrough {
-    /// The command for a request.
+    /// Builds the command for a request.
     pub command: Box<dyn Fn(&Request) -> NvmeCommand + Send + Sync>,
-    /// What the status of a completion means.
+    /// Turns the status of a completion into an error.
     pub status: fn(u16) -> io::Error,
 }
 
@@ -204,7 +204,7 @@ impl Protocol for Passthrough {
     }
 }
 
-/// What a ring is made with. Each is taken where the kernel has it.
+/// Features of a ring. Each is used where the kernel has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Plan {
     /// Completions are polled for on the device; no interrupt.
@@ -218,8 +218,8 @@ pub(super) struct Plan {
 /// A ring, with the file registered as its first.
 struct Ring<P: Protocol> {
     ring: IoUring<P::Submission, P::Completion>,
-    /// Registered as the ring's first buffer, cut in [`DEPTH`] slots. After the ring, so that it goes after
-    /// it.
+    /// Registered as the ring's first buffer, cut in [`DEPTH`] slots. Declared after the ring, so that it is
+    /// dropped after it.
     fixed: Option<AlignedBuf>,
 }
 
@@ -246,7 +246,7 @@ impl<P: Protocol> Ring<P> {
                 iov_base: bytes.as_mut_ptr().cast(),
                 iov_len: bytes.len(),
             };
-            // SAFETY: the buffer lives in the returned value beside the ring and goes after it; nothing
+            // SAFETY: the buffer lives in the returned value beside the ring and is dropped after it; nothing
             // refers to its bytes while a request is in flight, `run` copies before and after.
             unsafe { ring.submitter().register_buffers(&[part]) }?;
             fixed = Some(buf);
@@ -254,14 +254,14 @@ impl<P: Protocol> Ring<P> {
         Ok(Self { ring, fixed })
     }
 
-    /// Runs all requests and waits for them, going on with those that were short. A read past the end of the
-    /// file leaves zeros.
+    /// Runs all requests and waits for them, continuing short ones. A read past the end of the file leaves
+    /// zeros.
     fn run(&mut self, protocol: &P, requests: &mut [Request]) -> io::Result<()> {
         let mut ready: Vec<usize> = (0..requests.len())
             .rev()
             .filter(|at| requests[*at].len > 0 || requests[*at].kind == Kind::Flush)
             .collect();
-        // Which request has which slot.
+        // The request in each slot.
         let mut slots: [Option<usize>; DEPTH] = [None; DEPTH];
         let mut in_flight = 0;
         let mut failed: Option<io::Error> = None;
@@ -278,8 +278,7 @@ impl<P: Protocol> Ring<P> {
             if in_flight == 0 {
                 return failed.map_or(Ok(()), Err);
             }
-            // The buffers are lent to the kernel: whatever happens, this waits until nothing is in flight any
-            // more.
+            // The buffers are lent to the kernel: on any error, this still waits until nothing is in flight.
             if let Err(error) = self.ring.submit_and_wait(1)
                 && !matches!(
                     error.raw_os_error(),
@@ -306,14 +305,14 @@ impl<P: Protocol> Ring<P> {
         }
     }
 
-    /// The slot's part of the registered buffer, if the rest of the request goes through it.
+    /// Returns the slot's part of the registered buffer, if the rest of the request goes through it.
     fn fixed_slot(&mut self, slot: usize, request: &Request) -> Option<&mut [u8]> {
         let left = request.len - request.done;
         let buf = self.fixed.as_mut().filter(|_| left > 0 && left <= FIXED_BYTES)?;
         Some(&mut buf.bytes_mut()[slot * FIXED_BYTES..][..left])
     }
 
-    /// Queues what is left of a request.
+    /// Queues the rest of a request.
     fn push(&mut self, protocol: &P, slot: usize, request: &Request) {
         let left = request.len - request.done;
         let from = request.address.wrapping_add(request.done);
@@ -336,7 +335,7 @@ impl<P: Protocol> Ring<P> {
         assert!(pushed.is_ok(), "no more than DEPTH requests are ever queued");
     }
 
-    /// Takes a completion in. `Ok(true)`: the request is finished.
+    /// Handles a completion. `Ok(true)`: the request is finished.
     fn settle(&mut self, protocol: &P, slot: usize, request: &mut Request, result: i32) -> io::Result<bool> {
         if -result == libc::EINTR || -result == libc::EAGAIN {
             return Ok(false);
@@ -364,14 +363,14 @@ impl<P: Protocol> Ring<P> {
     }
 }
 
-/// The rings of a thread, as far as the thread itself is concerned.
+/// A thread, as the owner of rings.
 struct Thread {
     number: u64,
-    /// Files that may have a ring of it.
+    /// Files that may have a ring of this thread.
     files: RefCell<Vec<Weak<dyn Forget>>>,
 }
 
-/// Something that has rings of threads.
+/// An object that holds rings of threads.
 trait Forget {
     fn forget(&self, thread: u64);
 }
@@ -404,7 +403,7 @@ thread_local! {
     static THREAD: Thread = Thread::new();
 }
 
-/// What the rings of all threads for one file have in common.
+/// State that the rings of all threads for one file share.
 struct Shared<P: Protocol> {
     /// Open as long as the owner of [`Rings`].
     file: RawFd,
@@ -420,12 +419,12 @@ impl<P: Protocol> Forget for Shared<P> {
     }
 }
 
-/// The rings of one file. They go with it.
+/// The rings of one file, dropped with it.
 pub(super) struct Rings<P: Protocol>(Arc<Shared<P>>);
 
 impl<P: Protocol> Rings<P> {
-    /// Looks which rings the kernel gives for a file, which must stay open as long as this. `polled`: its
-    /// driver has queues for polling.
+    /// Finds out which rings the kernel gives for a file, which must stay open as long as this value.
+    /// `polled`: its driver has queues for polling.
     ///
     /// # Errors
     /// No io_uring, or it does not know one of `opcodes`.
@@ -443,7 +442,7 @@ impl<P: Protocol> Rings<P> {
                 single_issuer,
                 fixed_buffer,
             };
-            // Made and thrown away: the rings that are used belong to the threads that use them.
+            // Made and dropped again: the rings in use belong to the threads that use them.
             match Ring::<P>::new(file, plan) {
                 Ok(_) => {
                     return Ok(Self(Arc::new(Shared {

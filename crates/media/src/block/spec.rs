@@ -1,10 +1,10 @@
-//! How a person names a block device and the way to it. The one place that reads such names; text and values,
+//! Names of block devices and of the ways to them. The one place that parses such names; text and values,
 //! touches no device.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// Schemes that are read, for messages.
+/// Supported schemes, for messages.
 const SCHEMES: &str = "uring:PATH, ng:/dev/ngXnY, nvme:DDDD:BB:DD.F[/NSID]";
 
 /// A function of a PCI device.
@@ -63,7 +63,7 @@ impl fmt::Display for PciAddress {
 pub struct NvmeAddress {
     /// The controller.
     pub pci: PciAddress,
-    /// The namespace; 1 unless said.
+    /// The namespace; 1 by default.
     pub nsid: u32,
 }
 
@@ -79,7 +79,7 @@ impl fmt::Display for NvmeAddress {
 /// A device and the way to it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum DeviceSpec {
-    /// A file or block device by whatever way is best here.
+    /// A file or block device by the best way of this host.
     Path(PathBuf),
     /// A file or block device by io_uring (by `pread` and `pwrite` where the host has none).
     Uring(PathBuf),
@@ -89,7 +89,7 @@ pub enum DeviceSpec {
     Nvme(NvmeAddress),
 }
 
-/// What is wrong with a name. Each text says what would be right.
+/// Why a name was refused. Each text says how to correct it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SpecError {
@@ -99,7 +99,7 @@ pub enum SpecError {
          that name)"
     )]
     Scheme {
-        /// What stood before the colon.
+        /// The part before the colon.
         scheme: String,
     },
     /// SPDK is not built in.
@@ -113,9 +113,9 @@ pub enum SpecError {
     Path {
         /// The scheme.
         scheme: &'static str,
-        /// What was given.
+        /// The given text.
         text: String,
-        /// What would be right.
+        /// A correct example.
         example: &'static str,
     },
     /// A block device where a character device belongs.
@@ -123,7 +123,7 @@ pub enum SpecError {
         "`{text}`: ng: wants the character device of a whole namespace; for this one write ng:{character}"
     )]
     BlockNode {
-        /// What was given.
+        /// The given text.
         text: String,
         /// Its character device.
         character: String,
@@ -135,22 +135,22 @@ pub enum SpecError {
          `lspci -D -d ::0108` lists controllers"
     )]
     Pci {
-        /// What was given.
+        /// The given text.
         text: String,
     },
     /// The namespace is no number from 1 on.
     #[error("`{text}`: a namespace is a number from 1 to 4294967294; `nvme list` shows them")]
     Namespace {
-        /// What was given.
+        /// The given text.
         text: String,
     },
 }
 
 impl DeviceSpec {
-    /// Reads a name. `None`: it is neither a path nor has it a scheme (a size, perhaps).
+    /// Parses a name. `None`: it is neither a path nor has it a scheme (a size, perhaps).
     ///
     /// # Errors
-    /// It is meant to be a device, but is not right.
+    /// It is meant to be a device, but is malformed.
     pub fn parse(text: &str) -> Result<Option<Self>, SpecError> {
         let text = text.trim();
         let Some((scheme, rest)) = scheme_of(text) else {
@@ -180,7 +180,7 @@ impl DeviceSpec {
                 example: "ng:/dev/ng0n1",
             });
         }
-        // `/dev/nvme0n1` is what everybody knows; `/dev/ng0n1` is its sibling.
+        // Users know `/dev/nvme0n1`; `/dev/ng0n1` is its sibling.
         let path = Path::new(rest);
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or("");
         match name.strip_prefix("nvme") {
@@ -221,7 +221,7 @@ impl DeviceSpec {
         }
     }
 
-    /// The same device, a relative path taken from `dir` on.
+    /// Returns this device with a relative path resolved against `dir`.
     #[must_use]
     pub fn relative_to(&self, dir: &Path) -> Self {
         match self {
@@ -232,7 +232,7 @@ impl DeviceSpec {
     }
 }
 
-/// The letters before the first colon, if they could name a way.
+/// Returns the letters before the first colon, if they could be a scheme, and the rest.
 fn scheme_of(text: &str) -> Option<(&str, &str)> {
     let (scheme, rest) = text.split_once(':')?;
     let named = !scheme.is_empty() && scheme.bytes().all(|byte| byte.is_ascii_lowercase());

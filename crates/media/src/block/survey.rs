@@ -1,5 +1,5 @@
-//! Which ways to a device work on this machine, what is missing for the others, and the commands that mend
-//! it. Looks only; what is done about it is the operator's.
+//! Finds out which ways to a device work on this machine, the causes why others do not, and the commands that
+//! mend them. Only looks; the operator decides what to do.
 
 use std::fs;
 use std::path::Path;
@@ -15,7 +15,7 @@ fn huge_pages_wanted() -> u64 {
     std::thread::available_parallelism().map_or(1, |count| count.get().min(16) as u64) + 1
 }
 
-/// How it stands with one thing.
+/// State of one finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// It is there.
@@ -26,12 +26,12 @@ pub enum Verdict {
     Missing,
 }
 
-/// One thing that was looked at.
+/// One result of the survey.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// What, in a word or two; a device's name where it is about one.
+    /// Topic in a word or two, or the name of the device in question.
     pub topic: String,
-    /// How it stands.
+    /// State of the topic.
     pub verdict: Verdict,
     /// For a person.
     pub text: String,
@@ -55,7 +55,7 @@ impl Finding {
     }
 }
 
-/// Looks at everything that a way to a device needs.
+/// Checks everything that a way to a device needs.
 #[must_use]
 pub fn survey(places: &Places) -> Vec<Finding> {
     let controllers = places.controllers();
@@ -129,7 +129,7 @@ fn nodes(places: &Places) -> Finding {
     }
 }
 
-/// Whether a node is called as `ng0n1`.
+/// Whether a node is named like `ng0n1`.
 fn is_namespace_node(name: &str) -> bool {
     let number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let parts = name.strip_prefix("ng").and_then(|rest| rest.split_once('n'));
@@ -164,7 +164,7 @@ fn iommu(places: &Places, controllers: &[PciAddress]) -> Finding {
     }
 }
 
-/// A number of `/proc/meminfo`.
+/// Reads a number of `/proc/meminfo`.
 fn meminfo(places: &Places, name: &str) -> Option<u64> {
     let text = fs::read_to_string(places.proc.join("meminfo")).ok()?;
     let line = text
@@ -246,7 +246,7 @@ fn controller(places: &Places, address: PciAddress) -> Finding {
     }
 }
 
-/// What an ordinary user lacks.
+/// Reports the rights that an ordinary user lacks.
 fn rights(places: &Places) -> Option<Finding> {
     if rustix::process::geteuid().is_root() {
         return None;

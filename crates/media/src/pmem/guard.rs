@@ -1,12 +1,12 @@
-//! Copies out of a mapping whose file another process can shorten meanwhile: what is gone ends the copy, not
-//! this process. Knows one instruction and one signal; what the bytes are for is its caller's business.
+//! Copies out of a mapping whose file another process can shorten meanwhile: a missing page ends the copy,
+//! not this process. Knows one instruction and one signal; its caller knows the use of the bytes.
 //!
-//! Words of a device's registers are loaded and stored in the same way: a device that is pulled out takes its
-//! pages along.
+//! Words of a device's registers are loaded and stored in this way too: the pages of a device that is pulled
+//! out disappear.
 //!
-//! The copy is a single instruction at a known address. Touching a page that the file does not have any more
-//! raises SIGBUS at it; the handler then goes on behind the copy, as the kernel does with its own copies from
-//! user space. Any other SIGBUS goes to who would have got it.
+//! The copy is a single instruction at a known address. Touching a page that the file no longer has raises
+//! SIGBUS at it; the handler then continues behind the copy, as the kernel does with its own copies from user
+//! space. Any other SIGBUS goes to the previous handler.
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
@@ -70,7 +70,7 @@ mod x86 {
         static varve_media_guarded_store_cut: u8;
     }
 
-    /// What was to be done before at SIGBUS; `None`: the handler could not be set.
+    /// The previous action for SIGBUS; `None`: the handler could not be set.
     static BEFORE: OnceLock<Option<libc::sigaction>> = OnceLock::new();
 
     extern "C" fn on_bus_error(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
@@ -115,7 +115,8 @@ mod x86 {
                     handler(signal);
                 }
             }
-            // The access comes again after the return, and then the signal ends the process as it would have.
+            // The access is repeated after the return, and the signal then ends the process as without this
+            // handler.
             // SAFETY: `signal` is async-signal-safe, and the default action needs no handler.
             _ => unsafe {
                 libc::signal(signal, libc::SIG_DFL);
@@ -123,7 +124,7 @@ mod x86 {
         }
     }
 
-    /// Whether guarded accesses can be made: sets the handler, once in a process.
+    /// Whether guarded accesses can be made. Sets the handler, once in a process.
     pub fn is_ready() -> bool {
         BEFORE.get_or_init(set_handler).is_some()
     }
@@ -141,33 +142,33 @@ mod x86 {
         }
     }
 
-    /// Copies `out.len()` bytes at `from`; how many there were.
+    /// Copies `out.len()` bytes at `from`. Returns the number of bytes copied before a missing page.
     ///
     /// # Safety
-    /// `from..from + out.len()` must lie in a mapping, whose pages need not be there; [`is_ready`] must have
-    /// said yes.
+    /// `from..from + out.len()` must lie in a mapping, whose pages may be missing; [`is_ready`] must have
+    /// returned true.
     pub unsafe fn copy(from: *const u8, out: &mut [u8]) -> usize {
-        // SAFETY: `out` is writable and is never a part of the mapping; the source is one, and where it has
-        // no page the handler ends the copy.
+        // SAFETY: `out` is writable and is never a part of the mapping; the source is one, and the handler
+        // ends the copy at a missing page.
         out.len() - unsafe { varve_media_guarded_copy(out.as_mut_ptr(), from, out.len()) }
     }
 
     /// Loads a word with one access; `None` where its page is gone.
     ///
     /// # Safety
-    /// `from` must be aligned and lie in a mapping, whose pages need not be there; [`is_ready`] must have
-    /// said yes.
+    /// `from` must be aligned and lie in a mapping, whose pages may be missing; [`is_ready`] must have
+    /// returned true.
     pub unsafe fn load_word(from: *const u32) -> Option<u32> {
-        // SAFETY: as the caller says; where there is no page the handler ends the load.
+        // SAFETY: as the caller promises; at a missing page the handler ends the load.
         u32::try_from(unsafe { varve_media_guarded_load(from) }).ok()
     }
 
-    /// Stores a word with one access; nothing where its page is gone.
+    /// Stores a word with one access; has no effect where its page is gone.
     ///
     /// # Safety
-    /// As for [`load_word`]; nothing of Rust's may refer to the word.
+    /// As for [`load_word`]; no Rust reference to the word may exist.
     pub unsafe fn store_word(to: *mut u32, word: u32) {
-        // SAFETY: as the caller says; where there is no page the handler ends the store.
+        // SAFETY: as the caller promises; at a missing page the handler ends the store.
         unsafe { varve_media_guarded_store(to, word) };
     }
 }
@@ -179,7 +180,7 @@ pub(crate) use x86::{is_ready, load_word, store_word};
 
 #[cfg(not(target_arch = "x86_64"))]
 mod none {
-    /// There is no such copy for this processor.
+    /// No such copy exists for this processor.
     pub const fn is_ready() -> bool {
         false
     }
@@ -195,7 +196,7 @@ mod none {
     /// Loads a word with one access.
     ///
     /// # Safety
-    /// `from` must be aligned and lie in a mapping, whose pages are there.
+    /// `from` must be aligned and lie in a mapping, whose pages exist.
     pub unsafe fn load_word(from: *const u32) -> Option<u32> {
         // SAFETY: as the caller says.
         Some(unsafe { from.read_volatile() })
@@ -204,7 +205,7 @@ mod none {
     /// Stores a word with one access.
     ///
     /// # Safety
-    /// As for [`load_word`]; nothing of Rust's may refer to the word.
+    /// As for [`load_word`]; no Rust reference to the word may exist.
     pub unsafe fn store_word(to: *mut u32, word: u32) {
         // SAFETY: as the caller says.
         unsafe { to.write_volatile(word) };

@@ -1,5 +1,4 @@
-//! A shared mapping of a file, with bounds. Knows address space; what makes the file durable is its owner's
-//! business.
+//! A shared mapping of a file, with bounds. Knows address space; its owner makes the file durable.
 
 use std::fs::File;
 use std::io;
@@ -19,21 +18,21 @@ const HUGE_PAGE_BYTES: usize = 2 << 20;
 pub(crate) struct Mapping {
     name: DeviceName,
     base: NonNull<u8>,
-    /// Bytes of address space held from `base` on.
+    /// Bytes of address space reserved from `base` on.
     reserved_bytes: usize,
-    /// Bytes of the file that may be touched. Grows only, after the file did.
+    /// Bytes of the file that may be touched. Only grows, after the file did.
     len_bytes: AtomicU64,
     writable: bool,
     persist: Persist,
 }
 
-// SAFETY: the mapping lives as long as the value; it is only reached by raw copies, for which the callers of
+// SAFETY: the mapping lives as long as the value; it is only accessed by raw copies, for which the callers of
 // `Region` keep writers apart; the length is atomic.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
-/// How a file is to be mapped.
+/// Parameters of a mapping.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct MapOptions {
     pub(crate) len_bytes: u64,
@@ -47,7 +46,7 @@ impl Mapping {
     /// Maps `file`, reserving address space for `max_bytes`.
     ///
     /// # Errors
-    /// `Setup` if the host refuses, notably EOPNOTSUPP for `dax` on a file system that is not.
+    /// `Setup` if the host refuses, notably EOPNOTSUPP for `dax` on a file system without DAX.
     pub(crate) fn new(name: &DeviceName, file: &File, options: MapOptions) -> Result<Self, MediaError> {
         let max = options.max_bytes.max(options.len_bytes).max(1);
         let too_long = || MediaError::TooLong {
@@ -79,8 +78,8 @@ impl Mapping {
         } else {
             libc::MAP_SHARED
         };
-        // SAFETY: the range was reserved by this value just now and nobody else knows it; MAP_FIXED replaces
-        // the reservation.
+        // SAFETY: the range was reserved by this value just before and no other thread knows it; MAP_FIXED
+        // replaces the reservation.
         let mapped = unsafe {
             libc::mmap(
                 base.as_ptr().cast(),
@@ -123,7 +122,7 @@ impl Mapping {
         self.base
     }
 
-    /// Faults the pages of a range in for writing, so that the first store to each is as fast as the next.
+    /// Faults the pages of a range in for writing, so that the first store to each is as fast as later ones.
     /// Advice only.
     pub(crate) fn populate(&self, off: u64, len: u64) {
         if !self.writable || len == 0 || check_range(&self.name, off, len, self.len_bytes()).is_err() {
@@ -142,7 +141,7 @@ impl Mapping {
         }
     }
 
-    /// Which pages of a range are in memory, bit 0 of a byte each; `false`: the host does not say.
+    /// Fills in which pages of a range are in memory, bit 0 of a byte each; `false`: the host does not say.
     pub(crate) fn residency(&self, off: u64, pages: &mut [u8]) -> bool {
         const PAGE: u64 = 4096;
         let len = pages.len() as u64 * PAGE;
@@ -164,10 +163,10 @@ impl Mapping {
         asked == 0
     }
 
-    /// Puts private memory, zero until it is stored to, in the file's place.
+    /// Replaces the file in the mapping by private memory, zero until it is stored to.
     pub(crate) fn retire(&self) {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
-        // SAFETY: replaces exactly the range of this mapping, at once and by memory with the same rights, to
+        // SAFETY: replaces exactly the range of this mapping, atomically and by memory with equal rights, to
         // which only raw copies are made, as before. If it fails the file stays mapped.
         unsafe {
             libc::mmap(
@@ -186,7 +185,7 @@ impl Mapping {
         Ok(off as usize)
     }
 
-    /// Whether a range may be written to, and where it begins.
+    /// Checks that a range may be written to. Returns its offset in the mapping.
     pub(crate) fn check_write(&self, off: u64, len: usize) -> Result<usize, MediaError> {
         if !self.writable {
             return Err(MediaError::ReadOnly {
@@ -204,8 +203,8 @@ impl Mapping {
         Ok(())
     }
 
-    /// [`read`](Self::read) where another process may have shortened the file: what is gone reads as zeros.
-    /// `false`: it cannot be done on this machine, and `out` is as it was.
+    /// [`read`](Self::read) where another process may have shortened the file: missing bytes read as zeros.
+    /// `false`: this machine does not support it, and `out` is unchanged.
     pub(crate) fn read_guarded(&self, off: u64, out: &mut [u8]) -> Result<bool, MediaError> {
         let off = self.check(off, out.len())?;
         if !guard::is_ready() {

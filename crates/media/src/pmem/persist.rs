@@ -1,11 +1,11 @@
 //! The only place that stores to, flushes or fences memory that must survive: copy kernels with and without a
-//! checksum, the line flush and the fence. Knows addresses; refuses to know files, lengths of regions, or
-//! what the bytes mean.
+//! checksum, the line flush and the fence. Knows addresses; refuses to know files, lengths of regions, or the
+//! meaning of the bytes.
 //!
-//! Whole 64-byte lines go by non-temporal stores, so a fence is all they need. The checksum is taken from the
-//! registers that are stored: every byte of the source is loaded once. CRC-32C is folded with carry-less
-//! multiplication (Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ"); what is
-//! left in the accumulator is reduced by the `crc32` instruction.
+//! Whole 64-byte lines go by non-temporal stores, so a fence is all they need. The checksum is computed from
+//! the registers that are stored: every byte of the source is loaded once. CRC-32C is folded with carry-less
+//! multiplication (Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ"); the `crc32`
+//! instruction reduces the accumulator at the end.
 
 #[cfg(any(test, target_arch = "x86_64"))]
 mod fold;
@@ -19,7 +19,7 @@ use std::sync::atomic::{Ordering, fence as atomic_fence};
 /// Bytes in a cache line, the unit of non-temporal stores.
 pub const LINE_BYTES: usize = 64;
 
-/// Which instructions the kernels use.
+/// A set of instructions for copy and checksum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kernel {
     /// Plain copies and a table checksum.
@@ -72,7 +72,7 @@ impl Kernel {
     }
 }
 
-/// How bytes get into a mapping and stay there.
+/// How bytes get into a mapping and become durable there.
 #[derive(Debug, Clone, Copy)]
 pub struct Persist {
     kernel: Kernel,
@@ -104,15 +104,15 @@ impl Persist {
     /// thread.
     ///
     /// # Safety
-    /// `dst..dst + src.len()` must be writable memory that does not overlap `src`, and that nobody holds a
-    /// Rust reference to.
+    /// `dst..dst + src.len()` must be writable memory that does not overlap `src`, and to which no Rust
+    /// reference exists.
     #[inline]
     pub unsafe fn copy_in(self, dst: *mut u8, src: &[u8]) {
         // SAFETY: the caller's promise is passed on.
         unsafe { self.copy_in_with::<false>(dst, src, 0) };
     }
 
-    /// [`copy_in`](Self::copy_in), and returns `crc32c_append(seed, bytes as stored)`.
+    /// [`copy_in`](Self::copy_in) that also returns `crc32c_append(seed, bytes as stored)`.
     ///
     /// # Safety
     /// As for `copy_in`.
@@ -123,7 +123,7 @@ impl Persist {
         !unsafe { self.copy_in_with::<true>(dst, src, !seed) }
     }
 
-    /// Copies with the checksum's raw (inverted) state carried along if `CRC`.
+    /// Copies, and carries the checksum's raw (inverted) state along if `CRC`.
     ///
     /// # Safety
     /// As for `copy_in`.
@@ -133,15 +133,15 @@ impl Persist {
         let (mut to, mut from, mut left) = (dst, src.as_ptr(), src.len());
         let head = to.align_offset(LINE_BYTES).min(left);
         if head > 0 {
-            // SAFETY: `head <= left`, so both ranges lie in the caller's; `head < 64`, since it is the way to
-            // the next line.
+            // SAFETY: `head <= left`, so both ranges lie in the caller's; `head < 64`, since it is the
+            // distance to the next line.
             state = unsafe { self.partial_line::<CRC>(to, from, head, state) };
             // SAFETY: as above, the results lie inside the ranges or one past them.
             (to, from, left) = unsafe { (to.add(head), from.add(head), left - head) };
         }
         let lines = left / LINE_BYTES;
         if lines > 0 {
-            // SAFETY: `to` is line-aligned now and `lines` whole lines lie in both ranges; the kernel was
+            // SAFETY: `to` is line-aligned here and `lines` whole lines lie in both ranges; the kernel was
             // found supported.
             state = unsafe { self.lines::<CRC>(to, from, lines, state) };
             let done = lines * LINE_BYTES;
@@ -155,7 +155,7 @@ impl Persist {
         state
     }
 
-    /// Stores less than a line, through a copy on the stack, so that what is checked is what is stored.
+    /// Stores less than a line, through a copy on the stack, so that the checksum covers the stored bytes.
     ///
     /// # Safety
     /// As for `copy_in`, with `n < 64` bytes inside one line of the destination.
@@ -244,7 +244,7 @@ impl Persist {
         unsafe {
             std::arch::x86_64::_mm_sfence();
         }
-        // `sfence` has done the work on x86-64; there this only keeps the compiler from moving stores.
+        // `sfence` orders the stores on x86-64; there this only keeps the compiler from moving them.
         atomic_fence(if cfg!(target_arch = "x86_64") {
             Ordering::AcqRel
         } else {

@@ -1,6 +1,6 @@
-//! Which blocks of a region had their checksums, a bit a block, in memory that a daemon shares with the
-//! sessions it trusts. Soft: nothing of it is on a medium, and each start of the daemon begins with none.
-//! Knows no checksums, and no reason why a block is compared.
+//! The blocks of a region whose checksums were found right, one bit each, in memory that a daemon shares with
+//! the sessions it trusts. Soft state: on no medium, and empty at each start of the daemon. Knows no
+//! checksums, and no reason why a block is compared.
 
 use crate::traits::Region;
 use rustix::fd::{AsFd, OwnedFd};
@@ -10,12 +10,12 @@ use std::io;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Bytes of a block, which is a page of memory where [`forget_absent`](Verified::forget_absent) does
-/// anything.
+/// Bytes of a block. Where [`forget_absent`](Verified::forget_absent) has an effect, a page of memory has
+/// this size too.
 const BLOCK_BYTES: u64 = 4096;
 /// Blocks of a word.
 const WORD: u64 = u64::BITS as u64;
-/// Blocks whose pages are asked for at once.
+/// Blocks whose residency is asked for at once.
 const ASKED: u64 = 512;
 
 enum Words {
@@ -23,15 +23,15 @@ enum Words {
     Mapped {
         base: NonNull<AtomicU64>,
         words: usize,
-        /// To give on; whoever was given it keeps none.
+        /// Descriptor to pass to other processes; `None` in a process that received it.
         file: Option<OwnedFd>,
     },
 }
 
-/// A bit for each block that is believed without a look at its checksum.
+/// A bit for each block that is trusted without comparing its checksum.
 ///
-/// Relaxed throughout: a bit says nothing of other memory. Who sees it loads the bytes that were compared, or
-/// what the daemon wrote since; order between writing a block and reading it is not made here.
+/// Relaxed throughout: a bit orders no other memory. A reader that sees it loads the compared bytes, or later
+/// ones from the daemon; ordering between a block's write and its read is not established here.
 pub struct Verified {
     words: Words,
 }
@@ -47,7 +47,7 @@ const fn mask(from: u64, to: u64) -> u64 {
 }
 
 impl Verified {
-    /// Of one process, for `blocks` blocks.
+    /// Makes bits for `blocks` blocks, for this process alone.
     #[must_use]
     pub fn heap(blocks: u64) -> Self {
         let words = (0..blocks.div_ceil(WORD)).map(|_| AtomicU64::new(0));
@@ -56,16 +56,16 @@ impl Verified {
         }
     }
 
-    /// In memory that others can map. Takes memory as bits are set.
+    /// Makes bits in memory that other processes can map. Memory is allocated as bits are set.
     ///
     /// # Errors
-    /// Of the host, which may have no such files for us.
+    /// Errors of the host, which may not support such files.
     pub fn shared(blocks: u64) -> io::Result<Self> {
         let bytes = blocks.div_ceil(WORD).max(1) * size_of::<AtomicU64>() as u64;
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = rustix::fs::memfd_create("varve-verified", flags)?;
         rustix::fs::ftruncate(&file, bytes)?;
-        // Nobody who has it can shorten it under the others.
+        // A process that has the descriptor must not shorten it under the others.
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&file, seals)?;
         let mut made = Self::map(&file)?;
@@ -75,10 +75,10 @@ impl Verified {
         Ok(made)
     }
 
-    /// Maps what [`descriptor`](Self::descriptor) gave.
+    /// Maps a descriptor from [`descriptor`](Self::descriptor).
     ///
     /// # Errors
-    /// Of mapping; `InvalidData` if it could become shorter.
+    /// Errors of mapping; `InvalidData` if the file could become shorter.
     pub fn from_descriptor(file: OwnedFd) -> io::Result<Self> {
         if !rustix::fs::fcntl_get_seals(&file)?.contains(SealFlags::SHRINK) {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "it is not sealed"));
@@ -111,7 +111,8 @@ impl Verified {
         })
     }
 
-    /// For another process, whose bits are these; `None` where they are one process' own, or another's.
+    /// Returns a descriptor for another process to share these bits; `None` where they are private to one
+    /// process, or were received from another.
     ///
     /// # Errors
     /// Too many open files.
@@ -126,13 +127,13 @@ impl Verified {
     fn words(&self) -> &[AtomicU64] {
         match &self.words {
             Words::Heap(words) => words,
-            // SAFETY: so many words are mapped at `base`, page-aligned, until drop; any bit pattern is valid
+            // SAFETY: `words` words are mapped at `base`, page-aligned, until drop; any bit pattern is valid
             // for atomics, and concurrent change by another process is defined.
             Words::Mapped { base, words, .. } => unsafe { std::slice::from_raw_parts(base.as_ptr(), *words) },
         }
     }
 
-    /// Whether each block of `first..end` is believed.
+    /// Whether each block of `first..end` is trusted.
     #[inline]
     #[must_use]
     pub fn has(&self, first: u64, end: u64) -> bool {
@@ -150,8 +151,8 @@ impl Verified {
         true
     }
 
-    /// A block had its checksum. It may be used again for something else meanwhile: whatever is written while
-    /// the daemon lives was written by it.
+    /// Notes that a block had its checksum. The bit stays right when the block is reused: while the daemon
+    /// lives, only the daemon writes to it.
     #[inline]
     pub fn note(&self, block: u64) {
         if let Some(word) = self.words().get((block / WORD) as usize) {
@@ -159,23 +160,23 @@ impl Verified {
         }
     }
 
-    /// A block is compared at its next read.
+    /// Has a block compared at its next read.
     pub fn forget(&self, block: u64) {
         if let Some(word) = self.words().get((block / WORD) as usize) {
             word.fetch_and(!(1 << (block % WORD)), Ordering::Relaxed);
         }
     }
 
-    /// How many blocks are believed.
+    /// Number of trusted blocks.
     #[must_use]
     pub fn count(&self) -> u64 {
         let ones = |word: &AtomicU64| u64::from(word.load(Ordering::Relaxed).count_ones());
         self.words().iter().map(ones).sum()
     }
 
-    /// Forgets those of the `blocks` blocks from `from` on that are not in the host's memory: what is read
-    /// next comes from the disk. Does nothing where that is not known. Returns where to go on, from the
-    /// beginning again behind the end.
+    /// Forgets those of the `blocks` blocks from `from` on that are not in the host's memory: their next read
+    /// comes from the disk. Does nothing where residency is not known. Returns the block to continue at,
+    /// wrapping to 0 behind the end.
     pub fn forget_absent(&self, region: &dyn Region, from: u64, blocks: u64) -> u64 {
         let all = (region.len_bytes() / BLOCK_BYTES).min(self.words().len() as u64 * WORD);
         let end = from.saturating_add(blocks).min(all);
@@ -184,7 +185,7 @@ impl Verified {
         while at < end {
             let stop = (at + ASKED).min(all);
             let words = &self.words()[(at / WORD) as usize..stop.div_ceil(WORD) as usize];
-            // Mostly nothing of them is believed, and they cost a look.
+            // Mostly none of the blocks is trusted, and the residency query has a cost.
             if words.iter().any(|word| word.load(Ordering::Relaxed) != 0) {
                 let pages = &mut pages[..(stop - at) as usize];
                 if !region.residency(at * BLOCK_BYTES, pages) {
@@ -207,7 +208,8 @@ impl Verified {
 impl Drop for Verified {
     fn drop(&mut self) {
         if let Words::Mapped { base, words, .. } = &self.words {
-            // SAFETY: exactly what `from_descriptor` mapped; nothing refers to it once its owner is gone.
+            // SAFETY: exactly the range that `from_descriptor` mapped; nothing refers to it once its owner is
+            // gone.
             let _ = unsafe { rustix::mm::munmap(base.as_ptr().cast(), words * size_of::<AtomicU64>()) };
         }
     }
@@ -232,7 +234,7 @@ mod tests {
             bits.forget(100);
             assert!(!bits.has(60, 140) && bits.has(101, 140));
             assert_eq!(bits.count(), 79);
-            // Beyond the end nothing is, and nothing happens.
+            // Blocks past the end are not trusted, and calls for them have no effect.
             bits.note(1_000_000);
             bits.forget(u64::MAX / 2);
             assert!(!bits.has(1_000_000, 1_000_001));

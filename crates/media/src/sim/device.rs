@@ -10,7 +10,7 @@ use crate::error::{DeviceName, MediaError, check_blocks, check_range};
 use crate::pmem::persist::crc32c_append;
 use crate::traits::{BlockDevice, DeviceInfo, MediumKind, Region};
 
-/// A number for this thread: fences order the stores of one thread only.
+/// Returns a number for this thread: fences order the stores of one thread only.
 fn thread_number() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     thread_local!(static NUMBER: u64 = NEXT.fetch_add(1, Ordering::Relaxed));
@@ -34,7 +34,7 @@ pub struct SimBlock {
 }
 
 impl SimWorld {
-    /// Runs `work` on a device, if it is still there and holds the range.
+    /// Runs `work` on a device, if it still exists and holds the range.
     fn on_device<T>(
         &self,
         index: DeviceIndex,
@@ -115,7 +115,7 @@ impl Region for SimRegion {
     }
 
     fn write_crc(&self, off: u64, src: &[u8], seed: u32) -> Result<u32, MediaError> {
-        // Copied once, so that what is checked is what is stored.
+        // Copied once, so that the checksum covers the stored bytes.
         let data: Arc<[u8]> = src.into();
         let crc = crc32c_append(seed, &data);
         self.world.store(self.index, off, data)?;

@@ -1,10 +1,10 @@
 //! The ordered history of a simulated machine, and the contents that a crash at each point of it may leave.
 //!
-//! What a power cut may leave (a process kill leaves everything stored):
+//! Contents that a power cut may leave (a process kill leaves everything stored):
 //! - `Dax`: each 64-byte line written since the writing thread's last fence is as before, as after, or as
-//!   after some of its stores; within a line each aligned 8-byte word chooses for itself.
+//!   after some of its stores; within a line each aligned 8-byte word varies independently.
 //! - `File`: each 4 KiB page stored to since its last sync is as before, as after, or as at some moment
-//!   between; or its 512-byte sectors choose for themselves.
+//!   between; or its 512-byte sectors vary independently.
 //! - `Block`: each 512-byte sector written since the last flush is as after any of its writes, or none.
 //! - `Shm`: zeros.
 
@@ -57,26 +57,26 @@ pub(super) enum Event {
     Label(Arc<str>),
 }
 
-/// What a crash does.
+/// Kind of crash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Crash {
-    /// Every process dies: all that was stored is there.
+    /// Every process dies: all stores survive.
     Kill,
-    /// Every process dies in the middle of the next store, of which only the first words (the seed says how
-    /// many) are there.
+    /// Every process dies in the middle of the next store, of which only the first words (their number
+    /// depends on the seed) are stored.
     KillTorn(u64),
-    /// The power fails; nothing that was not fenced, synced or flushed is there.
+    /// The power fails; only fenced, synced or flushed bytes survive.
     PowerNone,
-    /// The power fails; everything is there by luck.
+    /// The power fails; everything survives by luck.
     PowerAll,
-    /// The power fails; the seed chooses what of the pending units is there.
+    /// The power fails; the seed chooses which of the pending units survive.
     PowerSeeded(u64),
-    /// The power fails; pending unit `k` (in order of device and offset, see `Recording::pending_units`) is
-    /// there iff bit `k mod 64` is set. With at most 64 units, counting through the bits is exhaustive for
+    /// The power fails; pending unit `k` (in order of device and offset, see `Recording::pending_units`)
+    /// survives iff bit `k mod 64` is set. With at most 64 units, counting through the bits is exhaustive for
     /// whole units.
     PowerUnits(u64),
-    /// The power fails; of everything pending each piece that is never torn (8 bytes of a line, a sector)
-    /// chooses for itself, by the seed: all that is pending is torn.
+    /// The power fails; each pending atom (8 bytes of a line, a sector: never torn) survives or not
+    /// independently, by the seed: all pending writes are torn.
     PowerWords(u64),
 }
 
@@ -110,7 +110,7 @@ impl Pending {
         }
     }
 
-    /// The part in `from..to` of the device, if any. A trim is never cut.
+    /// Returns the part in `from..to` of the device, if any. A trim is never cut.
     fn part(&self, from: u64, to: u64) -> Option<Self> {
         let (begin, end) = (self.off.max(from), (self.off + self.len()).min(to));
         let PendingData::Bytes(bytes, range) = &self.data else {
@@ -134,11 +134,11 @@ pub(super) struct Replay {
     /// Events applied.
     pub(super) at: usize,
     media: Arc<[SimMedium]>,
-    /// What a power cut cannot take.
+    /// Contents that survive a power cut.
     durable: Vec<Pages>,
-    /// What the processes see.
+    /// Contents that the processes see.
     current: Vec<Pages>,
-    /// Length of each device; `None`: not there (yet, or any more).
+    /// Length of each device; `None`: it does not exist (yet, or any more).
     lens: Vec<Option<u64>>,
     pending: Vec<Pending>,
 }
@@ -223,8 +223,8 @@ impl Replay {
             .for_each(|pending| pending.apply(&mut self.durable[pending.device]));
     }
 
-    /// Commits a thread's stores to persistent memory, and what others stored earlier to the same words:
-    /// memory is coherent, so an older store can never come back over a newer one.
+    /// Commits a thread's stores to persistent memory, and older stores of other threads to the same words:
+    /// memory is coherent, so an older store can never overwrite a newer one.
     fn fence(&mut self, thread: u64) {
         let media = self.media.clone();
         let dax = |pending: &Pending| media[pending.device] == SimMedium::Dax;
@@ -304,7 +304,7 @@ impl Replay {
         units
     }
 
-    /// Contents after a crash here; `next` is the event that the crash interrupts.
+    /// Returns the contents after a crash here; `next` is the event that the crash interrupts.
     pub(super) fn crash(&self, crash: Crash, next: Option<&Event>) -> (Vec<Pages>, Vec<Option<u64>>) {
         let mut pages = match crash {
             Crash::Kill | Crash::KillTorn(_) => self.current.clone(),
@@ -365,7 +365,7 @@ impl Replay {
         }
     }
 
-    /// Each atom takes all stores before a cut of its own.
+    /// Applies to each atom all stores before a cut of its own.
     fn apply_words(&self, pages: &mut [Pages], seed: u64) {
         let stores = self.pending.len() as u64;
         for (index, pending) in self.pending.iter().enumerate() {
@@ -384,13 +384,13 @@ impl Replay {
         }
     }
 
-    /// Each unit takes all stores before a cut of its own, so that what it holds is what it held at some
-    /// moment. The seed also says how the cuts hang together: where thousands of units are pending,
-    /// independent ones would never leave one structure whole and another not.
+    /// Applies to each unit all stores before a cut of its own, so that it holds its contents of some moment.
+    /// The seed also decides how the cuts of units are correlated: where thousands of units are pending,
+    /// independent cuts would never leave one structure whole and another not.
     fn apply_seeded(&self, pages: &mut [Pages], seed: u64) {
         let stores = self.pending.len() as u64;
         let manner = mix(seed ^ 0x006d_616e) % 8;
-        // One unit that is different from all others, in the middle of some store.
+        // One unit that differs from all others, in the middle of some store.
         let odd = (stores > 0).then(|| {
             let pending = &self.pending[(mix(seed) % stores) as usize];
             let unit = self.media[pending.device].unit_bytes();
@@ -410,7 +410,7 @@ impl Replay {
                     // Nearly all, or nearly nothing.
                     3 => all_or_none(!dice.is_multiple_of(16)),
                     4 => all_or_none(dice.is_multiple_of(16)),
-                    // Devices that are fast and slow: all of one and nothing of another, or as they were at
+                    // Devices that are fast and slow: all stores of one and none of another, or each as of
                     // some moment.
                     5 => all_or_none(device_seed.is_multiple_of(2)),
                     6 => mix(device_seed ^ 2) % (stores + 1),
@@ -440,7 +440,7 @@ impl Pending {
         };
         let (mut at, end) = (self.off, self.off + range.len() as u64);
         while at < end {
-            // Neighbours that choose alike are written at once.
+            // Neighbours with the same choice are written at once.
             let first = chosen(at);
             let mut stop = (at / step + 1) * step;
             while stop < end && chosen(stop) == first {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 pub(super) const PAGE_BYTES: usize = 4096;
 
-/// One page, with the hash of its bytes once somebody asked (0: not yet).
+/// One page, with the hash of its bytes once it was computed (0: not yet).
 struct Page {
     bytes: [u8; PAGE_BYTES],
     hash: AtomicU64,
@@ -56,7 +56,7 @@ impl Pages {
         }
     }
 
-    /// Makes a range zero; whole pages are given back, so the cost follows what was written, not the range.
+    /// Makes a range zero. Whole pages are freed, so the cost follows the bytes written, not the range.
     pub(super) fn zero(&mut self, off: u64, len: u64) {
         let end = off + len;
         let page_bytes = PAGE_BYTES as u64;
@@ -88,7 +88,7 @@ impl Pages {
         &mut page.bytes
     }
 
-    /// Hash of the contents: the same for equal bytes, however they came about.
+    /// Returns a hash of the contents: equal bytes give equal hashes, whatever their history.
     pub(super) fn content_hash(&self) -> u64 {
         let pages = self.0.iter();
         pages
@@ -103,7 +103,7 @@ impl Pages {
     }
 }
 
-/// What [`Page::hash`] gives for a page of zeros.
+/// Result of [`Page::hash`] for a page of zeros.
 const ZERO_PAGE_HASH: u64 = 1;
 
 impl Page {

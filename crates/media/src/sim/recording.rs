@@ -8,7 +8,7 @@ use super::history::{Crash, Event, Replay};
 use super::pages::Pages;
 use super::{Device, Log, SimMedium, SimWorld, World, hash_devices};
 
-/// What would have come next at a crash point.
+/// The kind of event that follows a crash point.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PointKind {
     /// A store to a region, or a write to a block device.
@@ -21,7 +21,7 @@ pub enum PointKind {
     Flush,
     /// A trim.
     Trim,
-    /// A device appears, goes, or grows.
+    /// A device is created, removed, or grown.
     Device,
     /// The end of the history.
     End,
@@ -32,9 +32,9 @@ pub enum PointKind {
 pub struct CrashPoint {
     /// Events that happened before.
     pub index: usize,
-    /// What comes next.
+    /// The next event.
     pub next: PointKind,
-    /// The device that comes next, if it is one.
+    /// The device of the next event, if it has one.
     pub device: Option<String>,
     /// The last label before.
     pub label: Option<Arc<str>>,
@@ -101,7 +101,8 @@ impl Recording {
         points
     }
 
-    /// The points just before what makes things durable (where most is pending), and the end.
+    /// Returns the points just before an event that makes writes durable (where most is pending), and the
+    /// end.
     pub fn durability_points(&self) -> Vec<CrashPoint> {
         let mut points = self.points();
         points.retain(|point| {
@@ -130,7 +131,7 @@ impl Recording {
         look(&cursor)
     }
 
-    /// How many units (lines, pages, sectors) a power cut at that point may take or leave.
+    /// Returns the number of units (lines, pages, sectors) that a power cut at that point may take or leave.
     ///
     /// # Panics
     /// If `index` is past the end.
@@ -138,7 +139,7 @@ impl Recording {
         self.at(index, |replay| replay.units().len())
     }
 
-    /// What a crash after `index` events leaves.
+    /// Returns the contents that a crash after `index` events leaves.
     ///
     /// # Panics
     /// If `index` is past the end.

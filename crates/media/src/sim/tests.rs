@@ -301,7 +301,7 @@ fn images_of_a_recovery_come_from_a_world_made_of_an_image() {
         read::<16>(&again, "nvm", 0),
         [1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0]
     );
-    // Going back in the history gives the same image as going forward.
+    // Going back in the history gives the image that going forward gave.
     let late = second.image(2, Crash::PowerNone).content_hash();
     let early = second.image(0, Crash::PowerNone).content_hash();
     assert_ne!(late, early);

@@ -1,45 +1,46 @@
-//! Service times of a device: what a request costs it, without the time in the queue. Owns the regression;
-//! knows no policy.
+//! Service times of a device: the channel time of a request, without the time in the queue. Owns the
+//! regression; knows no policy.
 //!
-//! Response times mix what a request costs with what was queued before it, so under load reads and writes of
-//! one queue look alike. But the time that a device's channels are at work is the sum of what its requests
-//! cost:
+//! Response times include the requests queued before, so under load reads and writes of one queue look alike.
+//! But the total time for which a device's channels are in use is the sum of the service times of its
+//! requests:
 //!
 //! ```text
 //! busy = reads · a_r + read_KiB · b_r + writes · a_w + write_KiB · b_w      (channel × µs, each interval)
 //! ```
 //!
-//! They are the probe (a few requests when the device is added), times what each of the four differs from it
-//! (*shape*), times how much slower the device is as a whole (*pace*). The pace follows within seconds,
-//! whatever the mix. The shape is least squares over the last 200 observations or so, as far as their mixes
-//! differ; what they do not tell stays as the probe has it, because that has its weight in every solution
-//! (ridge regression). So however alike all observations are, none of the four is carried away. A device
-//! without load goes back to its probe slowly, so that one that was slow once is tried again.
+//! Each of the four coefficients is the value from the probe (a few requests when the device is added), times
+//! a factor of its own (*shape*), times one factor for the whole device (*pace*). The pace follows within
+//! seconds, for any mix of requests. The shape is a least-squares fit over the last 200 observations or so,
+//! as far as their mixes differ; directions that they do not determine keep the probe's values, because the
+//! probe has a weight in every solution (ridge regression). So no coefficient drifts, however alike the
+//! observations are. A device without load returns to its probe slowly, so that a device that was slow once
+//! is tried again.
 //!
-//! A request that ends in one interval may have been served in the one before. So intervals are taken
-//! together until they hold the work of many requests: an *observation*.
+//! A request that ends in one interval may have been served in the interval before. So intervals are merged
+//! until they hold the work of many requests: an *observation*.
 
 use super::Interval;
 use crate::Op;
 use serde::{Deserialize, Serialize};
 
-/// Share of the old observations that a new one replaces, for the shape: a memory of about 200.
+/// Weight of a new observation in the shape: a memory of about 200 observations.
 const FORGET: f64 = 0.005;
-/// The same for the pace: a memory of about 20.
+/// Weight of a new observation in the pace: a memory of about 20.
 const FOLLOW: f64 = 0.05;
-/// Work of an observation, in requests of the dearer direction.
+/// Work of an observation, in requests of the more expensive direction.
 const ENOUGH: f64 = 32.0;
-/// How far the probe may be wrong about one of the four, as a variance: half of it.
+/// Prior variance of the factor of one coefficient around the probe: a standard deviation of a half.
 const DOUBT: f64 = 0.25;
-/// Variance of an observation about which nothing is known, and least.
+/// Variance of an observation: the initial estimate, and the lower bound.
 const NOISE: (f64, f64) = (0.1, 0.001);
-/// What the probe counts in the pace, in channel × microseconds.
+/// Weight of the probe in the pace, in channel × microseconds.
 const PROBE_US: f64 = 100_000.0;
-/// Share of the way back to the probe that an interval without load goes.
+/// Share of the remaining distance to the probe that an interval without load covers.
 const RETURN: f64 = 0.005;
-/// Least of what was probed that a coefficient may become, and most.
+/// Smallest and largest factor by which a coefficient may differ from the probe.
 const RANGE: (f64, f64) = (0.02, 200.0);
-/// Passes over the four for one solution; each begins with the last one.
+/// Passes over the four coefficients for one solution; each solution starts from the previous one.
 const PASSES: usize = 32;
 
 /// `a + b · KiB` for reads and writes, in channel × microseconds.
@@ -48,29 +49,29 @@ pub struct Service {
     /// `a_r`, `b_r`, `a_w`, `b_w`.
     probed: [f64; 4],
     shape: [f64; 4],
-    /// Sums over observations, weighted, of `x·xᵀ` and `x·y`. `x`: shares of the four in what the probe lets
-    /// expect; `y`: how many times that it took, at a pace of 1.
+    /// Weighted sums over observations of `x·xᵀ` and `x·y`. `x`: shares of the four coefficients in the time
+    /// that the probe predicts; `y`: the actual time as a multiple of the predicted one, at a pace of 1.
     products: [[f64; 4]; 4],
     moments: [f64; 4],
-    /// Variance of `y`, around what the shape lets expect.
+    /// Variance of `y` around the prediction of the shape.
     noise: f64,
-    /// Time at work, and what probe and shape let expect; their ratio is the pace.
+    /// Actual time at work, and the time that probe and shape predict; their ratio is the pace.
     worked_us: f64,
     expected_us: f64,
-    /// The observation to be: requests and KiB of reads and of writes, and time at work.
+    /// The observation being collected: requests and KiB of reads and of writes, and time at work.
     open: [f64; 4],
     open_us: f64,
 }
 
 impl Default for Service {
-    /// A device of which nothing is known: 1 ms a request, 10 µs a KiB.
+    /// A device without a probe: 1 ms a request, 10 µs a KiB.
     fn default() -> Self {
         Self::probed([1000.0, 10.0], [1000.0, 10.0])
     }
 }
 
 impl Service {
-    /// From a probe: microseconds a request and a KiB, of reads and writes.
+    /// Starts from a probe: microseconds a request and a KiB, of reads and writes.
     #[must_use]
     pub fn probed(read: [f64; 2], write: [f64; 2]) -> Self {
         Self {
@@ -86,7 +87,7 @@ impl Service {
         }
     }
 
-    /// What a request costs, in channel × microseconds.
+    /// Service time of a request, in channel × microseconds.
     #[must_use]
     pub fn us(&self, op: Op, bytes: f64) -> f64 {
         let at = match op {
@@ -104,7 +105,7 @@ impl Service {
         (self.worked_us / self.expected_us).clamp(RANGE.0, RANGE.1)
     }
 
-    /// Takes in one interval.
+    /// Records one interval.
     pub(super) fn learn(&mut self, interval: &Interval) {
         let [reads, writes] = interval.requests.map(|n| n as f64);
         let [read_kib, write_kib] = interval.bytes.map(|bytes| bytes as f64 / 1024.0);
@@ -123,7 +124,7 @@ impl Service {
         }
     }
 
-    /// `probed`: what the probe lets expect of each of the four.
+    /// Ends an observation. `probed`: the times that the probe predicts for each of the four coefficients.
     fn observe(&mut self, probed: &[f64; 4]) {
         let busy_us = self.open_us;
         let expected: f64 = probed.iter().zip(self.shape).map(|(us, shape)| us * shape).sum();
@@ -142,7 +143,7 @@ impl Service {
         self.solve();
     }
 
-    /// What was measured becomes more like the probe.
+    /// Moves the measured values a step towards the probe.
     fn go_back(&mut self) {
         for (moment, row) in self.moments.iter_mut().zip(&self.products) {
             *moment += RETURN * (row.iter().sum::<f64>() - *moment);
@@ -151,9 +152,9 @@ impl Service {
         self.solve();
     }
 
-    /// `(products + ridge) · shape = moments + ridge` within [`RANGE`], by coordinate descent: the matrix is
-    /// positive definite, so each pass comes nearer. The ridge is the weight of the probe against one
-    /// observation.
+    /// Solves `(products + ridge) · shape = moments + ridge` within [`RANGE`], by coordinate descent: the
+    /// matrix is positive definite, so each pass comes nearer. The ridge is the weight of the probe relative
+    /// to one observation.
     fn solve(&mut self) {
         let ridge = self.noise.max(NOISE.1) / DOUBT;
         for _ in 0..PASSES {
@@ -267,7 +268,7 @@ mod tests {
     fn time_at_work_on_requests_longer_than_an_interval_is_counted() {
         let mut service = Service::probed([1000.0, 1.0], [1000.0, 1.0]);
         for at in 0..4000 {
-            // Each takes four intervals.
+            // Each request takes four intervals.
             let ended = u64::from(at % 4 == 3);
             let mut one = interval(ended, 0, 4096, [0.0; 4]);
             one.busy_us = 100_000.0;

@@ -1,10 +1,10 @@
-//! What an operator asked for, as data that outlives a crash: how far it is, and why each byte that does not
-//! move does not.
+//! Operators' jobs, as data that outlives a crash: their progress, and the reason for each byte that does not
+//! move.
 //!
 //! A job is a cursor over the units of its device (or of a list of files). It plans the steps of the next
 //! units; a unit that was planned and is still there on a later pass is planned again. So a job saved at any
-//! time and loaded after a crash does all that is left: what was committed in between is not there any more,
-//! and is not moved twice.
+//! time and loaded after a crash does all the remaining work: units whose moves were committed in between are
+//! no longer there and are not moved twice.
 
 use crate::policy::{Act, Budget, Cause, FULL, Place, Plan, Step, View, Waiting};
 use crate::{DeviceId, UnitId};
@@ -12,14 +12,14 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use varve_format::{InodeKey, Tier};
 
-/// Units looked at for one plan.
+/// Most units examined for one plan.
 const LOOKS: usize = 1024;
 
-/// Number of a job; never used again in a pool.
+/// Number of a job; never reused in a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct JobId(pub u64);
 
-/// What was asked for.
+/// The kind of a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum JobKind {
@@ -27,7 +27,7 @@ pub enum JobKind {
     Evacuate {
         /// The device.
         device: DeviceId,
-        /// Where it goes; `None`: where there is most room.
+        /// The target; `None`: the device with most room.
         to: Option<DeviceId>,
     },
     /// A file's data goes to a tier (`migrate`, `pin`).
@@ -39,62 +39,62 @@ pub enum JobKind {
     },
 }
 
-/// Whether a job goes on.
+/// The state of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum JobState {
-    /// It goes on.
+    /// It runs.
     Running,
-    /// An operator stopped it for now.
+    /// An operator paused it.
     Paused,
-    /// An operator ended it: what has moved stays there.
+    /// An operator ended it: moved data stays at its new place.
     Cancelled,
-    /// Nothing is left.
+    /// No data is left to move.
     Done,
-    /// All has moved but what `stuck` names, and waiting does not change that. An operator may let it
-    /// try again ([`Job::resume`]).
+    /// Only the data in `stuck` is left, and waiting does not help. An operator may let it try again
+    /// ([`Job::resume`]).
     Incomplete,
 }
 
 /// A job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Job {
-    /// Number.
+    /// Its number.
     pub id: JobId,
-    /// What.
+    /// Its kind.
     pub kind: JobKind,
-    /// Whether it goes on.
+    /// Its state.
     pub state: JobState,
     /// Bytes moved for it.
     pub moved_bytes: u64,
-    /// Bytes that do not move now, by reason; of the pass that ended last.
+    /// Bytes that could not move in the last complete pass, by reason.
     pub stuck: BTreeMap<String, u64>,
     cursor: Option<UnitId>,
-    /// Units found in this pass, and of these the ones that waiting does not help.
+    /// Units found in this pass, and of these the units that waiting does not help.
     found: u64,
     lasting: u64,
     passing: BTreeMap<String, u64>,
 }
 
-/// A saved job that cannot be used.
+/// An unusable saved job.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SavedError {
-    /// Two jobs have one number.
+    /// Two jobs have one number, or a number is above the last one given out.
     #[error("two saved jobs have number {0}; remove one of them from the saved list")]
     Twice(u64),
-    /// It names a device that the pool has not.
+    /// It names a device that the pool does not have.
     #[error("saved job {job} names device {device}, of {devices} in the pool; cancel the job")]
     NoDevice {
-        /// Job.
+        /// The job's number.
         job: u64,
-        /// Device.
+        /// The device's number.
         device: u8,
-        /// Devices of the pool.
+        /// Devices in the pool.
         devices: usize,
     },
 }
 
-/// All jobs, as they are saved.
+/// All jobs, in the form in which they are saved.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Saved {
     /// Jobs, oldest first.
@@ -104,7 +104,7 @@ pub struct Saved {
 }
 
 impl Saved {
-    /// A new job.
+    /// Adds a new job.
     pub fn start(&mut self, kind: JobKind) -> JobId {
         self.last += 1;
         let id = JobId(self.last);
@@ -112,10 +112,10 @@ impl Saved {
         id
     }
 
-    /// Looks at what was loaded, for a pool of so many devices.
+    /// Checks loaded jobs for a pool of `devices` devices.
     ///
     /// # Errors
-    /// What is saved makes no sense. Nothing is changed.
+    /// The jobs are inconsistent. Nothing is changed.
     pub fn check(&self, devices: usize) -> Result<(), SavedError> {
         for (at, job) in self.jobs.iter().enumerate() {
             if job.id.0 > self.last || self.jobs[..at].iter().any(|other| other.id == job.id) {
@@ -152,39 +152,40 @@ impl Job {
         }
     }
 
-    /// Stops it for now. Nothing happens to one that has ended.
+    /// Pauses it. Does nothing to a job that has ended.
     pub fn pause(&mut self) {
         if self.state == JobState::Running {
             self.state = JobState::Paused;
         }
     }
 
-    /// Lets it go on, or try again what could not move.
+    /// Resumes it, or lets it retry data that could not move.
     pub fn resume(&mut self) {
         if matches!(self.state, JobState::Paused | JobState::Incomplete) {
             self.state = JobState::Running;
         }
     }
 
-    /// Ends it. What has moved stays where it is.
+    /// Ends it. Moved data stays where it is.
     pub fn cancel(&mut self) {
         if !matches!(self.state, JobState::Done | JobState::Cancelled) {
             self.state = JobState::Cancelled;
         }
     }
 
-    /// One of its steps is committed.
+    /// Records that one of its steps was committed.
     pub const fn done(&mut self, bytes: u64) {
         self.moved_bytes += bytes;
     }
 
-    /// One of its steps was refused: the bytes are told with the reason, and planned again on the next pass.
+    /// Records that one of its steps was refused: its bytes are reported with the reason, and planned again
+    /// on the next pass.
     pub fn refused(&mut self, bytes: u64, reason: &str) {
         *self.passing.entry(format!("waiting: {reason}")).or_default() += bytes;
     }
 
-    /// The next steps. After the last unit it begins again. It ends when a whole pass found nothing
-    /// ([`JobState::Done`]) or only what waiting does not help ([`JobState::Incomplete`]).
+    /// Returns the next steps. After the last unit it begins again. It ends when a whole pass found no units
+    /// ([`JobState::Done`]) or only units that waiting does not help ([`JobState::Incomplete`]).
     pub fn plan(&mut self, view: &View<'_>, budget: Budget) -> Plan {
         let mut plan = Plan::default();
         if self.state != JobState::Running {
@@ -263,7 +264,7 @@ impl Job {
             reason: reason.into(),
         };
         if let Some(other) = place.other_than(from) {
-            // There is another copy: this one only goes.
+            // There is another copy, so this one is only dropped.
             if !view.device(other).state.reads() {
                 return self.stuck(&place, from, format!("waiting: {other} does not answer"), waiting);
             }
@@ -279,7 +280,7 @@ impl Job {
         let able = |to: DeviceId| !self.is_wrong(to, view) && self.wants(to);
         let same_tier = |to: DeviceId| able(to) && view.device(to).tier == view.device(from).tier;
         let fits = |&(_, free): &(DeviceId, u64)| free >= view.unit_bytes();
-        // A pin is to a tier.
+        // A pin is to a tier: another device of this tier is preferred.
         let pinned = place.hold.is_some();
         let first = room.most(same_tier).filter(|most| pinned && fits(most));
         match first.or_else(|| room.most(able)) {
@@ -305,7 +306,7 @@ impl Job {
         }
     }
 
-    /// Whether nothing shall be left on a device.
+    /// Whether the job removes all data from a device.
     fn is_wrong(&self, device: DeviceId, view: &View<'_>) -> bool {
         match &self.kind {
             JobKind::Evacuate { device: from, .. } => device == *from,
@@ -313,7 +314,7 @@ impl Job {
         }
     }
 
-    /// Whether what moves may go to a device.
+    /// Whether the job may move data to a device.
     fn wants(&self, device: DeviceId) -> bool {
         match &self.kind {
             JobKind::Evacuate { to: Some(only), .. } => device == *only,
@@ -321,7 +322,7 @@ impl Job {
         }
     }
 
-    /// Counts a unit that does not move now.
+    /// Counts a unit that does not move in this pass.
     fn stuck(
         &mut self,
         place: &Place,
@@ -345,7 +346,7 @@ impl Job {
     }
 }
 
-/// Room on each device for what moves.
+/// Room on each device for moved units.
 struct Rooms(Vec<Option<u64>>);
 
 impl Rooms {
@@ -374,7 +375,7 @@ impl Rooms {
     }
 }
 
-/// The last name before a file's units.
+/// The last unit name before a file's units.
 fn before_file(key: InodeKey) -> Option<UnitId> {
     let before = if key.generation.0 > 0 {
         InodeKey {

@@ -1,20 +1,21 @@
-//! One partly overwritten block. Owns its patches and what a change of it takes away; decides nothing.
+//! One partly overwritten block. Owns its patches and the list of patches that a change removes; decides
+//! nothing.
 
 use std::ops::Range;
 
 /// Bytes that were written over a block.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Patch {
-    /// Number of the newest write in it. Grows from write to write.
+    /// Number of its newest write. Grows from write to write.
     pub seq: u64,
     /// First byte within the block.
     pub from: u32,
-    /// The bytes; never none.
+    /// The bytes; never empty.
     pub bytes: Vec<u8>,
 }
 
 impl Patch {
-    /// Bytes of the block that it covers.
+    /// The range of the block that it covers.
     #[must_use]
     pub fn range(&self) -> Range<u32> {
         self.from..self.from + self.bytes.len() as u32
@@ -31,38 +32,38 @@ impl Patch {
     }
 }
 
-/// What a write changes; to be made durable in one transaction, with the log's digested number.
+/// The effect of a write, to be made durable in one transaction with the log's digested number.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
-    /// A patch is added; the patches with these numbers are in it and go.
+    /// A patch is added; it contains the patches with these numbers, which are removed.
     Patched {
-        /// The new one.
+        /// The new patch.
         added: Patch,
-        /// Those it replaces.
+        /// The patches that it replaces.
         replaced: Vec<u64>,
     },
-    /// The patches cover the block: it is written anew from these bytes, without a fetch; the lower and all
-    /// patches go.
+    /// The patches cover the block: it is written from these bytes, without a fetch; the lower and all
+    /// patches are removed.
     Whole(Vec<u8>),
 }
 
 /// Answer to a read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PatchRead {
-    /// The patches cover it: no I/O (non-blocking read).
+    /// The patches cover the range: no I/O (non-blocking read).
     Covered(Vec<u8>),
-    /// The lower is to be read; [`PatchedBlock::overlay`] puts the patches over it.
+    /// The lower must be read; [`PatchedBlock::overlay`] puts the patches over it.
     Fetch,
 }
 
-/// A fetch, or a move, that is under way: which lower it reads and which patches it takes.
+/// A fetch, or a move, in progress: the lower that it reads and the patches that it includes.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fetch {
     version: u64,
     taken: Vec<u64>,
 }
 
-/// The lower that was read is not the block's any more: what was read is to be dropped.
+/// The block has another lower than the one that was read; the bytes read must be discarded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the block was overwritten, moved or fetched while it was read; look it up again")]
 pub struct Stale;
@@ -97,7 +98,7 @@ impl<L: Clone + Eq> PatchedBlock<L> {
         &self.lower
     }
 
-    /// Patches, by their place.
+    /// Patches, ordered by offset.
     #[must_use]
     pub fn patches(&self) -> &[Patch] {
         &self.patches
@@ -109,8 +110,8 @@ impl<L: Clone + Eq> PatchedBlock<L> {
         self.patches.iter().map(|patch| patch.bytes.len() as u64).sum()
     }
 
-    /// What a write would change. Nothing is changed yet: [`Self::commit_write`] does that once the change is
-    /// durable.
+    /// Returns the effect of a write without applying it: [`Self::commit_write`] applies it once the change
+    /// is durable.
     ///
     /// # Panics
     /// If the write is empty or passes the end of the block.
@@ -158,7 +159,7 @@ impl<L: Clone + Eq> PatchedBlock<L> {
         }
     }
 
-    /// A change is durable. `new`: the copy that [`Change::Whole`] was written to.
+    /// Applies a durable change. `new` returns the copy that [`Change::Whole`] was written to.
     pub fn commit_write(&mut self, change: Change, new: impl FnOnce() -> L) {
         match change {
             Change::Patched { added, replaced } => {
@@ -170,7 +171,8 @@ impl<L: Clone + Eq> PatchedBlock<L> {
         }
     }
 
-    /// The whole block is overwritten, or gone: no patch and no fetch under way counts any more.
+    /// Records that the whole block was overwritten, or is gone: all patches and fetches in progress become
+    /// invalid.
     pub fn replace(&mut self, lower: L) {
         self.lower = lower;
         self.version += 1;
@@ -195,7 +197,7 @@ impl<L: Clone + Eq> PatchedBlock<L> {
         self.patches.iter().for_each(|patch| patch.put(from, lower));
     }
 
-    /// Begins to fetch (or to move) the block: the lower is to be read now.
+    /// Begins a fetch (or a move) of the block; the caller then reads the lower.
     #[must_use]
     pub fn begin_fetch(&self) -> Fetch {
         Fetch {
@@ -204,10 +206,10 @@ impl<L: Clone + Eq> PatchedBlock<L> {
         }
     }
 
-    /// Puts the patches that a fetch takes over the lower that it has read.
+    /// Puts the patches that a fetch includes over the lower that it has read.
     ///
     /// # Errors
-    /// The lower is another one now.
+    /// The block has another lower.
     pub fn merge(&self, fetch: &Fetch, lower: &mut [u8]) -> Result<(), Stale> {
         self.is_current(fetch)?;
         let taken = self
@@ -218,11 +220,11 @@ impl<L: Clone + Eq> PatchedBlock<L> {
         Ok(())
     }
 
-    /// The merged block is durable at `new`: it is the lower now. Answers the numbers of the patches that are
-    /// in it and go; what was written since stays.
+    /// Makes the merged block, durable at `new`, the lower. Returns the numbers of the patches that it
+    /// contains and that are removed; bytes written since stay as patches.
     ///
     /// # Errors
-    /// The lower is another one now; nothing is changed.
+    /// The block has another lower; nothing is changed.
     pub fn commit_fetch(&mut self, fetch: &Fetch, new: L) -> Result<Vec<u64>, Stale> {
         self.is_current(fetch)?;
         let mut gone = Vec::new();
@@ -240,10 +242,11 @@ impl<L: Clone + Eq> PatchedBlock<L> {
         Ok(gone)
     }
 
-    /// A copy of the lower, as it was when `fetch` began, is durable at `new`: patches stay over it.
+    /// Makes a copy of the lower, durable at `new`, the lower; patches stay over it. The copy is of the lower
+    /// at the time when `fetch` began.
     ///
     /// # Errors
-    /// The lower is another one now; nothing is changed.
+    /// The block has another lower; nothing is changed.
     pub fn commit_move(&mut self, fetch: &Fetch, new: L) -> Result<(), Stale> {
         self.is_current(fetch)?;
         self.lower = new;
@@ -267,7 +270,7 @@ impl<L: Clone + Eq> PatchedBlock<L> {
         }
     }
 
-    /// The same without what only memory knows: what is found after a crash.
+    /// The block as it is recovered after a crash, without its volatile state.
     #[must_use]
     pub fn recovered(&self) -> Self {
         let mut block = self.clone();

@@ -1,23 +1,22 @@
 //! All interleavings of writes, reads, fetches, merges and moves of one block on a small medium, with a crash
 //! between any two steps.
 //!
-//! The medium has slots for copies of the block and for patches. A slot that is freed is scribbled on at
-//! once, so a copy that is read too late, or a patch that is used after it has gone, shows. After each step
-//! the block, read as a client and as after a crash, must be what was acknowledged. Breadth first; states
-//! seen before are not looked at again.
+//! The medium has slots for copies of the block and for patches. A freed slot is overwritten at once, so that
+//! a read of a freed copy, or a use of a removed patch, shows. After each step the block, read as a client
+//! and as after a crash, must equal the acknowledged bytes. Breadth first; states seen before are skipped.
 #![allow(clippy::unwrap_used)]
 
 use super::{Change, Fetch, PatchRead, PatchedBlock};
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 
-/// Rules that are broken on purpose.
+/// Deliberately broken rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Bug {
-    /// A merge takes patches away that it has not read.
+    /// A merge removes patches that it has not read.
     MergeTakesAll,
     /// In an overlap the older bytes win.
     OldBytesWin,
-    /// A fetch or a move counts though the lower has changed.
+    /// A fetch or a move counts although the lower has changed.
     StaleCounts,
     /// A move forgets the patches.
     MoveDropsPatches,
@@ -32,13 +31,13 @@ const DEAD: u8 = 0xee;
 
 type Slot = usize;
 
-/// A fetch or a move, and how far it is.
+/// A fetch or a move in progress.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct Under {
     moves: bool,
     fetch: Fetch,
     from: Slot,
-    /// What was read, once it was; then merged and written to a slot.
+    /// The bytes read, if any; they are merged and written to a slot next.
     read: Option<[u8; LEN]>,
     written: Option<Slot>,
 }
@@ -47,7 +46,7 @@ struct Under {
 struct State {
     block: PatchedBlock<Slot>,
     copies: BTreeMap<Slot, [u8; LEN]>,
-    /// What clients were promised.
+    /// The bytes acknowledged to clients.
     truth: [u8; LEN],
     under: Vec<Under>,
     writes: u8,
@@ -68,7 +67,7 @@ impl State {
         }
     }
 
-    /// The first slot that nothing refers to.
+    /// Puts `bytes` into the first slot that nothing refers to.
     fn take(&mut self, bytes: [u8; LEN]) -> Slot {
         let mut used: BTreeSet<Slot> = self.under.iter().filter_map(|under| under.written).collect();
         used.insert(*self.block.lower());
@@ -114,7 +113,7 @@ impl State {
         });
     }
 
-    /// The next step of what is under way.
+    /// Does the next step of a fetch or a move.
     fn go_on(&mut self, at: usize) {
         let mut under = self.under.remove(at);
         let Some(mut bytes) = under.read else {
@@ -187,7 +186,7 @@ impl State {
         all
     }
 
-    /// As clients see it now, and as it would be after a crash.
+    /// Compares the block, as clients read it, with the acknowledged bytes and checks its invariants.
     fn is_right(&self) -> bool {
         let mut whole = self.copies[self.block.lower()];
         self.block.overlay(0, &mut whole);
@@ -205,7 +204,7 @@ impl State {
     }
 }
 
-/// States seen, and whether all were right.
+/// Explores at most `most` states. Returns their number, and whether all were right.
 fn explore(bug: Option<Bug>, most: usize) -> (usize, bool) {
     let first = State::new(bug);
     let (mut seen, mut queue) = (HashSet::from([first.clone()]), VecDeque::from([first]));

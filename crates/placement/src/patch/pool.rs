@@ -1,42 +1,42 @@
-//! When blocks with patches are fetched, and how much memory their patches may have. Owns the order and the
-//! count; moves no byte.
+//! Scheduling of fetches of patched blocks, and the memory limit of their patches. Owns the order and the
+//! count; moves no bytes.
 
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 use std::hash::Hash;
 
-/// When a block that is partly overwritten is fetched.
+/// The time at which a partly overwritten block is fetched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fetching {
-    /// At once, in the turn of who writes; the write does not wait for it (NBW-Async-FG).
+    /// At once, sent by the writer; the write does not wait for it (NBW-Async-FG).
     AsyncForeground,
-    /// At once, by others (NBW-Async-BG).
+    /// At once, by background threads (NBW-Async-BG).
     AsyncBackground,
-    /// When it is read beyond its patches, moves, or memory is short; else never (NBW-Lazy).
+    /// When it is read beyond its patches, is moved, or memory is short; else never (NBW-Lazy).
     Lazy,
 }
 
-/// Why a block is fetched.
+/// The reason for a fetch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Why {
-    /// Somebody waits for it.
+    /// A reader waits for it.
     Read,
-    /// The policy fetches what is written.
+    /// The policy fetches every written block.
     Written,
-    /// Memory for patches is short, and it is the oldest.
+    /// Memory for patches is short, and the block is the oldest.
     Short,
 }
 
 /// Answer to a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wrote {
-    /// It is kept as a patch.
+    /// The write is kept as a patch.
     Kept,
-    /// It is kept, and the writer itself sends the fetch off.
+    /// The write is kept, and the writer itself starts the fetch.
     KeptAndFetch,
-    /// There is no memory: it stays in the log until a fetch has ended.
+    /// Memory is exhausted: the write stays in the log until a fetch has ended.
     Wait,
 }
 
@@ -45,13 +45,13 @@ pub enum Wrote {
 pub struct PatchStats {
     /// Bytes of patches.
     pub bytes: u64,
-    /// Most there may be.
+    /// Limit of `bytes`.
     pub limit_bytes: u64,
     /// Blocks with patches.
     pub blocks: u64,
     /// Fetches begun, by [`Why`].
     pub fetches: [u64; 3],
-    /// Blocks whose fetch was saved: overwritten as a whole, or gone.
+    /// Blocks that needed no fetch: overwritten as a whole, or gone.
     pub saved: u64,
     /// Writes that had to wait.
     pub waits: u64,
@@ -64,13 +64,13 @@ struct Entry {
     fetching: bool,
 }
 
-/// From this share of the limit on, `lazy` fetches the oldest in the background: the seed's waited until all
-/// was full, and was slower than `async` then.
+/// Share of the limit from which `lazy` fetches the oldest blocks in the background. The paper's version
+/// waits for the full limit, and is slower than `async` then.
 const SHORT: f64 = 0.75;
-/// Fetches under way at once, for want of memory or because the policy is so: what a disk or an SSD can order
-/// and serve at once.
+/// Most fetches in flight, whatever their reason: the number that a disk or an SSD can order and serve at
+/// once.
 const FETCHES: usize = 32;
-/// What an entry costs beside its bytes.
+/// Memory of an entry beside its bytes.
 const ENTRY_BYTES: u64 = 64;
 
 /// All blocks with patches.
@@ -87,7 +87,7 @@ pub struct PatchPool<K> {
 }
 
 impl<K: Ord + Copy + Hash> PatchPool<K> {
-    /// An empty one. The default limit is 64 MiB.
+    /// An empty pool. The default limit is 64 MiB.
     #[must_use]
     pub fn new(how: Fetching, limit_bytes: u64) -> Self {
         Self {
@@ -105,8 +105,8 @@ impl<K: Ord + Copy + Hash> PatchPool<K> {
         }
     }
 
-    /// A write would leave the block with `bytes` of patches in all. Unless the answer is [`Wrote::Wait`] it
-    /// is counted.
+    /// Decides on a write that would leave the block with `bytes` of patches in total. Unless the answer is
+    /// [`Wrote::Wait`] the write is counted.
     pub fn wrote(&mut self, block: K, bytes: u64) -> Wrote {
         let (old, new) = self
             .blocks
@@ -144,8 +144,8 @@ impl<K: Ord + Copy + Hash> PatchPool<K> {
         }
     }
 
-    /// A read goes beyond the patches: the block is fetched before all others. `false`: it is being fetched
-    /// already, or has no patches.
+    /// Begins a fetch for a read beyond the patches; it comes before all others. Returns `false` if the block
+    /// is already being fetched, or has no patches.
     pub fn read(&mut self, block: K) -> bool {
         let begin = self.blocks.get(&block).is_some_and(|entry| !entry.fetching);
         if begin {
@@ -162,7 +162,7 @@ impl<K: Ord + Copy + Hash> PatchPool<K> {
         }
     }
 
-    /// The next block to fetch in the background; `None`: none now.
+    /// Returns the next block to fetch in the background, if any.
     pub fn next_fetch(&mut self) -> Option<(K, Why)> {
         if self.under_way >= FETCHES {
             return None;
@@ -185,7 +185,7 @@ impl<K: Ord + Copy + Hash> PatchPool<K> {
         Some((oldest, Why::Short))
     }
 
-    /// A fetch has ended and left the block with `bytes` of patches: what was written meanwhile.
+    /// Records that a fetch has ended and left the block with `bytes` of patches, written meanwhile.
     pub fn fetched(&mut self, block: K, bytes: u64) {
         let Some(entry) = self.blocks.get_mut(&block) else {
             return;
@@ -204,7 +204,8 @@ impl<K: Ord + Copy + Hash> PatchPool<K> {
         }
     }
 
-    /// The block was overwritten as a whole, or is gone: its fetch is saved, if it had not begun.
+    /// Records that the block was overwritten as a whole, or is gone: a fetch that has not begun is not
+    /// needed.
     pub fn gone(&mut self, block: K) {
         match self.blocks.get(&block) {
             Some(entry) if entry.fetching => self.under_way -= 1,
@@ -228,7 +229,7 @@ impl<K: Ord + Copy + Hash> PatchPool<K> {
         self.blocks.contains_key(&block)
     }
 
-    /// Figures.
+    /// Figures for operators.
     #[must_use]
     pub const fn stats(&self) -> PatchStats {
         self.stats

@@ -1,13 +1,14 @@
-//! `balance`: units go where the mean time of all accesses becomes least, by a model of the devices' queues;
-//! hot units that are mostly read get a second copy, which is served by whichever device answers sooner.
+//! `balance`: places units so that the mean time of all accesses becomes minimal, by a model of the devices'
+//! queues; hot units that are mostly read get a second copy, and each read goes to the device that answers
+//! sooner.
 //!
-//! - What an access costs on each device is its service time ([`crate::figures::Service`]), of reads and
-//!   writes apart; what a spread of them comes to says [`model`].
-//! - A unit moves when it has *already lost* by its place what the move costs: bytes read and written, and
-//!   wear. So all moves together cost at most what not moving has cost, whatever the load does
-//!   (docs/adr/0029, "No oscillation").
-//! - New data goes where it adds least; between devices that are nearly as good, to the one that is ready
-//!   first. While nothing is known of its use, all that are best at something share it.
+//! - The cost of an access on a device is its service time ([`crate::figures::Service`]), for reads and
+//!   writes separately; [`model`] computes the mean time for a given placement.
+//! - A unit moves when it has *already lost* by its place as much as the move costs: bytes read and written,
+//!   and wear. So all moves together cost at most as much as staying has cost, for any load (docs/adr/0029,
+//!   "No oscillation").
+//! - New data goes where it adds least; between nearly equal devices, to the one that is ready first. While
+//!   its use is unknown, all devices that are best at reads or at writes share it.
 //! - Second copies are the first to go when room is short.
 
 mod model;
@@ -22,14 +23,16 @@ use model::{Demand, Part};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 
-/// Numbers of [`Balance`].
+/// Parameters of [`Balance`].
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct BalanceConfig {
-    /// How often a unit must have lost what its move costs. Default 1; more is slower and moves less.
+    /// The loss, as a multiple of the cost of its move, from which a unit moves. Default 1; more is slower
+    /// and moves less.
     pub pay: f64,
-    /// How much cheaper another place must be, as a share: below is noise of what is measured. Default 0.1.
+    /// The least advantage of another place, as a share of its cost; smaller ones are measurement noise.
+    /// Default 0.1.
     pub margin: f64,
-    /// Wear of flash: what writing costs beside its time, as a share of that. Default 0.25.
+    /// Wear of flash: an extra cost of writes, as a share of their time. Default 0.25.
     pub wear: f64,
     /// Share of a device that must stay free of second copies. Default 0.2.
     pub copies_free: f64,
@@ -49,30 +52,30 @@ impl Default for BalanceConfig {
     }
 }
 
-/// Units whose last move is remembered; more do not move.
+/// Most units whose last move is remembered; further units do not move.
 const MOVED_MAX: usize = 1 << 16;
-/// How many times what it adds by the best device new data may add by one that is ready sooner now: prices
-/// are as old as the last plan, queues are of now.
+/// The largest added time, as a multiple of that on the best device, for which new data goes to a device that
+/// is ready sooner: prices are as old as the last plan, queue lengths are current.
 const AS_GOOD: f64 = 2.0;
 
-/// See the module.
+/// The `balance` policy. See the module.
 #[derive(Debug, Default)]
 pub struct Balance {
     config: BalanceConfig,
-    /// Bytes of a read and of a write, of those no larger than a unit.
+    /// Mean bytes of a read and of a write, among requests no larger than a unit.
     bytes: [Average; 2],
     demand: Option<Demand>,
-    /// What a unit of average heat is used.
+    /// Mean reads and writes of a unit with heat.
     usual: [f64; 2],
-    /// Counters of units when they last moved, and at which age.
+    /// Counters of units at their last move, and the half-life of that move.
     moved: HashMap<UnitId, (Counts, u32)>,
     planned_ms: u64,
-    /// Where the search for cold units of each device goes on.
+    /// Where the search for cold units of each device continues.
     hands: [Option<UnitId>; DeviceId::MAX],
 }
 
 impl Balance {
-    /// With other numbers.
+    /// Returns a policy with these parameters.
     #[must_use]
     pub fn new(config: BalanceConfig) -> Self {
         Self {
@@ -81,7 +84,8 @@ impl Balance {
         }
     }
 
-    /// For data of whose use nothing is known yet: the devices that are best at reads or at writes share it.
+    /// Chooses a device for data whose use is unknown: the devices that are best at reads or at writes share
+    /// it.
     fn spread(new: &NewData, view: &View<'_>) -> Target {
         let us = |device: &DeviceView, op| device.figures.service.us(op, f64::from(new.bytes));
         let is_best = |device: &DeviceView, op| {
@@ -98,7 +102,7 @@ impl Balance {
         }
     }
 
-    /// What accesses ask of a device.
+    /// The demand of accesses on a device.
     fn part(&self, device: &DeviceView, reads: f64, writes: f64, wide: bool, view: &View<'_>) -> Part {
         let bytes = |op: usize| {
             let usual = self.bytes[op].get().unwrap_or(4096.0);
@@ -132,7 +136,7 @@ impl Balance {
             .max(1.0)
     }
 
-    /// What moving a unit costs the two devices, in channel × microseconds.
+    /// The demand of moving a unit on its two devices, in channel × microseconds.
     fn move_parts(&self, from: &DeviceView, to: &DeviceView, view: &View<'_>) -> [Part; 2] {
         let bytes = view.unit_bytes() as f64;
         let wear = if to.tier == Tier::Ssd {
@@ -167,10 +171,11 @@ impl Balance {
         }
     }
 
-    /// Units whose move can be remembered: nothing else may move, or its accesses would pay again.
+    /// Number of units whose move can still be remembered. Others must not move, or their accesses would pay
+    /// for another move.
     fn memory_left(&mut self, view: &View<'_>) -> u64 {
         if self.moved.len() >= MOVED_MAX / 2 {
-            // What of the counters was paid out is aged away, or forgotten.
+            // Counts that paid for a move have decayed to zero, or the unit was forgotten.
             let age = view.heat.age();
             self.moved.retain(|unit, (then, at)| {
                 let halves = age.wrapping_sub(*at).min(16);
@@ -181,7 +186,7 @@ impl Balance {
         MOVED_MAX.saturating_sub(self.moved.len()) as u64
     }
 
-    /// When a device would have served an access that comes now.
+    /// The time until a device would have served an access that arrives immediately.
     fn ready_us(device: &DeviceView, op: Op, bytes: u32) -> f64 {
         let us = device.figures.service.us(op, f64::from(bytes));
         let parallel = f64::from(device.parallel.max(1));
@@ -224,8 +229,7 @@ impl Policy for Balance {
             .map(|device| demand.response_us(requests, &[(device.id, parts[device.id.index()])]))
             .collect();
         let best = best_target(new, view, |device| after[device.id.index()]);
-        // What it adds is compared, not what all comes to: to that a single unit adds next to nothing
-        // anywhere.
+        // Compares the added times, not the totals: a single unit adds next to nothing to a total.
         let before = demand.response_us(requests, &[]);
         let added = |at: usize| after[at] - before;
         let good = added(best.index()) * AS_GOOD;

@@ -1,11 +1,11 @@
-//! Two caches of today as policies, to compare with: dm-cache's `smq`, and write-back as bcachefs does it.
-//! Their queues and rules, as far as the frame sees them; not their code, and not their metadata.
+//! Two present-day caches as policies, to compare with: dm-cache's `smq`, and write-back as bcachefs does it.
+//! Their queues and rules, as far as this interface allows; not their code, and not their metadata.
 
 use super::{Act, Budget, Cause, Place, Plan, Policy, Step, Target, View, best_target};
 use crate::{Access, DeviceId, DeviceView, NewData, Op, UnitId};
 use std::borrow::Cow;
 
-/// Units of a device looked at for one plan.
+/// Units of a device examined for one plan.
 const LOOKS: usize = 2048;
 
 /// The device of the fastest tier (the cache) and that of the slowest (the origin).
@@ -35,12 +35,12 @@ fn step(unit: UnitId, act: Act, from: DeviceId, to: DeviceId, cause: Cause, reas
     }
 }
 
-/// Writes to a cached unit, or reads of it, go to the cache.
+/// The device that serves a unit: the cache if it has a copy there.
 fn cached(place: &Place, fast: DeviceId) -> DeviceId {
     if place.is_on(fast) { fast } else { place.device }
 }
 
-/// Makes room on the cache: clean copies that are used least are dropped.
+/// Makes room on the cache: drops the least used clean copies.
 fn drop_cold(fast: DeviceId, hand: &mut Option<UnitId>, most: u64, view: &View<'_>, plan: &mut Plan) {
     let units = view.catalog.units_on(fast, *hand, LOOKS);
     *hand = units.last().copied().filter(|_| units.len() == LOOKS);
@@ -64,8 +64,8 @@ fn drop_cold(fast: DeviceId, hand: &mut Option<UnitId>, most: u64, view: &View<'
     }));
 }
 
-/// dm-cache with `smq`: new data on the origin; units that are hot get a copy in the cache; writes to a
-/// cached unit stay there and go back in quiet times. At most a migration threshold of data under way.
+/// dm-cache with `smq`: new data on the origin; hot units get a copy in the cache; writes to a cached unit
+/// stay there and are written back in quiet times. At most a migration threshold of data in flight.
 #[derive(Debug, Default)]
 pub struct Smq {
     hand: Option<UnitId>,
@@ -93,7 +93,7 @@ impl Policy for Smq {
         let (fast, slow) = ends(view);
         let mut plan = Plan::default();
         let most = budget.bytes / view.unit_bytes();
-        // The hottest half of what is remembered is promoted, as the hotspot queue does.
+        // The hottest half of the remembered units is promoted, as the hotspot queue does.
         let mut hot: Vec<_> = view
             .heat
             .units()
@@ -129,7 +129,7 @@ impl Policy for Smq {
     }
 }
 
-/// Dirty units get a copy on the slow device.
+/// Copies dirty units to the slow device.
 fn write_back(
     fast: DeviceId,
     slow: DeviceId,
@@ -156,8 +156,8 @@ fn write_back(
 }
 
 /// bcachefs with a foreground, a background and a promote target: writes go to the fast device and are copied
-/// to the slow one by a rebalance thread that never rests; the fast copy stays as a cache; what is read from
-/// the slow device is promoted.
+/// to the slow one by a rebalance thread that never rests; the fast copy stays as a cache; data read from the
+/// slow device is promoted.
 #[derive(Debug, Default)]
 pub struct Writeback {
     hand: Option<UnitId>,
@@ -181,7 +181,7 @@ impl Policy for Writeback {
         cached(place, ends(view).0)
     }
 
-    /// A read from the slow device is promoted.
+    /// Promotes a unit that was read from the slow device.
     fn accessed(&mut self, access: &Access, place: &Place, view: &View<'_>) -> Option<Step> {
         let (fast, slow) = ends(view);
         let promote = access.op == Op::Read && !place.is_on(fast) && view.takes_unit(fast);

@@ -1,20 +1,20 @@
-//! Layouts that never move anything: shares fixed in advance, and striping. What the adaptive policies are
-//! compared with.
+//! Layouts that never move anything: shares fixed in advance, and striping. Baselines for the adaptive
+//! policies.
 
 use super::{Policy, Target, View, best_target};
 use crate::{DeviceId, NewData, UnitId};
 use std::borrow::Cow;
 
-/// New units by fixed shares of the devices, spread by a hash of their names.
+/// Spreads new units by fixed shares of the devices, by a hash of their names.
 #[derive(Debug, Clone)]
 pub struct Fixed {
     name: String,
-    /// Parts of 100 by device.
+    /// Percentages by device.
     percent: Vec<u32>,
 }
 
 impl Fixed {
-    /// `percent` by device; what is missing of 100 goes to the last.
+    /// `percent` by device; the last device gets the remainder to 100.
     #[must_use]
     pub fn new(percent: &[u32]) -> Self {
         let name = percent.iter().map(u32::to_string).collect::<Vec<_>>().join("/");
@@ -56,7 +56,7 @@ impl Policy for Fixed {
     }
 }
 
-/// New units in turn over all devices, as RAID 0 does; on those with room when one is full.
+/// Spreads new units over all devices in turn, as RAID 0 does; over those with room when one is full.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Striped;
 

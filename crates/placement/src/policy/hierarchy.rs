@@ -1,9 +1,9 @@
 //! `hierarchy`: tiers as Strata has them, by units. New data goes to the fastest tier with room; a full tier
-//! sends down what is used least; what is used a lot comes up.
+//! demotes its least used units; frequently used units are promoted.
 //!
-//! Beyond the daemon's first policy of this name it has hysteresis (what moved stays for a while) and a cost
-//! test: a unit comes up only if it has already lost more by being below than the move costs, and it drives
-//! out only what is used less than half as much.
+//! Unlike the daemon's basic policy of this name it has hysteresis (a moved unit stays for a while) and a
+//! cost test: a unit is promoted only if it has already lost more by its place than the move costs, and it
+//! displaces only units that are used less than half as much.
 
 use super::{Act, Budget, Cause, Plan, Policy, Step, Target, View, Waiting, best_target};
 use crate::heat::Counts;
@@ -11,16 +11,16 @@ use crate::{DeviceId, DeviceView, NewData, Op, UnitId};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 
-/// Numbers of [`Hierarchy`].
+/// Parameters of [`Hierarchy`].
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct HierarchyConfig {
-    /// How full a device may become before its coldest units move down. Default 0.95.
+    /// Fill from which a device demotes its coldest units. Default 0.95.
     pub high: f64,
-    /// Down to where. Default 0.90.
+    /// Fill at which demotion stops. Default 0.90.
     pub low: f64,
-    /// How long a unit stays where it came to, in milliseconds. Default 10,000.
+    /// Time for which a moved unit stays, in milliseconds. Default 10,000.
     pub stay_ms: u64,
-    /// Reads that must be counted before a unit comes up. Default 4.
+    /// Counted reads from which a unit may be promoted. Default 4.
     pub warm_reads: u16,
 }
 
@@ -35,20 +35,20 @@ impl Default for HierarchyConfig {
     }
 }
 
-/// Units of a device looked at for one plan.
+/// Units of a device examined for one plan.
 const LOOKS: usize = 2048;
 
-/// See the module.
+/// The `hierarchy` policy. See the module.
 #[derive(Debug, Default)]
 pub struct Hierarchy {
     config: HierarchyConfig,
     draining: [bool; DeviceId::MAX],
-    /// Where the search for cold units of each device goes on.
+    /// Where the search for cold units of each device continues.
     hands: [Option<UnitId>; DeviceId::MAX],
 }
 
 impl Hierarchy {
-    /// With other numbers.
+    /// Returns a policy with these parameters.
     #[must_use]
     pub fn new(config: HierarchyConfig) -> Self {
         Self {
@@ -121,7 +121,8 @@ impl Hierarchy {
         }
     }
 
-    /// What a unit has lost by being on `from` and not on `to`, less what the move costs; in microseconds.
+    /// The time that a unit has lost by being on `from` instead of `to`, less the cost of the move; in
+    /// microseconds.
     fn gain_us(counts: Counts, from: &DeviceView, to: &DeviceView, unit_bytes: f64) -> f64 {
         let us = |device: &DeviceView, op, bytes| device.figures.service.us(op, bytes);
         let bytes = from.figures.read.request_bytes.get().unwrap_or(4096.0);
@@ -172,8 +173,8 @@ impl Hierarchy {
             if room >= view.unit_bytes() {
                 room -= view.unit_bytes();
             } else {
-                // In the place of one that is used less than half as much; it comes up when that one has
-                // gone.
+                // Takes the place of a unit that is used less than half as much, and is promoted after that
+                // unit has left.
                 let Some((heat, out)) = cold.pop().filter(|(heat, _)| heat * 2 < counts.total()) else {
                     return;
                 };
@@ -214,7 +215,7 @@ impl Policy for Hierarchy {
     fn plan(&mut self, view: &View<'_>, budget: Budget) -> Plan {
         let (mut plan, mut left) = (Plan::default(), budget.bytes);
         let mut order: Vec<&DeviceView> = view.devices.iter().collect();
-        // The slowest first: it makes room for the others.
+        // The slowest device first: it makes room for the others.
         order.sort_by_key(|device| std::cmp::Reverse(device.tier));
         for from in order {
             self.down(from, view, &mut left, &mut plan);

@@ -1,5 +1,5 @@
 //! `measured`: devices are peers, and a unit goes where its own mix of reads and writes is served fastest, by
-//! the response times that were measured (Chapter II). New data is striped.
+//! measured response times (Chapter II). New data is striped.
 
 use super::{Act, Budget, Cause, FULL, Place, Plan, Policy, Step, Striped, Target, View};
 use crate::heat::Counts;
@@ -8,13 +8,12 @@ use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-/// Numbers of [`Measured`].
+/// Parameters of [`Measured`].
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct MeasuredConfig {
-    /// How much dearer the place must be than the other one: `C_here > (1 + delta) · C_there`. Default 1
-    /// (Fig. 6a).
+    /// The least cost difference for a move: `C_here > (1 + delta) · C_there`. Default 1 (Fig. 6a).
     pub delta: f64,
-    /// Accesses that must be counted first. Default 4.
+    /// Counted accesses from which a unit may move. Default 4.
     pub min_accesses: u32,
     /// Moves a second. Default 50.
     pub tokens_per_s: u32,
@@ -33,10 +32,10 @@ impl Default for MeasuredConfig {
     }
 }
 
-/// Candidates that wait for a quiet time.
+/// Most candidates that wait for a quiet time.
 const LATER_MAX: usize = 4096;
 
-/// See the module.
+/// The `measured` policy. See the module.
 #[derive(Debug, Default)]
 pub struct Measured {
     config: MeasuredConfig,
@@ -46,14 +45,14 @@ pub struct Measured {
     later: BTreeMap<UnitId, DeviceId>,
 }
 
-/// `C = (R·r + W·w) / (R + W)` in microseconds (Chapter II.B).
+/// Mean cost of an access: `C = (R·r + W·w) / (R + W)` in microseconds (Chapter II.B).
 pub(super) fn cost_us(counts: Counts, read_us: f64, write_us: f64) -> f64 {
     let (reads, writes) = (f64::from(counts.reads), f64::from(counts.writes));
     (reads * read_us + writes * write_us) / (reads + writes).max(1.0)
 }
 
 impl Measured {
-    /// With other numbers.
+    /// Returns a policy with these parameters.
     #[must_use]
     pub fn new(config: MeasuredConfig) -> Self {
         Self {
@@ -130,7 +129,7 @@ impl Policy for Measured {
         None
     }
 
-    /// What had to wait for a token goes in quiet times.
+    /// Plans candidates that had to wait for a token, in quiet times.
     fn plan(&mut self, view: &View<'_>, budget: Budget) -> Plan {
         let mut plan = Plan::default();
         let mut left = budget.bytes / view.unit_bytes();

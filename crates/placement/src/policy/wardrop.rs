@@ -1,5 +1,5 @@
 //! `wardrop`: new data is spread so that the devices' response times become equal (Chapter III, equation
-//! 3.1); what allocation cannot level, migration of hot units does.
+//! 3.1); migration of hot units levels the rest.
 
 use super::{Act, Budget, Cause, FULL, Place, Plan, Policy, Step, Target, View, best_target};
 use crate::{Access, DeviceId, NewData, Op, UnitId};
@@ -7,21 +7,20 @@ use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::collections::VecDeque;
 
-/// Numbers of [`Wardrop`].
+/// Parameters of [`Wardrop`].
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct WardropConfig {
-    /// How strongly a device's share answers to its response time, per millisecond. Default 10.
+    /// Gain: how strongly a device's share reacts to its response time, per millisecond. Default 10.
     pub alpha_per_ms: f64,
     /// Tokens for a share of 1. Default 100.
     pub beta: f64,
-    /// Least share of a device, so that it is measured. Default 0.02.
+    /// Smallest share of a device, so that it is measured. Default 0.02.
     pub least: f64,
-    /// Most that a share changes in a round. Default 0.05: α times a difference of milliseconds can be any
-    /// number.
+    /// Largest change of a share in a round. Default 0.05: α times a difference of milliseconds is unbounded.
     pub most_change: f64,
-    /// Milliseconds of a round. Default 500.
+    /// Length of a round, in milliseconds. Default 500.
     pub round_ms: u64,
-    /// Units in the list of the recently used, of which the hot ones move. Default 100.
+    /// Length of the list of recently used units, from which hot ones move. Default 100.
     pub recent: usize,
 }
 
@@ -38,15 +37,15 @@ impl Default for WardropConfig {
     }
 }
 
-/// See the module.
+/// The `wardrop` policy. See the module.
 #[derive(Debug, Default)]
 pub struct Wardrop {
     config: WardropConfig,
-    /// Requests at each device when the round began.
+    /// Requests at each device at the beginning of the round.
     begun: Vec<u64>,
-    /// Share that new data is to have.
+    /// Target share of new data, by device.
     target: Vec<f64>,
-    /// Of what has gone to each device, how far it is ahead of its share.
+    /// Units by which each device is ahead of its share.
     ahead: Vec<f64>,
     tokens: f64,
     from: Option<DeviceId>,
@@ -56,7 +55,7 @@ pub struct Wardrop {
 }
 
 impl Wardrop {
-    /// With other numbers.
+    /// Returns a policy with these parameters.
     #[must_use]
     pub fn new(config: WardropConfig) -> Self {
         Self {
@@ -65,7 +64,7 @@ impl Wardrop {
         }
     }
 
-    /// Share that each device shall have of new data.
+    /// Target share of new data, by device.
     #[must_use]
     pub fn shares(&self) -> &[f64] {
         &self.target
@@ -79,7 +78,7 @@ impl Wardrop {
         sum.collect()
     }
 
-    /// Before anything is measured: by speed, the fastest most.
+    /// Sets the shares before the first measurement: in proportion to speed.
     fn start(&mut self, view: &View<'_>) {
         if self.target.len() == view.devices.len() {
             return;
@@ -98,7 +97,7 @@ impl Wardrop {
         self.target.iter_mut().for_each(|share| *share /= sum);
     }
 
-    /// Equation 3.1, for any number of devices.
+    /// Applies equation 3.1, for any number of devices.
     fn round(&mut self, view: &View<'_>) {
         let now = Self::requests(view);
         let ended: Vec<f64> = now
@@ -156,7 +155,7 @@ impl Wardrop {
         })
     }
 
-    /// Cold units from a device that fills up to the one with most room.
+    /// Moves of cold units from a device above [`FULL`] to the one with most room.
     fn cold(&self, view: &View<'_>, most: u64) -> Vec<Step> {
         let full = view.devices.iter().find(|device| device.fill() > FULL);
         let Some(from) = full.map(|device| device.id) else {
@@ -224,7 +223,8 @@ impl Policy for Wardrop {
         }
     }
 
-    /// A write to the heavier-loaded device takes its unit along, if all of it is in memory.
+    /// Moves a unit off the heavier-loaded device when it was written as a whole, so that all of it is in
+    /// memory.
     fn accessed(&mut self, access: &Access, place: &Place, view: &View<'_>) -> Option<Step> {
         self.recent.push_back(access.unit);
         if self.recent.len() > self.config.recent {
@@ -242,7 +242,7 @@ impl Policy for Wardrop {
         let most = budget.bytes / view.unit_bytes();
         if view.now_ms >= self.round_ms + self.config.round_ms {
             self.round_ms = view.now_ms;
-            // What allocation has left of the tokens of the last round goes to migration.
+            // Migration uses the tokens that allocation has left in the last round.
             while (plan.steps.len() as u64) < most && self.tokens >= 1.0 {
                 let Some(unit) = self.recent.pop_back() else { break };
                 if let Some(place) = view.catalog.place(unit) {

@@ -1,4 +1,4 @@
-//! Sizes and ages as operators write them: `64KiB`, `7d`. Numbers alone are bytes and seconds.
+//! Sizes and ages in operators' notation: `64KiB`, `7d`. Plain numbers are bytes and seconds.
 
 use serde::{Deserialize, Serialize};
 

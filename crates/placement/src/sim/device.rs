@@ -4,39 +4,39 @@
 use crate::{Op, Tier};
 use std::collections::VecDeque;
 
-/// Largest piece that one channel serves: larger requests are served by several at once.
+/// Largest piece that one channel serves: several channels serve larger requests at once.
 const PIECE_BYTES: u32 = 64 << 10;
-/// How long background requests wait for a gap before they are served like others: they must end some day.
+/// Time for which background requests wait for a gap; after it they are served like others, so that they end.
 const PATIENCE_NS: u64 = 20_000_000;
-/// Requests that a disk chooses the nearest of.
+/// Number of requests among which a disk chooses the nearest.
 const NCQ: usize = 16;
 
-/// What a request costs a channel.
+/// Channel time of a request.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Cost {
-    /// Each request, in microseconds.
+    /// Time of each request, in microseconds.
     pub base_us: f64,
-    /// Each KiB, in microseconds.
+    /// Time of each KiB, in microseconds.
     pub kib_us: f64,
 }
 
 /// Mechanics of a disk.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Seek {
-    /// To the next track, in microseconds.
+    /// Seek to the next track, in microseconds.
     pub least_us: f64,
-    /// Over all tracks.
+    /// Seek over all tracks, in microseconds.
     pub most_us: f64,
-    /// One turn.
+    /// One rotation, in microseconds.
     pub turn_us: f64,
 }
 
-/// Erasing of flash: after so many bytes written all channels stop.
+/// Erasing of flash: all channels stop after every `every_bytes` written.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Stall {
-    /// Bytes between two.
+    /// Bytes written between two stalls.
     pub every_bytes: u64,
-    /// How long, in microseconds.
+    /// Length of a stall, in microseconds.
     pub us: f64,
 }
 
@@ -45,24 +45,24 @@ pub struct Stall {
 pub struct Model {
     /// Name in tables.
     pub name: &'static str,
-    /// What kind of medium.
+    /// Kind of medium.
     pub tier: Tier,
-    /// Bytes.
+    /// Size in bytes.
     pub total_bytes: u64,
     /// Requests served at once.
     pub parallel: u32,
-    /// Reads.
+    /// Cost of reads.
     pub read: Cost,
-    /// Writes.
+    /// Cost of writes.
     pub write: Cost,
-    /// If it is a disk.
+    /// Seeks, for a disk.
     pub seek: Option<Seek>,
-    /// If it is flash.
+    /// Stalls, for flash.
     pub stall: Option<Stall>,
 }
 
 impl Model {
-    /// The same with another size.
+    /// Returns this model with another size.
     #[must_use]
     pub const fn sized(mut self, total_bytes: u64) -> Self {
         self.total_bytes = total_bytes;
@@ -73,35 +73,35 @@ impl Model {
 /// A request at a device.
 #[derive(Debug, Clone, Copy)]
 pub struct Io {
-    /// The driver's number for it.
+    /// The driver's number of the request.
     pub tag: usize,
     /// Direction.
     pub op: Op,
     /// First byte on the device.
     pub at: u64,
-    /// Bytes, left to be started.
+    /// Bytes not yet started.
     pub bytes: u32,
-    /// Whether it lets others go first.
+    /// Whether foreground requests go first.
     pub background: bool,
-    /// When it came, in nanoseconds.
+    /// Time of its arrival, in nanoseconds.
     pub since_ns: u64,
 }
 
 /// A piece that a channel has begun.
 #[derive(Debug, Clone, Copy)]
 pub struct Started {
-    /// Of which request.
+    /// The number of its request.
     pub tag: usize,
-    /// When it ends, in nanoseconds.
+    /// Time of its end, in nanoseconds.
     pub ends_ns: u64,
 }
 
-/// A device at work.
+/// A simulated device.
 #[derive(Debug)]
 pub struct Device {
     /// Its kind.
     pub model: Model,
-    /// How much slower it is than its kind (1: not).
+    /// Its time per request as a multiple of the model's (1: normal).
     pub slow: f64,
     front: VecDeque<Io>,
     back: VecDeque<Io>,
@@ -117,7 +117,7 @@ pub struct Device {
 }
 
 impl Device {
-    /// An idle one.
+    /// An idle device.
     #[must_use]
     pub const fn new(model: Model) -> Self {
         Self {
@@ -137,7 +137,7 @@ impl Device {
         }
     }
 
-    /// Pieces of a request.
+    /// Number of pieces of a request.
     #[must_use]
     pub const fn pieces(bytes: u32) -> u32 {
         let pieces = bytes.div_ceil(PIECE_BYTES);
@@ -155,7 +155,7 @@ impl Device {
         }
     }
 
-    /// A piece has ended; `last`: of its request.
+    /// Ends a piece; `last`: the last one of its request.
     pub fn ended(&mut self, background: bool, last: bool, now_ns: u64) {
         self.account(now_ns);
         self.at_work -= 1;
@@ -167,7 +167,7 @@ impl Device {
         }
     }
 
-    /// Starts what can be started, the foreground first; background on one channel only.
+    /// Starts all pieces that can start, the foreground first; background on one channel only.
     pub fn start(&mut self, now_ns: u64, rng: &mut fastrand::Rng, started: &mut Vec<Started>) {
         self.account(now_ns);
         while self.at_work < self.model.parallel {
@@ -211,13 +211,13 @@ impl Device {
         self.front.is_empty()
     }
 
-    /// Requests queued or under way.
+    /// Requests queued or in flight.
     #[must_use]
     pub const fn depth(&self) -> u32 {
         self.depth
     }
 
-    /// Channel × nanoseconds at work and request × nanoseconds there, since last asked.
+    /// Channel × nanoseconds in use and request × nanoseconds present, since the last call.
     pub fn take_load(&mut self, now_ns: u64) -> (u64, u64) {
         self.account(now_ns);
         (
@@ -233,7 +233,8 @@ impl Device {
         self.since_ns = now_ns;
     }
 
-    /// Place in the queue of what is served next: a disk takes the nearest of the oldest, but not for ever.
+    /// Index in the queue of the next request: a disk takes the nearest among the oldest, but no request
+    /// waits for ever.
     fn nearest(&self, background: bool) -> usize {
         if self.model.seek.is_none() || background {
             return 0;
@@ -258,7 +259,7 @@ impl Device {
             }
             self.head = at + u64::from(bytes);
         } else {
-            // No two requests take quite the same time.
+            // Service times vary at random.
             us *= 0.9 + 0.2 * rng.f64();
         }
         us

@@ -1,21 +1,21 @@
-//! What processes do: each makes one request, waits for it, and makes the next. Phases follow each other.
+//! Processes of a load: each makes one request, waits for it, and makes the next. Phases follow each other.
 
 use varve_format::{Generation, Ino, InodeKey};
 
-/// Which bytes a stream goes to.
+/// The bytes that a stream accesses.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Pattern {
-    /// Units by a Zipf law: the exponent, and a number that says which units are the hot ones.
+    /// Units by a Zipf law: the exponent, and a number that selects the hot units.
     Zipf {
         /// Exponent; 0 is uniform.
         theta: f64,
-        /// Another number, other hot units.
+        /// Another number selects other hot units.
         hot: u64,
     },
-    /// From the first byte to the last, and again.
+    /// From the first byte to the last, repeatedly.
     Scan,
-    /// New files, one after the other: each request makes a new one. The oldest go when there are as many as
-    /// the stream has units.
+    /// New files, one after the other: each request makes a new one. The oldest are removed once there are as
+    /// many as the stream has units.
     Create,
     /// Single requests, by Zipf over files that [`Pattern::Create`] of the same set has made.
     Made {
@@ -27,28 +27,28 @@ pub enum Pattern {
 /// Requests of one kind.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Stream {
-    /// How many of 100 requests of a process are of it.
+    /// Its share of a process's requests, in percent.
     pub percent: u32,
-    /// Whether it reads.
+    /// Whether its requests are reads.
     pub read: bool,
-    /// Bytes of a request, one of them at a time.
+    /// Sizes of its requests in bytes, of which each request draws one.
     pub bytes: Vec<u32>,
-    /// Where.
+    /// The bytes that it accesses.
     pub pattern: Pattern,
     /// Set of data, by [`Load::sets`].
     pub set: usize,
-    /// Only these processes do it (by number modulo 4): bits 0 to 3.
+    /// The processes that have this stream (by number modulo 4): bits 0 to 3.
     pub processes: u8,
 }
 
-/// Requests for a while.
+/// A period with constant streams.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Phase {
-    /// How long, in seconds.
+    /// Length in seconds.
     pub seconds: u32,
-    /// Processes at work.
+    /// Number of active processes.
     pub processes: u32,
-    /// What they do.
+    /// Their streams.
     pub streams: Vec<Stream>,
 }
 
@@ -57,10 +57,9 @@ pub struct Phase {
 pub struct Load {
     /// Name in tables.
     pub name: String,
-    /// Units of each set that there are at the start (of a set that is created, the most there are at a
-    /// time).
+    /// Units of each set at the start (for a created set, the most that exist at a time).
     pub sets: Vec<u32>,
-    /// What happens.
+    /// Phases, in order.
     pub phases: Vec<Phase>,
     /// Microseconds between two requests of a process.
     pub think_us: u32,
@@ -71,24 +70,24 @@ pub struct Load {
 pub struct Request {
     /// File.
     pub key: InodeKey,
-    /// Whether it reads.
+    /// Whether it is a read.
     pub read: bool,
     /// First byte.
     pub offset_bytes: u64,
     /// Bytes.
     pub bytes: u32,
-    /// A file that is gone with this.
+    /// A file that this request removes.
     pub gone: Option<InodeKey>,
 }
 
 impl Load {
-    /// Seconds of all phases.
+    /// Total seconds of all phases.
     #[must_use]
     pub fn seconds(&self) -> u32 {
         self.phases.iter().map(|phase| phase.seconds).sum()
     }
 
-    /// The phase at a time; the last one afterwards.
+    /// The phase at a time; the last one after its end.
     #[must_use]
     pub fn phase_at(&self, seconds: f64) -> usize {
         let mut end = 0.0;
@@ -101,13 +100,13 @@ impl Load {
         self.phases.len() - 1
     }
 
-    /// Most processes of any phase.
+    /// Largest number of processes of any phase.
     #[must_use]
     pub fn most_processes(&self) -> u32 {
         self.phases.iter().map(|phase| phase.processes).max().unwrap_or(0)
     }
 
-    /// Sets whose files are made while it runs.
+    /// Whether files of a set are made while the load runs.
     #[must_use]
     pub fn is_created(&self, set: usize) -> bool {
         let mut streams = self.phases.iter().flat_map(|phase| &phase.streams);
@@ -115,7 +114,7 @@ impl Load {
     }
 }
 
-/// The file of a set.
+/// Name of a file of a set.
 #[must_use]
 pub const fn file(set: usize, number: u64) -> InodeKey {
     InodeKey {
@@ -135,7 +134,7 @@ pub struct Maker {
 }
 
 impl Maker {
-    /// For a load, at its start.
+    /// A maker at the start of a load.
     #[must_use]
     pub fn new(load: &Load) -> Self {
         let mut maker = Self {
@@ -162,7 +161,7 @@ impl Maker {
         self.at_phase = phase;
     }
 
-    /// The next request of a process at a time; `None`: it has nothing to do in this phase.
+    /// Returns the next request of a process at a time; `None` if it is idle in this phase.
     pub fn next(
         &mut self,
         load: &Load,
@@ -255,7 +254,7 @@ impl Maker {
     }
 }
 
-/// Spreads ranks over the units of a set, one to one: the hot ones lie apart.
+/// Maps ranks to the units of a set, one to one, so that hot units are not neighbours.
 fn spread(rank: u64, hot: u64, units: u64) -> u64 {
     // A step that shares no divisor with the number of units visits each once.
     let mut step = (units as f64 * 0.618) as u64 | 1;

@@ -1,8 +1,9 @@
-//! Loads of the seeds and of today, by our own makers: what their requests look like, not their programs.
+//! Loads of the papers and present-day ones, from generators of our own: similar requests, not the original
+//! programs.
 
 use super::load::{Load, Pattern, Phase, Stream};
 
-/// Kinds of requests of a process: reads or writes, of so many bytes, somewhere.
+/// A stream of a process: reads or writes of these sizes, with a pattern.
 fn stream(percent: u32, read: bool, bytes: &[u32], pattern: Pattern, set: usize) -> Stream {
     Stream {
         percent,
@@ -48,8 +49,8 @@ pub fn sfs(processes: u32, seconds: u32) -> Load {
     )
 }
 
-/// IoZone mix (Fig. 9): four processes, of which `readers` read and the others write, each its own 64 MiB by
-/// Zipf.
+/// IoZone mix (Fig. 9): four processes, of which `readers` read and the others write, each by Zipf in 64 MiB
+/// of its own.
 #[must_use]
 pub fn iozone(readers: u32, seconds: u32) -> Load {
     let streams = (0..4).map(|process: u32| Stream {
@@ -136,7 +137,7 @@ fn netapp_streams() -> Vec<Stream> {
     ]
 }
 
-/// The same with one process, and half way with ten (Table V).
+/// The NetApp-like load with one process, and from half way on with ten (Table V).
 #[must_use]
 pub fn changing(seconds: u32) -> Load {
     let phase = |processes| Phase {
@@ -204,7 +205,7 @@ pub fn webserver(seconds: u32) -> Load {
     one("webserver", &[6144, 256], seconds, 8, streams)
 }
 
-/// Hot units that are others each `period` seconds: what makes a policy move in vain.
+/// Hot units that change every `period` seconds, so that moves do not pay off.
 #[must_use]
 pub fn adversary(period: u32, times: u32) -> Load {
     let phase = |at: u32| Phase {

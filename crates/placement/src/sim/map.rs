@@ -1,4 +1,4 @@
-//! Which unit lies where on the simulated devices. Owns space; knows no time.
+//! The places of units on the simulated devices. Owns space; knows no time.
 
 use crate::policy::{Catalog, Hold, Place};
 use crate::{DeviceId, UnitId};
@@ -10,13 +10,13 @@ use std::ops::Bound;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Entry {
     pub(super) place: Place,
-    /// Slot on its device, and on the second.
+    /// Its slot on its device, and on the second.
     pub(super) slots: [u64; 2],
-    /// Writes so far.
+    /// Number of writes.
     pub(super) version: u64,
 }
 
-/// The map.
+/// The places of all units.
 #[derive(Debug)]
 pub struct Map {
     unit_bytes: u64,
@@ -30,7 +30,7 @@ struct Slots {
     next: u64,
     total: u64,
     freed: BTreeSet<u64>,
-    /// Taken for copies that are under way.
+    /// Slots reserved for copies in progress.
     reserved: BTreeSet<u64>,
 }
 
@@ -40,7 +40,7 @@ impl Slots {
     }
 
     fn take(&mut self) -> Option<u64> {
-        // What was freed first: neighbours are likely to follow.
+        // Freed slots first, in order: the next ones taken are likely neighbours.
         if let Some(slot) = self.freed.pop_first() {
             return Some(slot);
         }
@@ -85,7 +85,7 @@ impl Map {
         self.units.get(&unit)
     }
 
-    /// A new unit on a device. `false`: it is full, or the unit is there already.
+    /// Adds a new unit on a device. Returns `false` if the device is full, or the unit exists already.
     pub(super) fn add(&mut self, unit: UnitId, device: DeviceId, now_ms: u64) -> bool {
         if self.units.contains_key(&unit) {
             return false;
@@ -110,7 +110,7 @@ impl Map {
         true
     }
 
-    /// Takes room for a copy.
+    /// Reserves room for a copy.
     pub(super) fn reserve(&mut self, device: DeviceId) -> Option<u64> {
         let free = &mut self.free[device.index()];
         let slot = free.take()?;
@@ -118,13 +118,13 @@ impl Map {
         Some(slot)
     }
 
-    /// Gives it back.
+    /// Releases a reserved slot.
     pub(super) fn unreserve(&mut self, device: DeviceId, slot: u64) {
         self.free[device.index()].reserved.remove(&slot);
         self.free[device.index()].freed.insert(slot);
     }
 
-    /// A copy is ready in `slot`: it is the second one now.
+    /// Makes the finished copy in `slot` the second one.
     pub(super) fn commit_copy(&mut self, unit: UnitId, to: DeviceId, slot: u64) {
         match self.units.get_mut(&unit) {
             Some(entry) if !entry.place.is_on(to) && entry.place.second.is_none() => {
@@ -137,13 +137,13 @@ impl Map {
         }
     }
 
-    /// A copy is ready in `slot`: it is the only one now.
+    /// Makes the finished copy in `slot` the only one.
     pub(super) fn commit_move(&mut self, unit: UnitId, to: DeviceId, slot: u64, now_ms: u64) {
         self.commit_copy(unit, to, slot);
         self.keep_only(unit, to, now_ms);
     }
 
-    /// Gives a unit a second copy at once. `false`: it has one, or there is no room.
+    /// Gives a unit a second copy immediately. Returns `false` if it has one, or there is no room.
     pub fn add_copy(&mut self, unit: UnitId, to: DeviceId) -> bool {
         let alone = |entry: &Entry| !entry.place.is_on(to) && entry.place.second.is_none();
         if !self.units.get(&unit).is_some_and(alone) {
@@ -175,7 +175,7 @@ impl Map {
         }
     }
 
-    /// Drops all copies but the one on `device`.
+    /// Drops all copies except that on `device`.
     pub(super) fn keep_only(&mut self, unit: UnitId, device: DeviceId, now_ms: u64) {
         let Some(entry) = self.units.get_mut(&unit) else {
             return;
@@ -203,14 +203,14 @@ impl Map {
         }
     }
 
-    /// Says that a unit must not move, or may again.
+    /// Sets or removes the hold of a unit.
     pub fn hold(&mut self, unit: UnitId, hold: Option<Hold>) {
         if let Some(entry) = self.units.get_mut(&unit) {
             entry.place.hold = hold;
         }
     }
 
-    /// The unit is gone.
+    /// Removes a unit.
     pub(super) fn remove(&mut self, unit: UnitId) {
         let Some(entry) = self.units.remove(&unit) else {
             return;
@@ -224,7 +224,7 @@ impl Map {
         }
     }
 
-    /// Whether every unit has its slots for itself, and every slot is accounted for.
+    /// Whether no two units share a slot, and every slot is accounted for.
     #[must_use]
     pub fn is_sound(&self) -> bool {
         let mut used: Vec<BTreeSet<u64>> = self.on.iter().map(|_| BTreeSet::new()).collect();

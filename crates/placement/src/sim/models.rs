@@ -1,4 +1,4 @@
-//! Named devices. Numbers are of data sheets and of the seeds' figures (Fig. 2, Table V), rounded; sizes are
+//! Named devices. Numbers are from data sheets and the papers' figures (Fig. 2, Table V), rounded; sizes are
 //! small, so that runs are short.
 
 use super::device::{Cost, Model, Seek, Stall};
@@ -25,7 +25,7 @@ pub const fn nvm() -> Model {
     }
 }
 
-/// Today's NVMe drive: 80 µs a read, 20 µs a write, 16 channels.
+/// A present-day NVMe drive: 80 µs a read, 20 µs a write, 16 channels.
 #[must_use]
 pub const fn nvme() -> Model {
     Model {
@@ -126,7 +126,7 @@ pub const fn scsi_disk() -> Model {
     disk("15,000 rpm disk", seek, 8.0)
 }
 
-/// All of them.
+/// All models.
 #[must_use]
 pub fn all() -> Vec<Model> {
     vec![

@@ -1,4 +1,4 @@
-//! What a run came to. Numbers only.
+//! Results of a run. Numbers only.
 
 use crate::DeviceId;
 use crate::mover::Tally;
@@ -13,11 +13,11 @@ pub struct Second {
     pub bytes: u64,
     /// Bytes written to each device by the foreground.
     pub written: Vec<u64>,
-    /// Bytes read.
+    /// Bytes read from each device by the foreground.
     pub read: Vec<u64>,
 }
 
-/// A run.
+/// Results of a run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Report {
     /// Policy.
@@ -26,13 +26,13 @@ pub struct Report {
     pub load: String,
     /// By second.
     pub seconds: Vec<Second>,
-    /// Time of each request in the measured part, in microseconds; sorted.
+    /// Duration of each request in the measured part, in microseconds; sorted.
     pub latency_us: Vec<f32>,
     /// First second of the measured part.
     pub from_s: usize,
     /// Bytes moved or copied.
     pub moved_bytes: u64,
-    /// By devices and cause.
+    /// Moves by devices and cause.
     pub moves: Vec<(DeviceId, DeviceId, Cause, Tally)>,
     /// Share of the data by device at the end.
     pub share: Vec<f64>,
@@ -65,14 +65,14 @@ impl Report {
         sum as f64 / 1e6 / seconds.len().max(1) as f64
     }
 
-    /// Mean time of a request in the measured part, in microseconds.
+    /// Mean duration of a request in the measured part, in microseconds.
     #[must_use]
     pub fn mean_us(&self) -> f64 {
         let sum: f64 = self.latency_us.iter().map(|us| f64::from(*us)).sum();
         sum / self.latency_us.len().max(1) as f64
     }
 
-    /// Time within which `percent` of the requests ended, in microseconds.
+    /// Duration within which `percent` of the requests ended, in microseconds.
     #[must_use]
     pub fn percentile_us(&self, percent: f64) -> f64 {
         let at = (self.latency_us.len() as f64 * percent / 100.0) as usize;

@@ -1,4 +1,4 @@
-//! The driver of a policy over simulated devices: what the daemon is to the real ones.
+//! The driver of a policy over simulated devices; it takes the place of the daemon.
 
 mod mover;
 mod probe;
@@ -18,28 +18,28 @@ use std::collections::{BinaryHeap, VecDeque};
 
 /// Milliseconds between two ticks.
 const TICK_MS: u64 = 100;
-/// What serving a request from memory takes, in nanoseconds.
+/// Time to serve a request from memory, in nanoseconds.
 const MEMORY_NS: u64 = 2000;
-/// How long a process waits before it tries again what no device could serve.
+/// Time after which a process retries a request that no device could serve.
 const RETRY_NS: u64 = 100_000_000;
 
-/// Something that happens to a device.
+/// A change of a device during a run.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Fault {
-    /// When, in seconds.
+    /// Its time, in seconds.
     pub at_s: u32,
-    /// To which.
+    /// The device.
     pub device: DeviceId,
-    /// What it is from then on.
+    /// Its state from then on.
     pub state: DeviceState,
-    /// And how many times slower than its kind.
+    /// Its time per request from then on, as a multiple of its model's.
     pub slow: f64,
 }
 
-/// How a run is made.
+/// Parameters of a run.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Seed of all that is drawn.
+    /// Seed of all random numbers.
     pub seed: u64,
     /// Size of units.
     pub unit: UnitSize,
@@ -49,7 +49,8 @@ pub struct Options {
     pub faults: Vec<Fault>,
     /// Units kept in memory after they are read; reads then fetch whole units (Chapter III: 100).
     pub cached_units: usize,
-    /// A unit that is being accessed is in memory, so that moving it costs no read (what Chapter II assumes).
+    /// Whether a unit that is being accessed is in memory, so that moving it costs no read (an assumption of
+    /// Chapter II).
     pub copy_in_memory: bool,
     /// First second of the measured part.
     pub from_s: u32,
@@ -75,7 +76,7 @@ enum Event {
     Ended(usize),
     /// A process makes its next request.
     Next(u32),
-    /// Served from memory.
+    /// A request served from memory has ended.
     Memory(u32),
     Tick,
     Fault(usize),
@@ -84,7 +85,7 @@ enum Event {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Owner {
     Process(u32),
-    /// A step, and the life of the mover that it is of.
+    /// A step, and the number of daemon restarts before it.
     Mover(StepNo, u32),
 }
 
@@ -107,7 +108,7 @@ struct Process {
     bytes: u32,
 }
 
-/// Devices, a policy, a load.
+/// Devices with a policy and a load.
 #[derive(Debug)]
 pub struct World {
     options: Options,
@@ -148,7 +149,7 @@ macro_rules! view {
 use view;
 
 impl World {
-    /// A pool of devices with the load's data on it, placed by the policy.
+    /// A pool of devices with the load's data, placed by the policy.
     #[must_use]
     pub fn new(models: &[Model], load: Load, policy: Box<dyn Policy>, options: Options) -> Self {
         let totals: Vec<u64> = models.iter().map(|model| model.total_bytes).collect();
@@ -216,8 +217,8 @@ impl World {
         self.finish()
     }
 
-    /// Runs to a second of the load. The map can be looked at afterwards, and the run goes on with another
-    /// call.
+    /// Runs up to a second of the load. The map can be inspected afterwards, and another call continues the
+    /// run.
     pub fn run_until(&mut self, seconds: u64) {
         if self.now_ns == 0 && self.events.is_empty() {
             for process in 0..self.processes.len() as u32 {
@@ -245,7 +246,7 @@ impl World {
         }
     }
 
-    /// What it came to.
+    /// Returns the results.
     #[must_use]
     pub fn finish(mut self) -> Report {
         self.report.latency_us.sort_unstable_by(f32::total_cmp);
@@ -258,13 +259,13 @@ impl World {
         self.report
     }
 
-    /// The map.
+    /// The places of units.
     #[must_use]
     pub const fn map(&self) -> &Map {
         &self.map
     }
 
-    /// The map, to hold units.
+    /// The places of units, to set holds.
     pub const fn map_mut(&mut self) -> &mut Map {
         &mut self.map
     }
@@ -286,19 +287,19 @@ impl World {
         self.jobs.start(kind)
     }
 
-    /// Jobs, as they would be saved now.
+    /// Jobs, in the form in which they are saved.
     #[must_use]
     pub const fn jobs(&self) -> &Saved {
         &self.jobs
     }
 
-    /// Says whether a device takes new data.
+    /// Sets the state of a device.
     pub fn set_state(&mut self, device: DeviceId, state: DeviceState) {
         self.views[device.index()].state = state;
     }
 
-    /// The daemon dies and starts again with what was saved of the jobs: steps under way, heat and queues are
-    /// gone, the map is not.
+    /// Simulates a crash and restart of the daemon with saved jobs: steps in flight, heat and queues are
+    /// lost, the map is kept.
     pub fn crash(&mut self, jobs: Saved) {
         self.life += 1;
         self.drop_steps();
@@ -311,7 +312,7 @@ impl World {
         self.cache.clear();
     }
 
-    /// What a policy sees now.
+    /// The state that a policy sees.
     #[must_use]
     pub fn view(&self) -> View<'_> {
         view!(self)
@@ -343,7 +344,7 @@ impl World {
         }
     }
 
-    /// Gives a new unit a place. `false`: there is none.
+    /// Gives a new unit a place. Returns `false` if there is no room.
     fn add(&mut self, unit: UnitId, bytes: u32, request_bytes: u32) -> bool {
         let new = NewData {
             unit,
@@ -397,7 +398,7 @@ impl World {
             bytes: request.bytes,
         };
         self.split(process, &request);
-        // The part that stood for the whole.
+        // Removes the extra part that kept the request open during the split.
         self.processes[process as usize].parts -= 1;
         if self.processes[process as usize].parts == 0 {
             self.report.refused += 1;

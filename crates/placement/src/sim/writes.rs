@@ -2,8 +2,8 @@
 //! [`PatchPool`] decides; the device and the map of the file (a leaf for each 4 MiB, which must be read
 //! before a block can be) are simulated.
 //!
-//! What is fetched or written as a whole lies in fast memory from then on, for all sides; nothing is written
-//! back while this runs.
+//! Blocks that are fetched, or written as a whole, stay in fast memory in all variants; nothing is written
+//! back during a run.
 
 use super::device::{Device, Io, Model};
 use crate::Op;
@@ -13,34 +13,34 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 const BLOCK: u32 = 4096;
-/// Blocks of a leaf of the map.
+/// Blocks that a leaf of the map covers.
 const LEAF: u64 = 1024;
-/// What a call costs that waits for nothing, in nanoseconds.
+/// Duration of a call that waits for nothing, in nanoseconds.
 const CALL_NS: u64 = 8000;
 
-/// What is run.
+/// Parameters of a run.
 #[derive(Debug, Clone)]
 pub struct Writes {
-    /// `None`: the writer waits for each fetch.
+    /// When blocks are fetched. `None`: the writer waits for each fetch.
     pub how: Option<Fetching>,
     /// Bytes of a write (and of a read).
     pub bytes: u32,
-    /// One after the other, or anywhere.
+    /// Whether writes are sequential or random.
     pub sequential: bool,
-    /// Whether a second process reads anywhere.
+    /// Whether a second process reads at random.
     pub reader: bool,
-    /// Share of the reader's reads that are of what was just written, in percent.
+    /// Percentage of the reader's reads that go to recently written blocks.
     pub reread_percent: u32,
     /// Bytes of the file.
     pub file_bytes: u64,
-    /// Limit of patches.
+    /// Limit of the bytes of patches.
     pub limit_bytes: u64,
-    /// How long.
+    /// Duration of the run.
     pub seconds: u64,
 }
 
 impl Default for Writes {
-    /// The seed's: a file of 5 GB, patches of 64 MiB, a minute.
+    /// The paper's experiment: a file of 5 GB, patches of 64 MiB, a minute.
     fn default() -> Self {
         Self {
             how: None,
@@ -55,7 +55,7 @@ impl Default for Writes {
     }
 }
 
-/// What it came to.
+/// Results of a run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct WritesReport {
     /// Writes that ended.
@@ -68,7 +68,7 @@ pub struct WritesReport {
     pub fetches: u64,
     /// Writes that waited for memory.
     pub waits: u64,
-    /// Most bytes of patches there were.
+    /// Largest number of bytes of patches.
     pub most_bytes: u64,
 }
 
@@ -82,9 +82,9 @@ enum Event {
 #[derive(Debug, Clone, Copy)]
 struct Reading {
     block: u64,
-    /// The leaf comes first.
+    /// Whether the leaf has to be read first.
     leaf: bool,
-    /// The writer waits for the leaf, or (blocking) for the block.
+    /// Whether the writer waits: for the leaf, or (blocking) for the block.
     writer: bool,
     reader: bool,
 }
@@ -104,14 +104,14 @@ struct Run<'m> {
     sent: u64,
     at: u64,
     seq: u64,
-    /// A write that waits, and whether it is about to be tried again.
+    /// The waiting write (block and offset), and whether its retry is scheduled.
     stuck: Option<(u64, u32)>,
     waking: bool,
     report: WritesReport,
 }
 
 impl Writes {
-    /// Runs it on a device.
+    /// Runs the experiment on a device.
     #[must_use]
     pub fn run(&self, model: &Model) -> WritesReport {
         let mut run = Run {
@@ -196,7 +196,7 @@ impl Run<'_> {
             return self.wrote();
         }
         if self.pool.is_none() {
-            // The writer waits for the block, and goes on when it is there.
+            // The writer waits for the block, and continues when it was fetched.
             self.stuck = Some((block, from));
             return self.start(block, true, false);
         }
@@ -214,7 +214,7 @@ impl Run<'_> {
         let mut after = state.clone();
         after.commit_write(change, || block);
         if after.patches().is_empty() {
-            // Overwritten as a whole.
+            // The block was overwritten as a whole.
             self.patched.remove(&block);
             self.present.insert(block);
             pool.gone(block);
@@ -236,7 +236,7 @@ impl Run<'_> {
             }
             Wrote::KeptAndFetch => {
                 *state = after;
-                // The map is looked up in the writer's turn.
+                // The map is looked up on the writer's path.
                 let known = self.leaves.contains(&(block / LEAF));
                 self.start(block, !known, false);
                 if known {
@@ -254,7 +254,7 @@ impl Run<'_> {
             self.rng.u64(0..self.blocks())
         };
         let from = if again && self.plan.bytes < BLOCK {
-            // Where it was written, if it still is a patch.
+            // A written range, if it still is a patch.
             let patch = self.patched.get(&block).and_then(|state| state.patches().first());
             patch.map_or(0, |patch| patch.from)
         } else {
@@ -272,7 +272,7 @@ impl Run<'_> {
             && pool.has(block)
             && !pool.read(block)
         {
-            // It is being fetched: wait for that.
+            // A fetch is in progress: wait for it.
             if let Some(reading) = self.reading.iter_mut().find(|reading| reading.block == block) {
                 reading.reader = true;
                 return;
@@ -281,7 +281,7 @@ impl Run<'_> {
         self.start(block, false, true);
     }
 
-    /// Sends the fetch of a block off, its leaf first.
+    /// Starts the fetch of a block, its leaf first.
     fn start(&mut self, block: u64, writer: bool, reader: bool) {
         let leaf = self.leaves.insert(block / LEAF);
         let tag = self.reading.len();
@@ -335,7 +335,7 @@ impl Run<'_> {
         if reading.leaf {
             self.reading[tag].leaf = false;
             if reading.writer && self.pool.is_some() {
-                // The fetch is on its way: the writer goes on.
+                // The fetch is in progress: the writer continues.
                 self.reading[tag].writer = false;
                 self.wrote();
             }

@@ -1,4 +1,4 @@
-//! What is between the passes: sorted pairs of positions in files, merged into runs at the end.
+//! Sorted pairs of positions, kept in files between the passes and merged into runs at the end.
 
 use super::pass::{ENTRY_BYTES, Entry, POSITION_BYTES, position};
 use super::{FindError, Run};
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 const PAIR_BYTES: usize = 2 * POSITION_BYTES;
 
-/// Files of sorted pairs. They have no name, so nothing is left behind.
+/// Unnamed files of sorted pairs; the kernel removes them when they are closed.
 pub(super) struct Spill {
     dir: PathBuf,
     segments: Vec<File>,
@@ -33,7 +33,7 @@ impl Spill {
         }
     }
 
-    /// Keeps sorted pairs.
+    /// Writes sorted pairs to a new file.
     pub(super) fn write(&mut self, pairs: &[Entry]) -> Result<(), FindError> {
         if pairs.is_empty() {
             return Ok(());
@@ -51,7 +51,7 @@ impl Spill {
         Ok(())
     }
 
-    /// Tells the runs of all pairs, by position.
+    /// Reports the runs of all pairs, by position.
     pub(super) fn merge(self, memory_bytes: usize, tell: &mut dyn FnMut(Run)) -> Result<(), FindError> {
         let Self { dir, segments } = self;
         let failed = |error| FindError::Spill {
@@ -72,7 +72,7 @@ impl Spill {
         let mut runs = Runs::default();
         let mut last = None;
         while let Some(Reverse(((at, same_as), n))) = heap.pop() {
-            // A range that was halved after some of its pairs were written gives them again.
+            // A range that was halved after some of its pairs were written yields them again.
             if last != Some(at) {
                 runs.add(at, same_as, tell);
             }
@@ -95,11 +95,11 @@ fn next(reader: &mut impl Read) -> std::io::Result<Option<(u64, u64)>> {
     }
 }
 
-/// Pairs that follow each other become runs. A pair stands for two blocks, so n pairs are a run of n + 1.
+/// Joins consecutive pairs into runs. A pair stands for two blocks, so n pairs are a run of n + 1.
 #[derive(Default)]
 struct Runs {
     run: Option<Run>,
-    /// Blocks before this one are in a run already.
+    /// End of the blocks that earlier runs cover.
     covered: u64,
 }
 
@@ -120,7 +120,7 @@ impl Runs {
         });
     }
 
-    /// Tells the run that has ended, without what the one before it has.
+    /// Reports the run that has ended, without the blocks that earlier runs cover.
     fn end(&mut self, tell: &mut dyn FnMut(Run)) {
         let Some(run) = self.run.take() else { return };
         let twice = self.covered.saturating_sub(run.at).min(run.blocks);

@@ -1,13 +1,13 @@
-//! Finds runs of blocks that are probably the same, from their checksums alone, within bounded memory and
-//! without loss.
+//! Finds runs of probable duplicate blocks from their checksums alone, within bounded memory and without
+//! loss.
 //!
-//! The CRC-32C of two neighbouring blocks are a 64-bit key. Blocks that are the same in runs of two and more
-//! have equal keys, so candidates are found by reading 1/1024 of the data. The keys are taken in passes by
-//! ranges of their hash, as many as the memory asks for. A range that turns out too full is halved; no key is
-//! dropped, and the result does not depend on the memory.
+//! The CRC-32C of two neighbouring blocks are a 64-bit key. Duplicate runs of two blocks and more have equal
+//! keys, so candidates are found by reading 1/1024 of the data. The keys are taken in passes by ranges of
+//! their hash; the number of passes depends on the memory. A range that turns out too full is halved; no key
+//! is dropped, and the result does not depend on the memory.
 //!
-//! A checksum is no proof and is easily forged: whoever shares blocks compares their bytes first. This module
-//! does not know where checksums come from.
+//! A checksum is no proof and is easily forged: callers must compare the bytes of blocks before they share
+//! them. This module does not know the source of the checksums.
 
 mod merge;
 mod pass;
@@ -15,7 +15,7 @@ mod pass;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
-/// Where checksums come from: a pool, or files that were read.
+/// A source of checksums: a pool, or files that were read.
 pub trait Checksums {
     /// Number of blocks, for the number of passes and the progress.
     fn blocks(&self) -> u64;
@@ -23,7 +23,7 @@ pub trait Checksums {
     /// Calls `each` with the checksums of neighbouring blocks: the position of the first, in blocks, and a
     /// CRC-32C each. Positions ascend from call to call. Blocks are neighbours if their positions are:
     /// between two files at least one position is left out. Holes and zero blocks are left out too. Every
-    /// call of `scan` gives the same.
+    /// call of `scan` gives the same checksums.
     ///
     /// # Errors
     /// If they cannot be read.
@@ -36,54 +36,54 @@ pub const MAX_BLOCKS: u64 = 1 << 40;
 /// Least memory, in bytes.
 pub const MIN_MEMORY_BYTES: usize = 1 << 20;
 
-/// What to find, and with what.
+/// Parameters of a search.
 #[derive(Debug, Clone)]
 pub struct SearchSettings {
     /// Bytes of memory, at most; at least [`MIN_MEMORY_BYTES`].
     pub memory_bytes: usize,
-    /// Blocks of a run that is told, at least. Runs of one block are not found.
+    /// Shortest run that is reported. Runs of one block are not found.
     pub min_run_blocks: u64,
-    /// Directory for what is between the passes: 10 bytes for each block that is a duplicate. The files are
-    /// removed at the end.
+    /// Directory for files between the passes: 10 bytes for each duplicate block. The files are removed at
+    /// the end.
     pub spill_dir: PathBuf,
 }
 
-/// Blocks that are probably the same as earlier ones.
+/// A run of blocks that are probably duplicates of earlier ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Run {
     /// Position of the first block, in blocks.
     pub at: u64,
-    /// Position of the first of the earlier ones.
+    /// Position of the first of the earlier blocks.
     pub same_as: u64,
     /// Number of blocks.
     pub blocks: u64,
 }
 
-/// What a search came to.
+/// The result of a search.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SearchOutcome {
-    /// Runs told.
+    /// Runs reported.
     pub runs: u64,
     /// Their blocks.
     pub blocks: u64,
-    /// Blocks in runs that were too short to be told.
+    /// Blocks in runs that were too short to report.
     pub blocks_in_short_runs: u64,
-    /// How often all checksums were read.
+    /// Number of times that all checksums were read.
     pub passes: u32,
 }
 
-/// A search that came to no end.
+/// An error that ended a search.
 #[derive(Debug, thiserror::Error)]
 pub enum FindError {
     /// The checksums could not be read.
     #[error("cannot read the checksums: {0}")]
     Read(std::io::Error),
-    /// What is between the passes could not be written or read.
+    /// The files between the passes could not be written or read.
     #[error("cannot keep the state of the search in {dir}: {error}", dir = .dir.display())]
     Spill {
-        /// Directory of the state.
+        /// Directory of these files.
         dir: PathBuf,
-        /// Why.
+        /// The cause.
         error: std::io::Error,
     },
     /// Too little memory.
@@ -95,9 +95,9 @@ pub enum FindError {
     /// A source gave positions that do not ascend.
     #[error("the checksums are not in order: position {at} after {before}")]
     Order {
-        /// Position given.
+        /// The position given.
         at: u64,
-        /// Position before.
+        /// The position before.
         before: u64,
     },
     /// The caller asked to stop.
@@ -105,22 +105,22 @@ pub enum FindError {
     Stopped,
 }
 
-/// How far a search is.
+/// Progress of a search.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress {
     /// The pass, from 1.
     pub pass: u32,
-    /// Passes that are expected.
+    /// Expected number of passes.
     pub passes: u32,
     /// Blocks read in this pass.
     pub blocks: u64,
 }
 
-/// Tells all runs of at least [`SearchSettings::min_run_blocks`], in order of their position. `progress` is
-/// called now and then, and ends the search if it says so.
+/// Reports all runs of at least [`SearchSettings::min_run_blocks`], in order of their position. `progress` is
+/// called now and then, and may end the search.
 ///
 /// # Errors
-/// See [`FindError`]. What was told until then is right.
+/// See [`FindError`]. The runs reported until then are right.
 pub fn find(
     source: &mut dyn Checksums,
     settings: &SearchSettings,

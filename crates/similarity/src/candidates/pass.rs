@@ -1,18 +1,18 @@
-//! One pass over the checksums: keys of one range are gathered, sorted, and become pairs of positions.
+//! One pass over the checksums: keys of one range are gathered, sorted, and turned into pairs of positions.
 
 use super::merge::Spill;
 use super::{Checksums, FindError, Progress};
 use crate::hash::mix;
 use std::ops::ControlFlow;
 
-/// A key (8 bytes) and a position (5), big-endian so that they sort as bytes; later a position, the earlier
-/// one, and 3 bytes of nothing.
+/// A key (8 bytes) and a position (5), big-endian so that they sort as bytes; later a pair: a position, the
+/// earlier position, and 3 unused bytes.
 pub(super) type Entry = [u8; ENTRY_BYTES];
 pub(super) const ENTRY_BYTES: usize = 13;
 const KEY_BYTES: usize = 8;
 pub(super) const POSITION_BYTES: usize = 5;
 
-/// Of blocks that are all the same, so many in a row are kept, and the others become runs of as many.
+/// Of a row of equal blocks, the first 16 are kept as originals; the others become runs of as many.
 const FILL_BLOCKS: u64 = 16;
 
 /// Blocks between two calls of `progress`.
@@ -37,22 +37,22 @@ fn pair(at: u64, same_as: u64) -> Entry {
     entry
 }
 
-/// All passes: which ranges of keys are still to be read.
+/// All passes: the ranges of keys that are still to be read.
 pub(super) struct Search {
     spill: Spill,
     gathered: Vec<Entry>,
     capacity: usize,
-    /// First and last key, the next one last.
+    /// First and last key of each range; the next range is the last one.
     ranges: Vec<(u64, u64)>,
     done: u32,
 }
 
 impl Search {
     pub(super) fn new(spill: Spill, memory_bytes: usize, blocks: u64) -> Self {
-        // A sixteenth is for buffers and the source's own.
+        // A sixteenth is for buffers and for the source.
         let most = (memory_bytes - memory_bytes / 16) / ENTRY_BYTES;
         let capacity = most.min(usize::try_from(blocks).unwrap_or(most).max(1));
-        // Keys spread evenly, but not quite.
+        // Keys spread almost evenly; the margin is for the rest.
         let fill = (most - most / 64) as u64;
         let passes = blocks.div_ceil(fill.max(1)).max(1);
         let step = u64::MAX / passes;
@@ -73,12 +73,12 @@ impl Search {
         }
     }
 
-    /// What was found, and in how many passes.
+    /// Returns the pairs found and the number of passes.
     pub(super) fn into_spill(self) -> (Spill, u32) {
         (self.spill, self.done)
     }
 
-    /// Reads the next range; false if there is none.
+    /// Reads the next range; returns false if there is none.
     pub(super) fn next_pass(
         &mut self,
         source: &mut dyn Checksums,
@@ -110,7 +110,7 @@ impl Search {
         Ok(true)
     }
 
-    /// Makes what is gathered into pairs, in place.
+    /// Turns the gathered keys into pairs, in place.
     fn pair_up(&mut self) {
         self.gathered.sort_unstable();
         let (_, pairs) = split_groups(&mut self.gathered, false);
@@ -118,7 +118,8 @@ impl Search {
         self.gathered.sort_unstable();
     }
 
-    /// Spills the pairs of what is gathered, and keeps the first of each key. Whether that made room.
+    /// Spills the pairs of the gathered keys, and keeps the first of each key. Returns whether that made
+    /// enough room.
     fn make_room(&mut self) -> Result<bool, FindError> {
         self.gathered.sort_unstable();
         let (firsts, pairs) = split_groups(&mut self.gathered, true);
@@ -130,8 +131,8 @@ impl Search {
     }
 }
 
-/// Goes through sorted entries by key. Pairs are left at the front, or, if the firsts of each key are to be
-/// kept, after them. Returns the end of the firsts and of the pairs.
+/// Splits sorted entries by key into firsts and pairs. Pairs are left at the front, or, with `keep_firsts`,
+/// after the firsts of each key. Returns the end of the firsts and of the pairs.
 fn split_groups(entries: &mut [Entry], keep_firsts: bool) -> (usize, usize) {
     let mut from = 0;
     let mut firsts = 0;
@@ -152,7 +153,7 @@ fn split_groups(entries: &mut [Entry], keep_firsts: bool) -> (usize, usize) {
             let at = position(&entries[n][KEY_BYTES..]);
             if n < from + in_a_row {
                 if keep_firsts {
-                    // Firsts come before pairs: the pair in the way moves to the end of the pairs.
+                    // Firsts come before pairs: the pair at this index moves to the end of the pairs.
                     let kept = entry(u64::from_be_bytes(key), at);
                     entries[pairs] = entries[firsts];
                     entries[firsts] = kept;
@@ -170,7 +171,7 @@ fn split_groups(entries: &mut [Entry], keep_firsts: bool) -> (usize, usize) {
     (firsts, pairs)
 }
 
-/// The state of a pass while the source is being read.
+/// State of a pass during a scan.
 struct Pass<'a> {
     search: &'a mut Search,
     range: (u64, u64),
@@ -241,7 +242,7 @@ impl Pass<'_> {
     fn gather(&mut self, new: Entry) -> Result<(), FindError> {
         let search = &mut *self.search;
         if search.gathered.len() == search.capacity && !search.make_room()? {
-            // Too many keys: the upper half of the range is for another pass.
+            // Too many keys: the upper half of the range is left to another pass.
             let middle = self.range.0 + (self.range.1 - self.range.0) / 2;
             search.ranges.push((middle + 1, self.range.1));
             self.range.1 = middle;

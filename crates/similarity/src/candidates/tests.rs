@@ -1,4 +1,4 @@
-//! Bounded search against the unbounded one, and against what is known of the data.
+//! Bounded search against the unbounded one, and against known properties of the data.
 
 use super::*;
 use std::collections::HashMap;
@@ -14,7 +14,7 @@ impl Checksums for Files {
     fn scan(&mut self, each: &mut dyn FnMut(u64, &[u32]) -> ControlFlow<()>) -> std::io::Result<()> {
         let mut at = 0;
         for file in &self.0 {
-            // In pieces, as a reader with a buffer gives them.
+            // In pieces, as a reader with a buffer delivers them.
             for (n, piece) in file.chunks(100).enumerate() {
                 if each(at + n as u64 * 100, piece).is_break() {
                     return Ok(());
@@ -98,7 +98,7 @@ fn mixed(blocks: u64) -> Files {
         at += (copied.len() + own.len()) as u64;
         files.push([copied, own].concat());
     }
-    // One block many times, and a pair of blocks again and again.
+    // One block many times, and a repeated pair of blocks.
     files.push(vec![7; (blocks / 8) as usize]);
     files.push([9, 11].repeat((blocks / 16) as usize));
     files.push(vec![7; 1000]);
@@ -134,7 +134,7 @@ fn runs_tell_the_truth_and_do_not_overlap() {
             );
         }
     }
-    // Every block of a run of two and more that was there before is in a run.
+    // Every block of a repeated run of two and more is in a reported run.
     let mut seen = HashMap::new();
     let mut expected = 0;
     let mut at = 0;
@@ -149,7 +149,7 @@ fn runs_tell_the_truth_and_do_not_overlap() {
         expected += again.iter().filter(|again| **again).count() as u64;
     }
     let told = found.blocks + found.blocks_in_short_runs;
-    // Of blocks that are all the same, the first sixteen are kept.
+    // Of equal blocks in a row, the first sixteen are kept.
     assert!(told <= expected && told + 64 >= expected, "{told} of {expected}");
 }
 

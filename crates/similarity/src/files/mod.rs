@@ -1,4 +1,4 @@
-//! Files outside a pool: which are looked at, how they are read, and their checksums kept between scans.
+//! Files outside a pool: choosing them, reading them, and keeping their checksums between scans.
 
 mod oci;
 mod read;

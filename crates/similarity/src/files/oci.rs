@@ -1,5 +1,5 @@
 //! The layers of a container image in an OCI layout: a directory with `oci-layout`, `index.json` and `blobs`
-//! (OCI Image Layout Specification 1.1). The layers themselves are parsed elsewhere, without rights.
+//! (OCI Image Layout Specification 1.1). The layers themselves are parsed by an unprivileged process.
 
 use serde::Deserialize;
 use std::io::{Error, ErrorKind, Read, Result};
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 /// Bytes of an index or a manifest, at most.
 const MAX_JSON_BYTES: u64 = 4 << 20;
-/// Indexes in an index, layers of an image: at most.
+/// The most levels of indexes within indexes, and layers of an image.
 const MAX_DEPTH: u32 = 4;
 const MAX_LAYERS: usize = 4096;
 
@@ -33,7 +33,7 @@ pub fn is_layout(dir: &Path) -> bool {
 /// The files of the layers of all images in a layout, lowest first, each once.
 ///
 /// # Errors
-/// If an index or a manifest cannot be read, or names what is no blob.
+/// If an index or a manifest cannot be read, or names something that is not a blob.
 pub fn layers(dir: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     follow(dir, &dir.join("index.json"), MAX_DEPTH, &mut found)?;
@@ -66,7 +66,7 @@ fn follow(dir: &Path, document: &Path, depth: u32, found: &mut Vec<PathBuf>) -> 
     Ok(())
 }
 
-/// The file of a blob. A digest has only hexadecimal digits, so it leads nowhere else.
+/// The file of a blob. A digest has only hexadecimal digits, so the path stays in `blobs`.
 fn blob(dir: &Path, digest: &str) -> Option<PathBuf> {
     let (algorithm, hex) = digest.split_once(':')?;
     let sound = matches!(algorithm, "sha256" | "sha512")

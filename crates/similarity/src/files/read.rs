@@ -1,4 +1,4 @@
-//! Reads files: no faster than a rate, without their holes, and without waiting for what is no file any more.
+//! Reads files: at a bounded rate, without their holes, and without blocking on files that were replaced.
 
 use super::walk::{Chosen, Filter, Found, walk};
 use crate::estimate::{Estimator, LARGEST};
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use xxhash_rust::xxh3::Xxh3;
 
-/// Bytes a second that are read at most, over the time of a scan.
+/// Limits the bytes read a second, averaged over a scan.
 #[derive(Debug)]
 pub struct ReadRate {
     bytes_per_second: Option<u64>,
@@ -23,7 +23,7 @@ pub struct ReadRate {
 }
 
 impl ReadRate {
-    /// So many bytes a second, or as fast as can be.
+    /// Limits reads to this number of bytes a second, or not at all.
     pub fn new(bytes_per_second: Option<u64>) -> Self {
         Self {
             bytes_per_second,
@@ -33,7 +33,7 @@ impl ReadRate {
         }
     }
 
-    /// Waits until so many bytes more are due.
+    /// Counts `bytes` and waits until the rate allows them.
     pub fn take(&mut self, bytes: u64) {
         self.bytes += bytes;
         let Some(rate) = self.bytes_per_second else { return };
@@ -56,7 +56,7 @@ impl ReadRate {
     }
 }
 
-/// Opens a file that a walk has given, if it is still the same one.
+/// Opens a file that a walk has found, if it is still the same file.
 pub(super) fn open(chosen: &Chosen) -> Result<OfFile> {
     let file = File::options()
         .read(true)
@@ -72,7 +72,7 @@ pub(super) fn open(chosen: &Chosen) -> Result<OfFile> {
     OfFile::new(file)
 }
 
-/// Calls `each` with the pieces of a file that are no holes: aligned to [`LARGEST`], with their offset.
+/// Calls `each` with the data of a file, without its holes: pieces aligned to [`LARGEST`], with their offset.
 pub(super) fn pieces(file: &OfFile, rate: &mut ReadRate, each: &mut dyn FnMut(u64, &[u8])) -> Result<()> {
     let mut buffer = vec![0; LARGEST];
     let mut at = 0;
@@ -90,8 +90,8 @@ pub(super) fn pieces(file: &OfFile, rate: &mut ReadRate, each: &mut dyn FnMut(u6
     Ok(())
 }
 
-/// Counts what is the same in all files under `roots`; `progress` is called with the bytes so far, and ends
-/// it by false.
+/// Counts duplicates in all files under `roots`; `progress` is called with the bytes so far, and ends the
+/// count by returning false.
 pub fn estimate(
     roots: &[PathBuf],
     filter: &Filter,
@@ -123,7 +123,7 @@ pub fn estimate(
     found
 }
 
-/// The profile of a directory, as the root of an image.
+/// Reads a directory as the root of an image and returns its profile.
 ///
 /// # Errors
 /// If the directory itself cannot be read.

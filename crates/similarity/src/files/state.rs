@@ -1,10 +1,10 @@
-//! Checksums of files, kept between scans: a scan reads only what is new or has changed, and one that was cut
-//! off goes on.
+//! Checksums of files, kept between scans: a scan reads only new and changed files, and an interrupted scan
+//! continues.
 //!
-//! The directory of the state has `sums` (a CRC-32C for each block of 4 KiB, little-endian, the files one
-//! after another with one unused place between) and `index` (magic `VARVSUMS`, CRC-32C, then which file has
-//! which places, by postcard). The sums are durable before the index that tells of them; what lies behind
-//! them is cut off at the next start.
+//! The state's directory has `sums` (a CRC-32C for each block of 4 KiB, little-endian, the files one after
+//! another with one unused place between) and `index` (magic `VARVSUMS`, CRC-32C, then the places of each
+//! file, by postcard). The sums are durable before the index that refers to them; sums behind the indexed
+//! ones are truncated at the next start.
 
 use super::read::{ReadRate, open, pieces};
 use super::walk::Chosen;
@@ -23,7 +23,7 @@ const ZERO_SUM: u32 = 0x98f9_4189;
 /// Bytes read after which the index is written.
 const SAVE_BYTES: u64 = 4 << 30;
 
-/// A state that cannot be used.
+/// An unusable state.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
     /// It could not be read or written.
@@ -31,7 +31,7 @@ pub enum StateError {
     Io {
         /// Its directory.
         dir: PathBuf,
-        /// Why.
+        /// The cause.
         error: std::io::Error,
     },
     /// Another scan uses it.
@@ -42,7 +42,7 @@ pub enum StateError {
     Damaged(PathBuf),
 }
 
-/// A file whose checksums are kept.
+/// A file with kept checksums.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Kept {
     /// Its path at the last scan.
@@ -64,7 +64,7 @@ impl Kept {
     }
 }
 
-/// Where a block lies.
+/// Location of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place<'a> {
     /// The file.
@@ -75,14 +75,14 @@ pub struct Place<'a> {
     pub left_bytes: u64,
 }
 
-/// What has become of a file in a scan.
+/// The result of looking at a file in a scan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Looked {
-    /// It was as before.
+    /// The file is unchanged.
     Unchanged,
-    /// It was read.
+    /// The file was read.
     Read,
-    /// It changed while it was read, and is left out.
+    /// The file changed while it was read, and is left out.
     Changing,
 }
 
@@ -92,7 +92,7 @@ pub struct State {
     dir: PathBuf,
     sums: File,
     lock: File,
-    /// By place.
+    /// Files with kept checksums, by place.
     kept: Vec<Kept>,
     /// Indices into `kept`.
     by_id: HashMap<(u64, u64), usize>,
@@ -103,14 +103,15 @@ pub struct State {
 }
 
 impl Drop for State {
-    /// Lets the lock go at once: a child that is being started has a copy of the descriptor for a moment.
+    /// Releases the lock at once: a child process that is being started may hold a copy of the descriptor for
+    /// a moment.
     fn drop(&mut self) {
         let _ = self.lock.unlock();
     }
 }
 
 impl State {
-    /// Opens the state in a directory, or makes it.
+    /// Opens the state in a directory, or creates it.
     ///
     /// # Errors
     /// If it is in use, damaged, or cannot be read or written.
@@ -158,7 +159,7 @@ impl State {
         }
     }
 
-    /// Looks at a file: reads it if it is new or has changed.
+    /// Reads a file if it is new or has changed.
     ///
     /// # Errors
     /// The inner one if the file cannot be read, the outer one if the state cannot be written.
@@ -220,7 +221,7 @@ impl State {
         self.next += blocks + 1;
     }
 
-    /// Makes what was read until now durable: a scan that is cut off goes on from here.
+    /// Makes the checksums read so far durable: an interrupted scan continues from here.
     ///
     /// # Errors
     /// If it cannot be written.
@@ -231,7 +232,7 @@ impl State {
         crate::manifest::replace(&path, &encode(&self.kept)).map_err(|error| self.failed(error))
     }
 
-    /// Ends a scan that has looked at every file: forgets the others and those that changed, and saves.
+    /// Ends a scan that has looked at every file: forgets the others and the outdated checksums, and saves.
     ///
     /// # Errors
     /// If it cannot be written.
@@ -251,12 +252,12 @@ impl State {
         self.save()
     }
 
-    /// The files whose checksums are kept.
+    /// The files with kept checksums.
     pub fn files(&self) -> &[Kept] {
         &self.kept
     }
 
-    /// Where the block at a position lies.
+    /// Returns the location of the block at a position.
     pub fn place(&self, position: u64) -> Option<Place<'_>> {
         let after = self.kept.partition_point(|kept| kept.at <= position);
         let kept = self.kept.get(after.checked_sub(1)?)?;
@@ -284,7 +285,7 @@ impl Sums<'_> {
         }
     }
 
-    /// Zero blocks up to this one.
+    /// Writes zero blocks up to block `to`.
     fn zeros(&mut self, to: u64) {
         while self.blocks < to {
             self.put(ZERO_SUM);
@@ -294,7 +295,7 @@ impl Sums<'_> {
     fn add(&mut self, at: u64, piece: &[u8]) {
         self.zeros(at / BLOCK_BYTES as u64);
         for block in piece.chunks(BLOCK_BYTES) {
-            // The end of a file is taken as if zeros followed, as it lies on a disk.
+            // The last block of a file is padded with zeros, as on a disk.
             let sum = match block.len() {
                 BLOCK_BYTES => crc32c::crc32c(block),
                 short => crc32c::crc32c_append(crc32c::crc32c(block), &[0; BLOCK_BYTES][short..]),
@@ -447,7 +448,7 @@ mod tests {
             }
             true
         });
-        // The second file was read and not saved.
+        // The second file was read but not saved.
         drop(state);
         let mut state = State::open(&kept).expect("opened");
         assert_eq!(scan(&mut state, &data), [Looked::Unchanged, Looked::Read]);

@@ -1,5 +1,5 @@
-//! Which files are looked at: includes, excludes, least age. Symbolic links are not followed, hard links
-//! count once, other file systems are not entered.
+//! Selection of files: includes, excludes, least age. Symbolic links are not followed, hard links count once,
+//! other file systems are not entered.
 
 use globset::{Glob, GlobSet, GlobSetBuilder};
 use std::collections::HashSet;
@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Which files are looked at.
+/// Selects files.
 #[derive(Debug, Clone, Default)]
 pub struct Filter {
     include: Option<GlobSet>,
@@ -16,11 +16,11 @@ pub struct Filter {
 }
 
 impl Filter {
-    /// Patterns are matched against the whole path and against the name. Without an include, all files are
-    /// included.
+    /// Creates a filter. Patterns are matched against the whole path and against the name. Without an
+    /// include, all files are included.
     ///
     /// # Errors
-    /// If a pattern is none.
+    /// If a pattern is invalid.
     pub fn new(include: &[String], exclude: &[String], min_age: Duration) -> Result<Self, globset::Error> {
         let set = |patterns: &[String]| -> Result<Option<GlobSet>, globset::Error> {
             if patterns.is_empty() {
@@ -52,7 +52,7 @@ fn matches(set: &GlobSet, path: &Path) -> bool {
     set.is_match(path) || path.file_name().is_some_and(|name| set.is_match(name))
 }
 
-/// A file that is to be looked at.
+/// A selected file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Chosen {
     /// Its path.
@@ -68,7 +68,7 @@ pub struct Chosen {
 }
 
 impl Chosen {
-    /// From what the file system tells.
+    /// Takes the fields from the file's metadata.
     pub fn new(path: &Path, metadata: &std::fs::Metadata) -> Self {
         let ns = |seconds: i64, ns: i64| i128::from(seconds) * 1_000_000_000 + i128::from(ns);
         Self {
@@ -81,20 +81,20 @@ impl Chosen {
     }
 }
 
-/// What a walk came to.
+/// The result of a walk.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Found {
-    /// Files given.
+    /// Files passed to the caller.
     pub files: u64,
     /// Files that are too young.
     pub too_young: u64,
-    /// Files that filters left out.
+    /// Files that the filter excluded.
     pub left_out: u64,
-    /// What could not be read, the first hundred.
+    /// Paths that could not be read, at most a hundred.
     pub errors: Vec<String>,
 }
 
-/// Calls `each` with all regular files that are not empty under `roots`, until it says no.
+/// Calls `each` with all selected regular files under `roots` that are not empty, until it returns false.
 pub fn walk(roots: &[PathBuf], filter: &Filter, each: &mut dyn FnMut(Chosen) -> bool) -> Found {
     let mut found = Found::default();
     let mut seen = HashSet::new();
@@ -106,7 +106,7 @@ pub fn walk(roots: &[PathBuf], filter: &Filter, each: &mut dyn FnMut(Chosen) -> 
         let tree = walkdir::WalkDir::new(root)
             .same_file_system(true)
             .sort_by_file_name();
-        // A root is looked at whatever its name is.
+        // A root is walked whatever its name.
         let wanted = |entry: &walkdir::DirEntry| entry.depth() == 0 || !filter.excludes(entry.path());
         for entry in tree.into_iter().filter_entry(wanted) {
             let entry = entry.and_then(|entry| entry.metadata().map(|metadata| (entry, metadata)));
@@ -128,7 +128,7 @@ pub fn walk(roots: &[PathBuf], filter: &Filter, each: &mut dyn FnMut(Chosen) -> 
             } else if now - chosen.mtime_ns < filter.min_age.as_nanos() as i128 {
                 found.too_young += 1;
             } else if metadata.nlink() > 1 && !seen.insert(chosen.id) {
-                // Another name of a file that was given.
+                // Another name of a file that was already passed on.
             } else {
                 found.files += 1;
                 if !each(chosen) {

@@ -1,4 +1,4 @@
-//! Makes a profile of files, blocks and packages as they are read, in bounded memory. Knows no format.
+//! Makes a profile from files, blocks and packages as they are read, in bounded memory. Knows no format.
 
 use super::packages;
 use super::{Limits, rpm};
@@ -9,7 +9,7 @@ use crate::sketch::{Element, SketchBuilder};
 use std::collections::BTreeMap;
 use xxhash_rust::xxh3::Xxh3;
 
-/// Databases of packages, by their path in an image, and how they are read.
+/// Package databases, by their path in an image, and their readers.
 const DATABASES: [(&str, Reader); 5] = [
     ("var/lib/dpkg/status", packages::dpkg),
     ("lib/apk/db/installed", packages::apk),
@@ -20,7 +20,7 @@ const DATABASES: [(&str, Reader); 5] = [
 
 type Reader = fn(&[u8]) -> Vec<Package>;
 
-/// A profile in the making.
+/// A profile under construction.
 pub struct Collector {
     profile: Profile,
     blocks: SketchBuilder,
@@ -33,9 +33,9 @@ pub struct FileIn {
     path: String,
     whole: Xxh3,
     bytes: u64,
-    /// Start of a block that is not full yet.
+    /// Start of a block that is not yet full.
     rest: Vec<u8>,
-    /// The file's bytes, if they are wanted.
+    /// The file's bytes, if it is a package database.
     kept: Option<(Reader, Vec<u8>)>,
     with_blocks: bool,
 }
@@ -51,7 +51,7 @@ impl Collector {
         }
     }
 
-    /// Adds blocks; the last one may be short and is taken as if zeros followed.
+    /// Adds blocks; a short last one is padded with zeros.
     pub fn blocks(&mut self, bytes: &[u8]) {
         for block in bytes.chunks(BLOCK_BYTES) {
             if is_zero(block) {
@@ -118,7 +118,7 @@ impl Collector {
     /// Adds zeros that need not be read.
     pub fn hole(&mut self, file: &mut FileIn, bytes: u64) {
         static ZEROS: [u8; 1 << 16] = [0; 1 << 16];
-        // A longer one is not worth hashing; it is told by its length.
+        // A longer hole is not worth hashing; its length is hashed instead.
         if bytes > 1 << 30 {
             file.whole.update(&bytes.to_le_bytes());
             file.bytes += bytes;
@@ -156,7 +156,7 @@ impl Collector {
         }
     }
 
-    /// Adds a file to the sums of the directories that it is in.
+    /// Adds a file to the sums of the directories that contain it.
     fn area(&mut self, path: &str, content: u64, bytes: u64) {
         let named = combine(hash(Domain::Path, path.as_bytes()), content);
         let ends = path.match_indices('/').map(|(at, _)| at).take(2);
@@ -179,7 +179,7 @@ impl Collector {
         }
     }
 
-    /// Adds packages. Of one name the last counts.
+    /// Adds packages. A later package replaces an earlier one of equal name.
     pub fn packages(&mut self, packages: Vec<Package>) {
         for package in packages {
             if self.packages.len() >= MAX_PACKAGES {
@@ -191,7 +191,7 @@ impl Collector {
         }
     }
 
-    /// Adds what is in another profile, as a layer above.
+    /// Adds another profile as a layer above.
     pub fn merge(&mut self, layer: Profile) {
         self.blocks.merge(&layer.sketches.blocks);
         self.files.merge(&layer.sketches.files);
@@ -207,7 +207,7 @@ impl Collector {
             }
         }
         if !layer.packages.is_empty() {
-            // A layer that changes the database has all of it.
+            // A layer that changes the database contains the whole database.
             self.packages.clear();
             self.packages(layer.packages);
         }
@@ -219,7 +219,7 @@ impl Collector {
         self.profile.note(text);
     }
 
-    /// The profile of what was added.
+    /// Returns the profile of everything that was added.
     pub fn finish(mut self) -> Profile {
         let sketches = &mut self.profile.sketches;
         sketches.blocks = self.blocks.finish();

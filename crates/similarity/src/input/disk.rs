@@ -1,11 +1,11 @@
-//! Bytes at offsets: what an image is to its parsers.
+//! Random access to the bytes of an image, for its parsers.
 
 use std::fs::File;
 use std::io::{Error, ErrorKind, Read, Result};
 use std::os::unix::fs::FileExt;
 use std::rc::Rc;
 
-/// Something of a fixed length that can be read anywhere.
+/// A source of fixed length that can be read at any offset.
 pub trait ReadAt {
     /// Its length in bytes.
     fn len(&self) -> u64;
@@ -15,7 +15,7 @@ pub trait ReadAt {
         self.len() == 0
     }
 
-    /// Bytes of data that it can have at most, holes not counted.
+    /// The most bytes of data in it, without holes.
     fn max_data(&self) -> u64 {
         self.len()
     }
@@ -23,13 +23,13 @@ pub trait ReadAt {
     /// Fills `buffer` from `offset_bytes`.
     ///
     /// # Errors
-    /// If that passes the end, or the bytes cannot be read.
+    /// If the range passes the end, or the bytes cannot be read.
     fn read_at(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<()>;
 
     /// The first range of bytes at or after `from` that is not known to be a hole; `None` if there is none.
     ///
     /// # Errors
-    /// If that cannot be told.
+    /// If the source cannot find its holes.
     fn next_data(&self, from: u64) -> Result<Option<(u64, u64)>> {
         Ok((from < self.len()).then_some((from, self.len())))
     }
@@ -43,7 +43,7 @@ pub(super) fn past_end() -> Error {
     )
 }
 
-/// A file, whose length is what it was at the start.
+/// A file; its length is the length at the start.
 #[derive(Debug)]
 pub struct OfFile {
     file: File,
@@ -51,12 +51,12 @@ pub struct OfFile {
 }
 
 impl OfFile {
-    /// A regular file or a block device.
+    /// Wraps a regular file or a block device.
     ///
     /// # Errors
-    /// If its length cannot be told.
+    /// If its length cannot be determined.
     pub fn new(file: File) -> Result<Self> {
-        // Also of a block device, whose metadata tell no length.
+        // Works for a block device too, whose metadata have no length.
         let len = rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0))?;
         Ok(Self { file, len })
     }
@@ -78,7 +78,7 @@ impl ReadAt for OfFile {
         let data = match rustix::fs::seek(&self.file, rustix::fs::SeekFrom::Data(from)) {
             Ok(data) => data,
             Err(rustix::io::Errno::NXIO) => return Ok(None),
-            // It tells no holes (a block device).
+            // The file does not report holes (a block device).
             Err(rustix::io::Errno::INVAL) => return Ok(Some((from, self.len))),
             Err(error) => return Err(error.into()),
         };
@@ -100,7 +100,7 @@ impl ReadAt for Vec<u8> {
     }
 }
 
-/// A part of something, as a partition of a disk.
+/// A part of a source, such as a partition of a disk.
 #[derive(Clone)]
 pub struct Window {
     whole: Rc<dyn ReadAt>,
@@ -109,13 +109,13 @@ pub struct Window {
 }
 
 impl Window {
-    /// `len` bytes from `from`, or what there is of them.
+    /// The range of `len` bytes from `from`, cut off at the end of the source.
     pub fn new(whole: Rc<dyn ReadAt>, from: u64, len: u64) -> Self {
         let len = whole.len().saturating_sub(from).min(len);
         Self { whole, from, len }
     }
 
-    /// What it is called in messages.
+    /// Its name in messages.
     pub fn label(&self) -> String {
         match (self.from, self.len == self.whole.len()) {
             (0, true) => "the file system".into(),
@@ -138,7 +138,7 @@ impl ReadAt for Window {
     }
 }
 
-/// Reads one after another.
+/// Reads a source sequentially.
 pub(super) struct Stream {
     source: Rc<dyn ReadAt>,
     at: u64,

@@ -1,4 +1,4 @@
-//! Files of an ext2, ext3 or ext4, read by `ext4-view`: never mounted.
+//! Files of an ext2, ext3 or ext4 file system, read by `ext4-view`: never mounted.
 
 use super::disk::{ReadAt, Window};
 use super::{Budget, Collector, InputError, Limits};
@@ -47,7 +47,7 @@ pub(super) fn read(
         match walk.dir(&dir) {
             Ok(below) => stack.extend(below.into_iter().map(|path| (path, depth + 1))),
             Err(error @ InputError::Limit(_)) => return Err(error),
-            // The root is damaged, or one directory of many.
+            // An error at the root fails the whole read; an error in another directory is noted.
             Err(error) if depth == 0 => return Err(error),
             Err(error) => walk.collector.note(format!("{}: {error}", dir.display())),
         }
@@ -64,7 +64,7 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    /// Adds the files of a directory, and returns the directories in it.
+    /// Adds the files of a directory, and returns its subdirectories.
     fn dir(&mut self, dir: &PathBuf) -> Result<Vec<PathBuf>, InputError> {
         let mut below = Vec::new();
         for entry in self.fs.read_dir(dir).map_err(damaged)? {
@@ -96,7 +96,7 @@ impl Walk<'_> {
             return Err(InputError::damaged("a file", text));
         }
         let mut from = self.fs.open(path).map_err(damaged)?;
-        // The disk's own blocks are compared, not the file's.
+        // Without blocks: the disk's own blocks are compared.
         let mut file = self.collector.file(&path.display().to_string(), false);
         loop {
             let read = from.read_bytes(&mut self.buffer).map_err(damaged)?;

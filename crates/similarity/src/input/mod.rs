@@ -1,9 +1,9 @@
 //! Inputs: raw disks, qcow2, ext4, tar and OCI layers, lists of packages. Each becomes a [`Profile`].
 //!
-//! Everything here is read as if an attacker had written it: lengths and offsets are checked against what is
-//! there, loops and depths are bounded, and [`Limits`] bound the rest. It is meant to run in a process
-//! without rights (`sandbox`). What cannot be parsed is compared by blocks. This module opens no file by
-//! name.
+//! Everything here is read as if an attacker had written it: lengths and offsets are checked against the
+//! source's length, loops and depths are bounded, and [`Limits`] bound the rest. It is meant to run in an
+//! unprivileged process (`sandbox`). Images that cannot be parsed are compared by blocks. This module opens
+//! no file by name.
 
 mod collect;
 pub mod disk;
@@ -24,7 +24,7 @@ use std::io::Read;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// What reading one image may take.
+/// Limits for reading one image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
     /// Time from the start, after which reading ends with an error.
@@ -35,9 +35,9 @@ pub struct Limits {
     pub depth: u32,
     /// Files and directories.
     pub entries: u64,
-    /// Bytes that compressed data may become, for each byte that it has.
+    /// Largest expansion of compressed data: bytes for each compressed byte.
     pub expansion: u64,
-    /// Elements that a sketch holds.
+    /// Elements in a sketch.
     pub elements: usize,
 }
 
@@ -54,7 +54,7 @@ impl Default for Limits {
     }
 }
 
-/// Why an image, or a part of it, could not be read.
+/// The reason why an image, or a part of it, could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum InputError {
     /// Reading its bytes failed.
@@ -63,12 +63,12 @@ pub enum InputError {
     /// Its structure is damaged.
     #[error("{what} is damaged: {detail}")]
     Damaged {
-        /// Which structure.
+        /// The structure.
         what: &'static str,
-        /// What is wrong.
+        /// The problem.
         detail: String,
     },
-    /// It uses what is not supported.
+    /// It uses an unsupported feature.
     #[error("{0} is not supported")]
     Unsupported(String),
     /// A limit was reached.
@@ -85,7 +85,7 @@ impl InputError {
     }
 }
 
-/// Time that is left, and bytes and entries that may still be read.
+/// Remaining time, bytes and entries.
 #[derive(Debug)]
 struct Budget {
     until: Instant,
@@ -133,7 +133,7 @@ impl Budget {
     }
 }
 
-/// What kind of file it is, by its first bytes.
+/// The kind of a file, by its first bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Qcow2,
@@ -163,7 +163,7 @@ impl Kind {
     }
 }
 
-/// Reads an image. What is in it that cannot be parsed is noted in the profile.
+/// Reads an image. Parts that cannot be parsed are noted in the profile.
 ///
 /// # Errors
 /// If its bytes cannot be read or a limit is reached.
@@ -200,13 +200,13 @@ pub fn read(name: &str, source: Rc<dyn ReadAt>, limits: &Limits) -> Result<Profi
     }
 }
 
-/// A disk: its blocks, and the files of the file systems that are recognised.
+/// Reads a disk: its blocks, and the files of recognised file systems.
 fn read_disk(name: &str, disk: Rc<dyn ReadAt>, limits: &Limits) -> Result<Profile, InputError> {
     let mut profile = by_blocks(name, &disk, limits, None)?;
     let (parts, notes) = partitions::find(&disk, limits);
     notes.into_iter().for_each(|note| profile.note(note));
     let mut collector = Collector::new(name, limits);
-    // Files of a file system can be as large as it is, and with what they share some times that.
+    // Files can be as large as the file system, and several times that if they share blocks.
     let mut budget = Budget::new(limits, disk.len().saturating_mul(4));
     for part in parts {
         let label = part.label();
@@ -224,10 +224,10 @@ fn read_disk(name: &str, disk: Rc<dyn ReadAt>, limits: &Limits) -> Result<Profil
     Ok(profile)
 }
 
-/// Only the blocks of an image, and why.
+/// Reads only the blocks of an image; `why` is the reason.
 ///
 /// # Errors
-/// If its bytes cannot be read or time is up.
+/// If its bytes cannot be read or the time is up.
 pub fn by_blocks(
     name: &str,
     source: &Rc<dyn ReadAt>,
@@ -240,7 +240,7 @@ pub fn by_blocks(
     let mut buffer = vec![0; 1 << 20];
     let mut at = 0;
     while let Some((from, to)) = source.next_data(at)? {
-        // Blocks are aligned in the image, wherever its data begins.
+        // Blocks are aligned in the image, also where its data begins amid one.
         at = from / crate::hash::BLOCK_BYTES as u64 * crate::hash::BLOCK_BYTES as u64;
         while at < to {
             let now = (source.len() - at).min(buffer.len() as u64);
@@ -279,7 +279,7 @@ fn read_packages(name: &str, source: &Rc<dyn ReadAt>, limits: &Limits) -> Result
     Ok(profile)
 }
 
-/// Reads at most so many bytes and no longer than the budget says; more is an error, not an end.
+/// A reader bounded by the budget's bytes and time; exceeding it is an error, not an end of file.
 struct Bounded<R> {
     inner: R,
     budget: Rc<RefCell<Budget>>,

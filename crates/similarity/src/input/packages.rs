@@ -1,12 +1,12 @@
 //! Lists of packages as text: the databases of dpkg and apk, and one package a line as `dpkg-query -W` and
-//! `rpm -qa` print them. What is no package is skipped.
+//! `rpm -qa` print them. Other lines are skipped.
 
 use crate::image::{MAX_NAME_BYTES, MAX_PACKAGES, Package};
 
 /// Bytes of a list, at most.
 pub const MAX_BYTES: u64 = 64 << 20;
 
-/// A package of these fields; `None` without a sensible name.
+/// Returns a package with these fields; `None` if the name is not plausible.
 pub(super) fn package(name: &str, version: &str, bytes: u64) -> Option<Package> {
     let sensible = |text: &str| {
         !text.is_empty() && text.len() <= MAX_NAME_BYTES && text.chars().all(|c| c.is_ascii_graphic())
@@ -18,7 +18,7 @@ pub(super) fn package(name: &str, version: &str, bytes: u64) -> Option<Package> 
     })
 }
 
-/// Whether the first bytes of a file are those of a list of packages.
+/// Whether the first bytes of a file begin a list of packages.
 pub(super) fn is_list(head: &[u8]) -> bool {
     let text = String::from_utf8_lossy(head);
     let mut lines = text.lines();
@@ -31,7 +31,7 @@ pub(super) fn is_list(head: &[u8]) -> bool {
     !whole.is_empty() && whole.iter().all(|line| of_line(line).is_some())
 }
 
-/// A list in any of the forms.
+/// Parses a list in any of the forms.
 pub fn list(bytes: &[u8]) -> Vec<Package> {
     let text = String::from_utf8_lossy(&bytes[..bytes.len().min(MAX_BYTES as usize)]);
     if text.starts_with("Package: ") {
@@ -43,7 +43,7 @@ pub fn list(bytes: &[u8]) -> Vec<Package> {
     }
 }
 
-/// `name[:arch] version [arch] size-in-bytes`, separated by spaces or tabs.
+/// Parses `name[:arch] version [arch] size-in-bytes`, separated by spaces or tabs.
 fn of_line(line: &str) -> Option<Package> {
     let fields: Vec<_> = line.split_whitespace().take(5).collect();
     match fields[..] {
@@ -53,7 +53,7 @@ fn of_line(line: &str) -> Option<Package> {
     }
 }
 
-/// dpkg's `status`: paragraphs of fields. Packages that are removed but for their configuration do not count.
+/// dpkg's `status`: paragraphs of fields. Packages of which only the configuration is left do not count.
 pub(super) fn dpkg(bytes: &[u8]) -> Vec<Package> {
     let text = String::from_utf8_lossy(bytes);
     let paragraphs = text.split("\n\n").filter_map(|paragraph| {

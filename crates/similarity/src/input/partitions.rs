@@ -1,4 +1,4 @@
-//! Finds ext4 on a disk: the whole of it, or partitions by MBR (with logical ones) and GPT.
+//! Finds ext4 on a disk: on the whole disk, or in partitions by MBR (with logical ones) and GPT.
 
 use super::Limits;
 use super::disk::{ReadAt, Window};
@@ -9,7 +9,7 @@ const MAX_ENTRIES: u32 = 1024;
 const EXTENDED: [u8; 3] = [0x05, 0x0f, 0x85];
 const PROTECTIVE: u8 = 0xee;
 
-/// Ranges of a disk that hold ext4, and what was wrong with its tables.
+/// Ranges of a disk that hold ext4, and notes on errors in its tables.
 pub(super) fn find(disk: &Rc<dyn ReadAt>, limits: &Limits) -> (Vec<Window>, Vec<String>) {
     let mut notes = Vec::new();
     let whole = Window::new(disk.clone(), 0, disk.len());
@@ -36,7 +36,7 @@ pub(super) fn find(disk: &Rc<dyn ReadAt>, limits: &Limits) -> (Vec<Window>, Vec<
     (found, notes)
 }
 
-/// The magic number of ext2, ext3 and ext4.
+/// Checks for the magic number of ext2, ext3 and ext4.
 fn is_ext4(part: &Window) -> bool {
     let mut magic = [0; 2];
     part.read_at(1024 + 56, &mut magic).is_ok() && magic == [0x53, 0xef]

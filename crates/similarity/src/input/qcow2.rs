@@ -1,6 +1,6 @@
-//! The guest's disk in a qcow2 image (versions 2 and 3), as much of it as is in this file.
+//! The guest's disk in a qcow2 image (versions 2 and 3), as far as this file holds it.
 //!
-//! A backing file is named by the image and never opened: what is not in this file reads as a hole.
+//! A backing file is named by the image and never opened: clusters that are not in this file read as holes.
 
 use super::InputError;
 use super::disk::{ReadAt, past_end};
@@ -13,12 +13,12 @@ const HEAD_BYTES: usize = 112;
 const MAX_L1_BYTES: u64 = 32 << 20;
 /// Bytes of the guest's disk for each byte of the file, at most: a cluster of 64 KiB in 1 KiB.
 const MAX_EXPANSION: u64 = 64;
-/// Bits of an entry that are an offset.
+/// Offset bits of an entry.
 const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
 const COMPRESSED: u64 = 1 << 62;
 const ZERO: u64 = 1;
-/// Incompatible features that change nothing for a reader: dirty, corrupt; and the compression type, which is
-/// looked at.
+/// Incompatible features that do not affect a reader (dirty, corrupt), and the compression type, which is
+/// checked.
 const KNOWN: u64 = 0b1011;
 const ZSTD: u8 = 1;
 
@@ -33,14 +33,14 @@ pub(super) struct Qcow2 {
     state: RefCell<State>,
 }
 
-/// The second-level table and the compressed cluster that were read last.
+/// The second-level table and the decompressed cluster that were read last.
 #[derive(Default)]
 struct State {
     l2: Option<(u64, Vec<u64>)>,
     cluster: Option<(u64, Vec<u8>)>,
 }
 
-/// What a cluster of the guest's disk is.
+/// The kind of a cluster of the guest's disk.
 enum Cluster {
     Hole,
     At(u64),
@@ -98,7 +98,7 @@ impl Qcow2 {
         })
     }
 
-    /// What the user should know.
+    /// Returns a note for the user, if there is one.
     pub(super) fn note(&self) -> Option<String> {
         let text = "it has a backing file, which is not looked at: only what is in this file was compared";
         self.backed.then(|| text.into())
@@ -108,12 +108,12 @@ impl Qcow2 {
         1 << self.cluster_bits
     }
 
-    /// Number of clusters that a second-level table tells.
+    /// Number of clusters that a second-level table maps.
     const fn by_l2(&self) -> u64 {
         1 << (self.cluster_bits - 3)
     }
 
-    /// Where the cluster of this number is.
+    /// Returns the location of a cluster.
     fn cluster(&self, number: u64) -> Result<Cluster> {
         let at = self
             .l1
@@ -142,7 +142,7 @@ impl Qcow2 {
         })
     }
 
-    /// Fills `buffer` from within one cluster.
+    /// Fills `buffer` from a range within one cluster.
     fn read_within(&self, offset: u64, buffer: &mut [u8]) -> Result<()> {
         let within = offset % self.cluster_bytes();
         match self.cluster(offset >> self.cluster_bits)? {
@@ -181,7 +181,7 @@ impl Qcow2 {
                 .take(most)
                 .read_to_end(&mut bytes)?;
         } else {
-            // What follows the data in the last sector belongs to others.
+            // Bytes after the data in the last sector belong to others.
             let decoder = flate2::read::DeflateDecoder::new(&packed[..]);
             decoder.take(most).read_to_end(&mut bytes)?;
         }
@@ -197,7 +197,7 @@ impl ReadAt for Qcow2 {
         self.size
     }
 
-    /// Tables can name one cluster of the file as often as they like.
+    /// Also bounded by the file's length: tables can name one cluster of the file any number of times.
     fn max_data(&self) -> u64 {
         self.file.len().saturating_mul(MAX_EXPANSION).min(self.size)
     }

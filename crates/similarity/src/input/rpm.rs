@@ -1,7 +1,7 @@
-//! The packages in an RPM database of the form that is written today: an SQLite file whose table `Packages`
-//! has a header a row.
+//! The packages in an RPM database of the present form: an SQLite file whose table `Packages` has one header
+//! a row.
 //!
-//! Only what is needed of the two formats is read: table b-trees with overflow pages
+//! Only the needed parts of the two formats are read: table b-trees with overflow pages
 //! (sqlite.org/fileformat2.html, sections 1.3 to 1.6 and 2.1), and the index of a header (rpm.org, "Package
 //! format", "Header").
 
@@ -9,12 +9,12 @@ use super::packages::package;
 use crate::image::{MAX_PACKAGES, Package};
 
 const MAGIC: &[u8] = b"SQLite format 3\0";
-/// Depth of a b-tree: 20 levels are more than a file of 2^32 pages has.
+/// Most levels of a b-tree: a file of 2^32 pages has fewer than 20.
 const MAX_DEPTH: u32 = 20;
 /// Bytes of one header, at most.
 const MAX_HEADER_BYTES: u64 = 32 << 20;
 
-/// The packages of a database; none if it is damaged.
+/// Returns the packages of a database; none if it is damaged.
 pub(super) fn database(bytes: &[u8]) -> Vec<Package> {
     let Some(file) = Sqlite::new(bytes) else {
         return Vec::new();
@@ -39,12 +39,12 @@ fn be(bytes: &[u8]) -> u64 {
         .fold(0, |number, byte| number << 8 | u64::from(*byte))
 }
 
-/// Bytes `from..from + len`, if they are there.
+/// Returns the bytes `from..from + len`, if the range is valid.
 fn part(bytes: &[u8], from: usize, len: usize) -> Option<&[u8]> {
     bytes.get(from..from.checked_add(len)?)
 }
 
-/// A number of SQLite's variable length, and its length.
+/// Reads a number in SQLite's variable-length form, and returns it with its length.
 fn varint(bytes: &[u8]) -> Option<(u64, usize)> {
     let mut number = 0;
     for (at, byte) in bytes.iter().enumerate().take(9) {
@@ -85,7 +85,7 @@ impl<'a> Sqlite<'a> {
         Some(Self { bytes, page, usable })
     }
 
-    /// The page of this number, from 1.
+    /// Returns the page of this number, counted from 1.
     fn page(&self, number: u64) -> Option<&'a [u8]> {
         let from = usize::try_from(number.checked_sub(1)?)
             .ok()?
@@ -115,7 +115,7 @@ impl<'a> Sqlite<'a> {
         root
     }
 
-    /// Calls `each` with the rows of a table until it says no. False if it did, or at damage.
+    /// Calls `each` with the rows of a table until it returns false. Returns false if it did, or at damage.
     fn rows(&self, root: u64, depth: u32, each: &mut dyn FnMut(&[Value]) -> bool) -> bool {
         self.rows_of(root, depth, each).unwrap_or(false)
     }
@@ -178,7 +178,7 @@ impl<'a> Sqlite<'a> {
         Some(row)
     }
 
-    /// The bytes of a cell, with those on overflow pages.
+    /// Returns the bytes of a cell, with those on overflow pages.
     fn payload(&self, page: &[u8], from: usize, len: usize) -> Option<Vec<u8>> {
         let most = self.usable - 35;
         if len <= most {
@@ -189,7 +189,7 @@ impl<'a> Sqlite<'a> {
         let here = if fitting <= most { fitting } else { least };
         let mut bytes = part(page, from, here)?.to_vec();
         let mut next = be(part(page, from + here, 4)?);
-        // Every page has some of it, so a loop of pages ends with the bytes.
+        // Every page adds bytes, so a loop of pages ends when all are read.
         while bytes.len() < len {
             let page = self.page(next)?;
             next = be(page.get(..4)?);
@@ -200,7 +200,7 @@ impl<'a> Sqlite<'a> {
     }
 }
 
-/// The package that a header tells.
+/// Returns the package that a header describes.
 fn of_header(header: &[u8]) -> Option<Package> {
     let (entries, store_bytes) = (be(header.get(..4)?) as usize, be(header.get(4..8)?) as usize);
     let index = part(header, 8, entries.checked_mul(16)?)?;
@@ -309,7 +309,7 @@ db.commit()
             let mut damaged = bytes.clone();
             for n in 0..8 {
                 let at = crate::hash::mix(seed * 8 + n);
-                // Mostly in the pages that say where others are.
+                // Mostly in the pages that locate others.
                 let bound = if n < 4 { 8192 } else { damaged.len() as u64 };
                 damaged[(at % bound) as usize] = (at >> 40) as u8;
             }

@@ -10,12 +10,12 @@ use std::rc::Rc;
 
 /// Archives in an archive, at most.
 const MAX_DEPTH: u32 = 2;
-/// The format's unit, and enough to know an archive by.
+/// The format's unit; also the bytes needed to recognise an archive.
 const RECORD: usize = 512;
 
 /// Reads an archive.
 pub(super) fn read(name: &str, source: Rc<dyn ReadAt>, limits: &Limits) -> Result<Profile, InputError> {
-    // Compressed data may become more, but not more than its format can do.
+    // Data may expand, but not beyond the most that its format allows.
     let most = source
         .len()
         .saturating_mul(limits.expansion)
@@ -35,7 +35,7 @@ pub(super) fn read(name: &str, source: Rc<dyn ReadAt>, limits: &Limits) -> Resul
 
 struct Walk {
     collector: Collector,
-    /// One for all archives, however deep.
+    /// One budget for all archives, however deep.
     budget: Rc<RefCell<Budget>>,
     form: Form,
 }
@@ -119,7 +119,7 @@ impl Walk {
     }
 }
 
-/// Layers in what `docker save` and `skopeo copy … oci-archive:` write.
+/// Whether a path is a layer in an archive by `docker save` or `skopeo copy … oci-archive:`.
 fn is_layer(path: &str) -> bool {
     let path = path.trim_start_matches("./");
     path.ends_with("/layer.tar") || path.starts_with("blobs/sha256/")

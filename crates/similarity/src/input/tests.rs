@@ -34,7 +34,7 @@ fn command(program: &str, args: &[&str]) -> bool {
         .is_ok_and(|output| output.status.success())
 }
 
-/// An ext4 of a root directory; `None`, loudly, where none can be made.
+/// An ext4 image of a root directory; skips loudly with `None` where none can be made.
 fn ext4(seed: u64) -> Option<Vec<u8>> {
     let dir = tempfile::tempdir().expect("a directory");
     root(&dir.path().join("root"), seed);
@@ -142,7 +142,7 @@ fn ext4_is_found_in_primary_logical_and_gpt_partitions() {
     }
 }
 
-/// A qcow2 image (version 3, clusters of 64 KiB) of a disk; compressed clusters are those of odd number.
+/// A qcow2 image (version 3, clusters of 64 KiB) of a disk; odd clusters are compressed.
 fn qcow2(disk: &[u8]) -> Vec<u8> {
     const CLUSTER: usize = 1 << 16;
     let clusters = disk.len().div_ceil(CLUSTER);
@@ -304,7 +304,7 @@ fn time_and_entries_are_bounded() {
 #[test]
 fn chain_of_partitions_without_an_end_ends() {
     let mut disk = with_mbr(&[(0x05, 100, 1000)], 4096);
-    // The first logical one names itself as the next.
+    // The first logical partition names itself as the next.
     set_mbr(&mut disk[100 * 512..], &[(0x83, 1, 10), (0x05, 0, 10)]);
     let found = profile(disk);
     assert!(
@@ -316,7 +316,7 @@ fn chain_of_partitions_without_an_end_ends() {
     assert_eq!(profile(claims).form, Form::Blocks);
 }
 
-/// Changes of an image at random places, mostly where its structure is. Nothing panics, hangs or takes long.
+/// Changes images at random places, mostly in their structures. Nothing panics, hangs or takes long.
 #[test]
 fn damaged_images_of_every_kind_are_survived() {
     let mut images = vec![qcow2(&noise(1, 300_000)), tarred(1), gzip(&tarred(1))];

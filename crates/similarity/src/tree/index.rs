@@ -1,5 +1,5 @@
 //! The inverted index of a node: from elements to the children that have them. It short-lists children for an
-//! image without comparing with each. Knows no similarity.
+//! image without comparing each of them. Knows no similarity.
 
 use super::NodeId;
 use super::union::Weight;
@@ -7,46 +7,46 @@ use crate::hash::{HashedMap, combine};
 use crate::measure::View;
 use std::collections::HashMap;
 
-/// Elements of an image that are looked up and listed: its prefix of at most so many. The sample is chosen by
-/// hash, so equal elements are in it on both sides.
+/// Largest prefix of an image's sample that is looked up and listed. The sample is chosen by hash, so equal
+/// elements are in it on both sides.
 const LOOKED_UP: usize = 1024;
 
-/// Children of the root that an element is listed under. An element of more tells little, and its list would
-/// make insertion slower the more children there are.
+/// Most children of the root that an element is listed under. An element of more children says little, and
+/// its list would slow insertion down as the number of children grows.
 const LISTED: usize = 64;
-/// The same below the root, where the images of a family have most elements in common.
+/// As [`LISTED`], below the root, where the images of a family have most elements in common.
 const LISTED_BELOW: usize = 16;
 
 #[derive(Debug, Clone)]
 enum Posting {
     Children(Vec<NodeId>),
-    /// It was in too many children.
+    /// The element is in too many children.
     Common,
 }
 
-/// A child that has something of the image.
+/// A child that shares content with the image.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Candidate {
     /// The child.
     pub child: NodeId,
-    /// Estimate of the image's share that the child may have at most.
+    /// Estimated upper bound of the image's share that the child has.
     pub at_most: f64,
-    /// Estimate of the share that it has for certain (without what is common to many children).
+    /// Estimated lower bound of that share (without elements common to many children).
     pub at_least: f64,
 }
 
-/// Which child has which elements.
+/// The children of each element.
 #[derive(Debug, Clone)]
 pub struct Index {
     postings: HashedMap<Posting>,
-    /// Children that an element is listed under, at most.
+    /// Most children that an element is listed under.
     listed: usize,
-    /// Whether an image was too large to be listed whole.
+    /// Whether an image was too large to be listed completely.
     sampled: bool,
 }
 
 impl Index {
-    /// The empty index of a node: the root's is for level 0.
+    /// The empty index of a node of this level; the root's level is 0.
     pub fn of_level(level: usize) -> Self {
         Self {
             postings: HashedMap::default(),
@@ -76,7 +76,7 @@ impl Index {
         }
     }
 
-    /// Takes an element off a child that has it no more.
+    /// Removes an element from a child that no longer has it.
     pub fn remove(&mut self, part: usize, hash: u64, child: NodeId) {
         let key = key(part, hash);
         if let Some(Posting::Children(children)) = self.postings.get_mut(&key) {
@@ -87,7 +87,7 @@ impl Index {
         }
     }
 
-    /// The children that share something rare with the view, best first, and how many postings were read.
+    /// The children that share a rare element with the view, best first, and the number of postings read.
     pub fn candidates(&self, view: &View, weight: Weight<'_>) -> (Vec<Candidate>, u64) {
         let mut scores: HashMap<NodeId, f64> = HashMap::new();
         let (mut all, mut squares, mut common, mut read) = (0.0, 0.0, 0.0, 0);
@@ -95,7 +95,7 @@ impl Index {
         for (part, sketch) in view.parts.iter().enumerate() {
             let elements = sketch.prefix(LOOKED_UP);
             sampled |= elements.len() < sketch.elements().len();
-            // A part that is looked up in a coarser sample than it is held in stands for more.
+            // If a part is looked up in a coarser sample than it is held in, its elements stand for more.
             let scale = sketch.elements().len() as f64 / elements.len().max(1) as f64 * sketch.rate().scale();
             for element in elements {
                 let wt = scale * weight(part, element.hash, element.weight);
@@ -115,8 +115,7 @@ impl Index {
         }
         let share = |wt: f64| if all > 0.0 { wt / all } else { 0.0 };
         // Three standard deviations of a share estimated from a sample, whose size in equal elements is
-        // all²/squares. What was listed and looked up whole is no estimate; the margin is for sums in another
-        // order.
+        // all²/squares. Without sampling the share is exact; the margin is for sums in another order.
         let doubt = |p: f64| match sampled {
             true => 3.0 * (p * (1.0 - p) * squares).max(0.0).sqrt() / f64::max(all, 1.0),
             false => 1e-9,
@@ -137,7 +136,7 @@ impl Index {
     }
 }
 
-/// One key space for all parts.
+/// Maps the hashes of all parts to one key space.
 fn key(part: usize, hash: u64) -> u64 {
     if part == 0 {
         hash

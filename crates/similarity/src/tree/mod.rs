@@ -1,5 +1,5 @@
-//! The cluster tree (section 4.4.3): each level is a minimum similarity, each node a cluster, each leaf
-//! images that are equal.
+//! The cluster tree (section 4.4.3): each level has a minimum similarity, each node is a cluster, each leaf
+//! holds equal images.
 //!
 //! Two ways to choose the child that an image joins: [`Mode::Seed`], the paper's own (S against every child,
 //! the greatest that reaches the level), and [`Mode::Rarity`], the default (ADR 28). Insertion and deletion
@@ -28,24 +28,24 @@ pub struct NodeId(u32);
 
 const ROOT: NodeId = NodeId(0);
 
-/// How a child is chosen.
+/// The way in which a child is chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum Mode {
     /// Content weighed by its rarity, children short-listed by an inverted index.
     #[default]
     Rarity,
-    /// As the paper has it: bytes, and every child is compared.
+    /// The paper's way: weighed by bytes, with every child compared.
     Seed,
 }
 
 /// Settings of a tree.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Settings {
-    /// How a child is chosen.
+    /// The way in which a child is chosen.
     pub mode: Mode,
     /// Minimum similarity of each level, from the root's (0) to the leaves' (1), ascending.
     pub levels: Vec<f64>,
-    /// Children that an image is compared with at a level, at most ([`Mode::Rarity`]).
+    /// Most children that an image is compared with at a level ([`Mode::Rarity`]).
     pub candidates: u32,
 }
 
@@ -79,7 +79,7 @@ impl Settings {
     }
 }
 
-/// What a tree has done since it was made.
+/// Counters of a tree's work since it was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Work {
     /// Similarity operations: an image against a cluster.
@@ -88,7 +88,7 @@ pub struct Work {
     pub merges: u64,
     /// Entries of inverted indexes that were read.
     pub postings: u64,
-    /// Images that were placed again because the rarity of content had become clearer.
+    /// Images that were placed again because the rarity of content was known better.
     pub replaced: u64,
 }
 
@@ -99,7 +99,7 @@ struct Node {
     children: Vec<NodeId>,
     union: Union,
     index: Index,
-    /// Of a leaf.
+    /// Images of a leaf.
     images: Vec<ImageId>,
 }
 
@@ -129,7 +129,7 @@ pub struct Tree {
     nodes: Vec<Option<Node>>,
     free: Vec<NodeId>,
     images: BTreeMap<ImageId, Image>,
-    /// All images: how many have an element says how rare it is.
+    /// Union of all images: the number of owners of an element gives its rarity.
     frequency: Union,
     /// Leaves by the fingerprint of their images.
     leaves: HashedMap<NodeId>,
@@ -138,7 +138,7 @@ pub struct Tree {
     work: Work,
 }
 
-/// Images after which a tree first places all again; then at four times as many, and so on.
+/// Number of images at which a tree first places all again; then at four times as many, and so on.
 const FIRST_REPLACE: usize = 4;
 
 impl Tree {
@@ -163,8 +163,8 @@ impl Tree {
         }
     }
 
-    /// A tree of images that are all known before the first is placed, so that rarity is right from the
-    /// start.
+    /// Builds a tree of images that are all known before the first is placed, so that their rarities are
+    /// right from the start.
     ///
     /// # Panics
     /// As [`Tree::new`].
@@ -183,7 +183,7 @@ impl Tree {
         tree
     }
 
-    /// Adds an image. One that is there under this number is taken out first.
+    /// Adds an image. An image with the same number is removed first.
     pub fn insert(&mut self, id: ImageId, view: Arc<View>) {
         self.remove(id);
         self.frequency.insert(&view, |_, _| ());
@@ -194,7 +194,7 @@ impl Tree {
         }
     }
 
-    /// Takes an image out; false if it is not there.
+    /// Removes an image; false if it is not in the tree.
     pub fn remove(&mut self, id: ImageId) -> bool {
         let Some(image) = self.images.remove(&id) else {
             return false;
@@ -214,8 +214,7 @@ impl Tree {
         true
     }
 
-    /// Takes a view out of a node, and the node out of its parent when nobody is left; the parent is
-    /// returned.
+    /// Removes a view from a node, and the node from its parent when no image is left; returns the parent.
     fn leave(&mut self, at: NodeId, view: &View) -> NodeId {
         self.work.merges += 1;
         let mut gone = Vec::new();
@@ -267,7 +266,7 @@ impl Tree {
         &self.settings
     }
 
-    /// What it has done.
+    /// Counters of its work.
     pub const fn work(&self) -> Work {
         self.work
     }
@@ -292,7 +291,7 @@ impl Tree {
         clusters
     }
 
-    /// All images, so that those of a cluster follow each other, and within it those of its clusters.
+    /// All images, in an order that keeps clusters of every level contiguous.
     pub fn in_order(&self) -> Vec<ImageId> {
         let mut order = Vec::with_capacity(self.images.len());
         let mut stack = vec![ROOT];
@@ -305,7 +304,7 @@ impl Tree {
         order
     }
 
-    /// The node of `level` that `at` lies under.
+    /// The node of `level` above `at`.
     fn above(&self, mut at: NodeId, level: usize) -> NodeId {
         while let Some(node) = self.node(at).filter(|node| node.level > level) {
             at = node.parent;

@@ -1,4 +1,4 @@
-//! How an image finds its place in the tree: the two ways to choose a child.
+//! Placement of an image in the tree: the two ways to choose a child.
 
 use super::union::Union;
 use super::{Image, ImageId, Mode, Node, NodeId, ROOT, Tree};
@@ -8,12 +8,12 @@ use std::sync::Arc;
 /// Weight of a byte that all images have.
 const COMMON: f64 = 0.3;
 
-/// Weight of a byte that no other image has. Twice [`COMMON`]: an image that shares only what all have joins
-/// them if that is two thirds of it. It does not grow with the number of images, as what one image has tells
-/// nothing about others.
+/// Weight of a byte that no other image has. Twice [`COMMON`]: an image that shares only common content joins
+/// the others if that is two thirds of it. It does not grow with the number of images, as content of a single
+/// image says nothing about others.
 const UNIQUE: f64 = 2.0 * COMMON;
 
-/// N/df counts up to this: what few have must not outweigh all else.
+/// Upper bound of N/df: rare content must not outweigh everything else.
 const RAREST: f64 = 16.0;
 
 /// Weight of an element: its bytes by its rarity, [`COMMON`] + ln(N/df).
@@ -27,7 +27,7 @@ fn rarity(frequency: &Union, part: usize, hash: u64, bytes: u64) -> f64 {
 }
 
 impl Tree {
-    /// Puts an image whose frequencies are counted in its place.
+    /// Places an image whose frequencies are already counted.
     pub(super) fn place(&mut self, id: ImageId, view: Arc<View>) {
         let leaf = match self.equal(&view) {
             Some(leaf) => leaf,
@@ -40,7 +40,7 @@ impl Tree {
         self.images.insert(id, Image { view, leaf });
     }
 
-    /// The leaf of images that are equal to this one, which joins every cluster above it.
+    /// Returns the leaf of images that are equal to this one; the view joins every cluster above it.
     fn equal(&mut self, view: &View) -> Option<NodeId> {
         if self.settings.mode == Mode::Seed {
             return None;
@@ -54,14 +54,14 @@ impl Tree {
         Some(leaf)
     }
 
-    /// From the root down, the best child of each level, or a new one.
+    /// Descends from the root to the best child of each level, or to a new one.
     fn find_leaf(&mut self, view: &View) -> NodeId {
         let last = self.settings.levels.len() - 1;
         let mut at = ROOT;
         for level in 1..=last {
             let best = match self.settings.mode {
                 Mode::Seed => self.best_of_all(at, level, view),
-                // Images of which another is equal have been placed already.
+                // Images with an equal one have been placed already.
                 Mode::Rarity if level == last => None,
                 Mode::Rarity => self.best_of_few(at, level, view),
             };
@@ -90,9 +90,9 @@ impl Tree {
         best.map(|(_, child)| child)
     }
 
-    /// Of the children that share something rare with the image, the one that covers it best: it has `level`
-    /// of the image, and the image has level² of what most of its members have (or any small image would join
-    /// any large cluster).
+    /// Among the children that share rare content with the image, the one that covers it best: it has `level`
+    /// of the image, and the image has level² of the content that most of its members have (or any small
+    /// image would join any large cluster).
     fn best_of_few(&mut self, at: NodeId, level: usize, view: &View) -> Option<NodeId> {
         let least = self.settings.levels[level];
         let frequency = &self.frequency;
@@ -141,7 +141,7 @@ impl Tree {
         child
     }
 
-    /// Merges a view into a node, and lists it under the node in the index above.
+    /// Merges a view into a node, and lists it under the node in the parent's index.
     fn join(&mut self, at: NodeId, view: &View) {
         self.work.merges += 1;
         let listed = self.settings.mode == Mode::Rarity;

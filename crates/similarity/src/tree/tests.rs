@@ -1,4 +1,4 @@
-//! The tree by itself; its quality against known families is in `tests/quality.rs`.
+//! The tree alone; its quality against known families is in `tests/quality.rs`.
 #![expect(clippy::single_range_in_vec_init, reason = "an image is a list of ranges")]
 
 use super::*;
@@ -101,7 +101,7 @@ fn small_common_image_is_no_member_of_a_large_cluster() {
             images.push(view(&[base.clone(), start..start + 600, own]));
         }
     }
-    // Only the base, and all but a little of it.
+    // An image of only the base, and one of all but a little of it.
     images.push(view(&[0..400]));
     images.push(view(&[0..396]));
     let count = u32::try_from(images.len()).expect("few");
@@ -109,7 +109,7 @@ fn small_common_image_is_no_member_of_a_large_cluster() {
     let clusters = tree.clusters(1);
     assert_eq!(clusters.len(), 7, "{clusters:?}");
     assert_eq!(clusters.last(), Some(&ids(&[48, 49])));
-    // The paper's S is 1 for them and any cluster.
+    // The paper's S of these and any cluster is 1.
     let cluster = tree.above(tree.images[&ImageId(0)].leaf, 1);
     let union = &tree.node(cluster).expect("it is there").union;
     assert_eq!(union.overlap(tree.view(ImageId(48)).expect("there")).s(), 1.0);

@@ -1,5 +1,5 @@
-//! Counting unions: the meta-image of a cluster, from which an image can be taken out again at the cost of
-//! putting it in. Knows no tree.
+//! Counting unions: the meta-image of a cluster. Removing an image costs as much as inserting it. Knows no
+//! tree.
 
 use crate::hash::HashedMap;
 use crate::measure::{Overlap, View, ratio};
@@ -7,7 +7,7 @@ use crate::sketch::{Rate, Sketch};
 
 #[derive(Debug, Clone, Copy)]
 struct Counted {
-    /// Members that have it.
+    /// Number of members that have it.
     owners: u32,
     weight: u64,
 }
@@ -16,7 +16,7 @@ struct Counted {
 #[derive(Debug, Clone, Default)]
 struct Part {
     counted: HashedMap<Counted>,
-    /// Members of each rate; the coarsest one present is the union's.
+    /// Number of members of each rate; the coarsest one present is the union's rate.
     rates: Vec<u32>,
     /// Sum of the weights in `counted` that are in the sample of `rate`.
     weight: u128,
@@ -24,7 +24,7 @@ struct Part {
 }
 
 impl Part {
-    /// Takes the rate of the coarsest member, and sums up again if it is another one.
+    /// Adopts the rate of the coarsest member, and recomputes the sum if it has changed.
     fn follow_rate(&mut self) {
         let k = self.rates.iter().rposition(|&members| members > 0).unwrap_or(0);
         let rate = u8::try_from(k).ok().and_then(Rate::new).unwrap_or(Rate::MAX);
@@ -78,14 +78,15 @@ impl Part {
     }
 }
 
-/// What most members of a cluster have, by part, sorted by hash; refreshed as the cluster grows and shrinks.
+/// The elements that most members of a cluster have, by part, sorted by hash; refreshed as the cluster
+/// changes.
 #[derive(Debug, Clone, Default)]
 struct Core {
     parts: Vec<Vec<(u64, u64)>>,
     members: u32,
 }
 
-/// How an image and a cluster cover each other, weighed by rarity.
+/// Mutual coverage of an image and a cluster, weighed by rarity.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Cover {
     /// Share of the image that the cluster has.
@@ -111,7 +112,7 @@ impl Union {
         self.members
     }
 
-    /// Puts an image in; `first` is called with the elements (part, hash) that no member had.
+    /// Adds an image; `first` is called with the elements (part, hash) that no member had.
     pub fn insert(&mut self, view: &View, mut first: impl FnMut(usize, u64)) {
         if self.parts.len() < view.parts.len() {
             self.parts.resize_with(view.parts.len(), Part::default);
@@ -122,7 +123,7 @@ impl Union {
         }
     }
 
-    /// Takes a member out; `last` is called with the elements (part, hash) that no member has any more.
+    /// Removes a member; `last` is called with the elements (part, hash) that no other member has.
     pub fn remove(&mut self, view: &View, mut last: impl FnMut(usize, u64)) {
         self.members = self.members.saturating_sub(1);
         for (at, (part, sketch)) in self.parts.iter_mut().zip(&view.parts).enumerate() {
@@ -138,7 +139,7 @@ impl Union {
             .map_or(0, |counted| counted.owners)
     }
 
-    /// Members whose sample would hold `hash` if they had it.
+    /// Number of members whose sample would hold `hash` if they had it.
     pub fn asked(&self, part: usize, hash: u64) -> u32 {
         self.parts.get(part).map_or(0, |part| {
             (0u8..)
@@ -157,8 +158,8 @@ impl Union {
             .sum()
     }
 
-    /// Weights of a view, of this union and of what they share, in bytes (for equations 4.1 and 4.2). Its
-    /// time is that of the view.
+    /// Weights of a view, of this union and of their common content, in bytes (for equations 4.1 and 4.2).
+    /// Takes time proportional to the view.
     pub fn overlap(&self, view: &View) -> Overlap {
         let mut overlap = Overlap {
             second: self.weight(),
@@ -176,7 +177,7 @@ impl Union {
         overlap
     }
 
-    /// Weight of what a view shares with this union and at least so many members have, in bytes.
+    /// Weight of the view's elements that at least `owners` members have, in bytes.
     pub fn shared_by(&self, view: &View, owners: u32) -> f64 {
         let parts = self.parts.iter().zip(&view.parts);
         parts
@@ -192,7 +193,7 @@ impl Union {
             .sum()
     }
 
-    /// How much of the view this union has, and how much of its core the view has.
+    /// Share of the view that this union has, and share of its core that the view has.
     pub fn cover(&mut self, view: &View, weight: Weight<'_>) -> Cover {
         self.refresh_core();
         let (mut image, mut shared, mut core, mut held) = (0.0, 0.0, 0.0, 0.0);
@@ -215,7 +216,7 @@ impl Union {
         }
     }
 
-    /// Weight of the core's part, and of what `sketch` has of it.
+    /// Weight of the core's part, and of the elements of it that `sketch` has.
     fn core_of(&self, at: usize, sketch: &Sketch, rate: Rate, weight: Weight<'_>) -> (f64, f64) {
         let Some(elements) = self.core.parts.get(at) else {
             return (0.0, 0.0);
@@ -233,8 +234,8 @@ impl Union {
         (core, held)
     }
 
-    /// Looks again at what most members have, once the number of members has changed by a quarter. Spread
-    /// over the changes between, that costs no more than they do.
+    /// Recomputes the core once the number of members has changed by a quarter. Amortised over these changes,
+    /// that costs no more than they do.
     fn refresh_core(&mut self) {
         let then = self.core.members;
         if self.members.abs_diff(then) * 4 <= then && then > 0 && (then > 8 || self.members == then) {

@@ -1,4 +1,4 @@
-//! Which crash points and which images are tried, and the judgement of one: recover, check, compare, go on.
+//! Selection of crash points and images, and the judgement of an image: recover, check, compare, continue.
 //! Knows no workload.
 
 use super::oracle::{Cut, State};
@@ -16,29 +16,29 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use varve_format::seeded::set_record_ops;
 use varve_media::sim::{Crash, CrashPoint, PointKind, Recording, SimMedium};
 
-/// How much is tried.
+/// Extent of an exploration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Effort {
-    /// All points, instead of those before fences, syncs, flushes and at the end.
+    /// Tries all points, instead of those before fences, syncs, flushes and at the end.
     pub every_point: bool,
-    /// At each point before a store also so many kills amid it.
+    /// Number of kills amid a store, at each point before a store.
     pub torn: u64,
-    /// Only one in so many points (from a seeded start).
+    /// Tries one point in `stride` (from a seeded start).
     pub stride: usize,
     /// Seeded subsets at each point.
     pub seeds: u64,
-    /// Where at most four units are pending: every combination of them, and two images in which each word or
-    /// sector chooses for itself.
+    /// Where at most four units are pending: tries every combination of them, and two images with an
+    /// independent choice for each word or sector.
     pub combinations: bool,
-    /// One in so many images is also crashed during its recovery; 0: none. Which ones depends on their
-    /// workload, point and crash alone.
+    /// Crashes one image in `recovery_stride` also during its recovery; 0: none. The choice depends only on
+    /// workload, point and crash.
     pub recovery_stride: usize,
-    /// Seed of everything.
+    /// Seed of all random choices.
     pub seed: u64,
 }
 
 impl Effort {
-    /// For the ordinary run of the tests: points of durability, one seeded subset.
+    /// For the ordinary test run: points of durability, one seeded subset.
     #[must_use]
     pub const fn ordinary(seed: u64) -> Self {
         Self {
@@ -64,7 +64,7 @@ impl Effort {
         }
     }
 
-    /// Everything.
+    /// Every point, more subsets at each, and crashes of some recoveries.
     #[must_use]
     pub const fn all(seed: u64) -> Self {
         Self {
@@ -74,7 +74,7 @@ impl Effort {
         }
     }
 
-    /// As it is, but one image in `stride` is crashed in its recovery.
+    /// This effort, with one image in `stride` crashed in its recovery.
     #[must_use]
     pub const fn with_recovery(self, stride: usize) -> Self {
         Self {
@@ -84,7 +84,7 @@ impl Effort {
     }
 }
 
-/// What was tried.
+/// Counts of an exploration.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Tally {
     /// Workloads recorded.
@@ -95,13 +95,13 @@ pub struct Tally {
     pub built: usize,
     /// Distinct images recovered and judged.
     pub images: usize,
-    /// Of these, images of a recovery.
+    /// Of these, images of a crashed recovery.
     pub of_recovery: usize,
-    /// Images by what came next at their point.
+    /// Images by the kind of event that follows their point.
     pub by_kind: BTreeMap<&'static str, usize>,
-    /// Images by what was going on.
+    /// Images by the activity at their point.
     pub by_activity: BTreeMap<&'static str, usize>,
-    /// Images by what was going on and whose rules the NVM had.
+    /// Images by the activity at their point and the rules of the NVM.
     pub by_medium: BTreeMap<(&'static str, &'static str), usize>,
     /// Images whose state has an operation that had not returned.
     pub ahead: usize,
@@ -115,12 +115,12 @@ pub struct Tally {
     pub moved: u64,
     /// Of these, blocks moved to NVM.
     pub promoted: u64,
-    /// Blocks of metadata that went to slower tiers, in the workloads.
+    /// Blocks of metadata demoted to slower tiers, in the workloads.
     pub cooled: u64,
 }
 
 impl Tally {
-    /// Adds another one.
+    /// Adds another tally.
     pub fn add(&mut self, other: &Self) {
         self.workloads += other.workloads;
         self.points += other.points;
@@ -145,7 +145,7 @@ impl Tally {
         }
     }
 
-    /// One more image.
+    /// Counts one image.
     fn note(&mut self, next: PointKind, activity: &'static str, medium: SimMedium) {
         self.images += 1;
         *self.by_kind.entry(kind_name(next)).or_default() += 1;
@@ -154,8 +154,8 @@ impl Tally {
     }
 }
 
-/// Images that were recovered before, and the tree that came out. Shared, so that no content is recovered
-/// twice.
+/// Images that were recovered already, with the hash of the resulting tree. Shared, so that no content is
+/// recovered twice.
 #[derive(Debug, Default)]
 pub struct Known(Mutex<HashMap<u64, u64>>);
 
@@ -168,7 +168,7 @@ impl Known {
         self.lock().get(&image).copied()
     }
 
-    /// How many there are, and a number that only these images have together.
+    /// Number of these images, and a hash over all of them.
     #[must_use]
     pub fn summary(&self) -> (usize, u64) {
         let known = self.lock();
@@ -179,7 +179,7 @@ impl Known {
         (images.len(), hasher.finish())
     }
 
-    /// `false`: it was known.
+    /// Returns `false` if the image was known.
     fn put(&self, image: u64, tree: u64) -> bool {
         self.lock().insert(image, tree).is_none()
     }
@@ -217,7 +217,7 @@ fn kinds_of_crash(
     if point.next == PointKind::Store {
         crashes.extend((0..effort.torn).map(|_| Crash::KillTorn(rng.next_u64())));
     }
-    // On memory a power cut leaves nothing to recover.
+    // On volatile memory a power cut leaves nothing to recover.
     if medium == SimMedium::Shm {
         return crashes;
     }
@@ -226,7 +226,7 @@ fn kinds_of_crash(
     if effort.combinations {
         let pending = recording.pending_units(point.index);
         if pending <= 4 {
-            // None and all are there already.
+            // The subsets of none and of all units are included above.
             crashes.extend((1..(1_u64 << pending).saturating_sub(1)).map(Crash::PowerUnits));
             let words = if pending > 0 { 2 } else { 0 };
             crashes.extend((0..words).map(|_| Crash::PowerWords(rng.next_u64())));
@@ -235,7 +235,7 @@ fn kinds_of_crash(
     crashes
 }
 
-/// Digests of this thread take one operation into a record.
+/// While it lives, digests of this thread put one operation in each record.
 struct SmallCuts;
 
 impl SmallCuts {
@@ -251,39 +251,39 @@ impl Drop for SmallCuts {
     }
 }
 
-/// One in so many recoveries is crashed in its own recovery too.
+/// One in 40 recoveries is also crashed in its own recovery.
 const DEEPER_STRIDE: u64 = 40;
 
-/// A number that a workload, a point and a crash always have.
+/// A number that depends only on a workload, a point and a crash.
 fn number_of(what: &str, depth: usize, point: &CrashPoint, crash: Crash) -> u64 {
     let mut hasher = DefaultHasher::new();
     (what, depth, point.index, format!("{crash:?}")).hash(&mut hasher);
     hasher.finish()
 }
 
-/// One image that is judged.
+/// The state of judging one image.
 struct Trial<'k> {
     known: &'k Known,
     effort: &'k Effort,
     rng: Rng,
     tally: Tally,
-    /// A recovery is being crashed.
+    /// Whether the image is of a crashed recovery.
     of_recovery: bool,
 }
 
-/// What was found wrong.
+/// A failure.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Wrong {
-    /// Where.
+    /// The kind of moment at which it occurred.
     pub(super) at: Moment,
-    /// The workload, the crash and what differs.
+    /// The workload, the crash and the difference.
     pub(super) why: String,
 }
 
-/// When something was wrong.
+/// The kind of moment of a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Moment {
-    /// Nothing had crashed.
+    /// Without a crash.
     Run,
     /// After a crash.
     Crash,
@@ -292,7 +292,7 @@ pub(super) enum Moment {
 }
 
 impl Recorded {
-    /// What was going on at this point.
+    /// The activity at this point.
     fn activity(&self, at: usize) -> &'static str {
         let under_way = self.activities.iter().find(|(end, _)| at < *end);
         under_way
@@ -303,13 +303,13 @@ impl Recorded {
     /// Explores the crash points; the error names the workload, the point and the crash.
     ///
     /// # Errors
-    /// The first image that is wrong, and what was tried until then.
+    /// The first wrong image, and the counts until then.
     #[expect(clippy::result_large_err, reason = "once a run, and both are printed")]
     pub fn explore(&self, effort: &Effort) -> Result<Tally, (Tally, String)> {
         self.explore_knowing(effort, &Known::default())
     }
 
-    /// [`explore`](Self::explore) without the images that are known.
+    /// As [`explore`](Self::explore), without the known images.
     ///
     /// # Errors
     /// As `explore`.
@@ -386,7 +386,7 @@ impl Recorded {
         let image = self.recording.image(point.index, crash);
         trial.tally.built += 1;
         let content = image.content_hash();
-        // Not by what was tried until now, nor by what others have tried: each run crashes the same
+        // Independent of the images tried so far and of other explorations: each run crashes the same
         // recoveries.
         let stride = trial.effort.recovery_stride as u64;
         let again = stride > 0 && number_of(&self.what, 0, point, crash).is_multiple_of(stride);
@@ -402,8 +402,8 @@ impl Recorded {
             }
         }
         let world = image.into_world();
-        // Half of the recoveries cut the logs' batches at every operation: where a digest was cut before is
-        // not known to the next one.
+        // Half of the recoveries cut the logs' batches at every operation: a digest does not know where an
+        // interrupted one cut them.
         let _cuts = content.is_multiple_of(2).then(SmallCuts::begin);
         let (hash, cut) = if again {
             let (recovery, rig) = world.clone().record(|| Rig::start(world, self.shape));
@@ -427,26 +427,26 @@ impl Recorded {
         Ok(())
     }
 
-    /// Whether what a seal says is in a log is there after this crash. A seal may be durable and the log's
-    /// end not, where a log is durable only when it is synced: nothing that was promised is lost then, but
-    /// the recovery finds fewer entries than the seal named.
+    /// Whether the entries that a seal names are in the log after this crash. Where a log is durable only
+    /// when it is synced, a seal may be durable without the log's end: no promise is broken then, but the
+    /// recovery finds fewer entries than the seal names.
     const fn keeps_sealed(&self, crash: Crash) -> bool {
         let is_kill = matches!(crash, Crash::Kill | Crash::KillTorn(_));
         is_kill || !self.seals || !matches!(self.shape.medium, SimMedium::File)
     }
 
-    /// Judges a recovered pool; the hash of its tree, and the operations that count. `all_count`: the digest
-    /// may leave nothing out.
+    /// Judges a recovered pool; returns the hash of its tree, and the operations in it. `all_count`: the
+    /// digest may leave out no operation.
     fn judge(&self, rig: Rig, bounds: &(Cut, Cut), all_count: bool) -> Result<(u64, Cut), String> {
         rig.check().map_err(|error| format!("after recovery: {error}"))?;
-        // Nobody came back to hold them.
+        // No client came back to hold them.
         let orphans = rig.kernel().store().orphans().map_err(say)?;
         if !orphans.is_empty() {
             return Err(format!(
                 "after recovery files without a name are left: {orphans:?}"
             ));
         }
-        // Clients that keep the rules log nothing that a digest may refuse, and nothing twice.
+        // Correct clients log nothing that a digest may refuse, and nothing twice.
         let refused = rig.kernel().status().digest.refused;
         if all_count && refused > 0 {
             return Err(format!("recovery left {refused} operations out of the digest"));
@@ -456,7 +456,7 @@ impl Recorded {
         let hash = tree_hash(&got);
         let Some((cut, state)) = self.history.find(bounds, hash) else {
             let (least, most) = bounds;
-            // A tree of another moment is one fault, a tree of none is another.
+            // A tree of another moment and a tree of no moment are reported as different faults.
             let all = (vec![0; least.len()], self.history.returned(usize::MAX));
             if let Some((cut, _)) = self.history.find(&all, hash) {
                 return Err(format!(
@@ -476,7 +476,7 @@ impl Recorded {
         Ok((hash, cut))
     }
 
-    /// Crashes a recovery: what comes out of the next one is the same.
+    /// Crashes a recovery: the next one must produce the same tree.
     fn crash_recovery(
         &self,
         recovery: &Recording,
@@ -497,7 +497,7 @@ impl Recorded {
                 let image = recovery.image(point.index, crash);
                 trial.tally.built += 1;
                 let content = image.content_hash();
-                // Now and then the recovery of the recovery crashes too.
+                // Some recoveries of the crashed recovery are crashed too.
                 let number = number_of(&self.what, depth, point, crash);
                 let deeper = depth > 1 && number.is_multiple_of(DEEPER_STRIDE);
                 if !deeper && trial.known.get(content).is_some_and(|known| known == tree) {
@@ -515,7 +515,7 @@ impl Recorded {
                     (None, Rig::start(world, self.shape))
                 };
                 let rig = rig.map_err(|error| told(say(error)))?;
-                // A recovery seals all sessions.
+                // A recovery seals all sessions, so on `File` entries that a seal names may be missing.
                 let all_count = !matches!(self.shape.medium, SimMedium::File);
                 let (found, _) = self.judge(rig, bounds, all_count).map_err(told)?;
                 if found != tree {
@@ -535,7 +535,7 @@ impl Recorded {
     }
 }
 
-/// A few operations on a recovered pool, which touch what there may be and make something new.
+/// Does a few operations on a recovered pool: on existing files and on a new one.
 fn go_on(rig: &Rig, fs: &varve_libfs::Fs, model: &mut Model) -> Result<(), String> {
     let ops = [
         Op::Append {
@@ -570,14 +570,14 @@ fn go_on(rig: &Rig, fs: &varve_libfs::Fs, model: &mut Model) -> Result<(), Strin
 /// Images that this process has recovered, by content.
 static TRIED: Mutex<Option<HashSet<u64>>> = Mutex::new(None);
 
-/// Distinct images that all explorations of this process have recovered so far.
+/// Number of distinct images that all explorations of this process have recovered so far.
 #[must_use]
 pub fn tried() -> usize {
     let tried = TRIED.lock().unwrap_or_else(PoisonError::into_inner);
     tried.as_ref().map_or(0, HashSet::len)
 }
 
-/// Threads that explore at once.
+/// Number of threads that explore at once.
 fn threads() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from).min(8)
 }
@@ -593,12 +593,12 @@ pub(super) fn explore_job((script, shape, effort): &Job, known: &Known) -> Resul
 /// Records and explores workloads, several at once. No image is recovered twice.
 ///
 /// # Errors
-/// The first image that was found wrong, with its workload.
+/// The first wrong image, with its workload.
 pub fn explore_all(jobs: &[Job]) -> Result<Tally, String> {
     explore_jobs(jobs).map_err(|(_, wrong)| wrong.why)
 }
 
-/// The same; which job was wrong, and how.
+/// As [`explore_all`]; the error has the index of the wrong job, and the failure.
 pub(super) fn explore_jobs(jobs: &[Job]) -> Result<Tally, (usize, Wrong)> {
     let (known, next, stop) = (Known::default(), AtomicUsize::new(0), AtomicBool::new(false));
     let work = || {
@@ -638,7 +638,7 @@ pub(super) fn explore_jobs(jobs: &[Job]) -> Result<Tally, (usize, Wrong)> {
     sum
 }
 
-/// A panic of what is tested is wrong as any other thing is.
+/// Turns a panic of the tested code into a failure.
 pub(super) fn unwound(work: impl FnOnce() -> Result<Tally, Wrong>) -> Result<Tally, Wrong> {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or_else(|payload| {
         let said = payload.downcast_ref::<String>().map(String::as_str);

@@ -1,25 +1,25 @@
-//! Random workloads of several sessions for crash exploration. Owns what is likely; refuses to know what it
-//! does.
+//! Random workloads of several sessions for crash exploration. Owns the probabilities; refuses to know the
+//! effects.
 
 use super::{Act, Script};
 use crate::model::Model;
 use crate::ops::Op;
 use crate::workload::{self, Rng, likely_op};
 
-/// What happens beside operations.
+/// The acts of a workload besides operations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Flavour {
-    /// Digests and `fsync`s, leases passed on.
+    /// Digests and `fsync`s; leases change owner.
     Calm,
     /// Also clients that are sealed, die, leave, or are stopped.
     Rough,
-    /// Also data that moves between tiers, and journals that are emptied.
+    /// Also data that moves between tiers, and checkpoints of the journal.
     Moving,
-    /// All of it, and daemons that are killed.
+    /// All of these, and kills of the daemon.
     All,
 }
 
-/// Where the operations of a sequence are made durable, beside its end.
+/// The places of `fsync`s in a sequence of operations, besides its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Syncs {
     /// Nowhere.
@@ -33,11 +33,11 @@ pub enum Syncs {
 }
 
 impl Syncs {
-    /// All of them.
+    /// All places.
     pub const ALL: [Self; 4] = [Self::Nowhere, Self::Between, Self::After, Self::Each];
 }
 
-/// The operations with `fsync`s among them.
+/// Returns the operations with `fsync`s among them.
 #[must_use]
 pub fn sequence(ops: &[Op], syncs: Syncs) -> Vec<Act> {
     let mut acts = Vec::with_capacity(2 * ops.len());

@@ -1,7 +1,7 @@
 //! Crash exploration: a workload is recorded on the simulated machine; at each crash point the images that a
-//! kill or a power cut may leave are recovered and judged. Owns what a workload is and how it is recorded;
-//! what is allowed after it is in `oracle`, how much is tried and the judgement in `explore`. Refuses to know
-//! how recovery works.
+//! kill or a power cut may leave are recovered and judged. Owns the form of workloads and their recording;
+//! the allowed states after a crash are in `oracle`, the extent of an exploration and the judgement in
+//! `explore`. Refuses to know how recovery works.
 
 mod explore;
 mod generate;
@@ -28,54 +28,55 @@ use std::fmt::Display;
 use varve_libfs::{Errno, Fs, OpenFile, OpenFlags};
 use varve_media::sim::Recording;
 
-/// What is done while the machine is recorded.
+/// One act of a workload.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Act {
     /// An operation of the first session.
     Op(Op),
     /// An operation of one of the sessions.
     By(usize, Op),
-    /// An operation of a second thread of one of the sessions: in another lane of its log.
+    /// An operation by a second thread of one of the sessions, in another lane of its log.
     Beside(usize, Op),
-    /// Everything in the logs is digested.
+    /// Digests all logs.
     Digest,
-    /// The same by a second thread of the daemon.
+    /// As [`Self::Digest`], by a second thread of the daemon.
     DigestBeside,
-    /// Threads that have something to do go on until none has: what the daemon asks of sessions is done.
+    /// Lets threads run until all of them wait: sessions carry out the daemon's requests.
     Rest,
-    /// The daemon looks around: frees, forgets.
+    /// A tick of the daemon: it frees and forgets.
     Tick,
-    /// A step of placement: data moves between tiers, and metadata to slower ones.
+    /// A step of placement: data moves between tiers, and metadata is demoted.
     Place,
-    /// The journal is emptied.
+    /// A checkpoint, which empties the journal.
     Checkpoint,
     /// All sessions are sealed by force and resume.
     Seal,
-    /// One session is sealed by force; it resumes when it is used again.
+    /// One session is sealed by force; it resumes at its next use.
     SealOne(usize),
-    /// The session whose client makes so many stores to its log from now on is sealed just before the last of
-    /// them: amid a call.
+    /// The session whose client makes this number of stores to its log from now on is sealed just before the
+    /// last of them: amid a call.
     Amid(u64),
     /// The client of a session dies; a new one takes its place.
     Die(usize),
     /// The session is ended properly; a new one takes its place.
     Remount(usize),
-    /// The client is stopped: whoever needs its leases waits until it is late, and seals it.
+    /// The client is stopped: a waiter for its leases seals it when it is late.
     Freeze(usize),
-    /// The stopped client goes on.
+    /// The stopped client continues.
     Thaw(usize),
     /// The first session opens a file and keeps it open.
     Hold(Path),
     /// A session reads a whole file, which makes it warm.
     Read(usize, Path),
-    /// The first session closes all that it keeps open.
+    /// The first session closes all files that it keeps open.
     LetGo,
     /// The daemon is killed and starts again.
     Restart,
 }
 
 impl Act {
-    /// Whether it ends a session, or the next daemon does, or who waits for one that is stopped.
+    /// Whether a session is sealed by the act itself, by the next daemon, or by a waiter for a stopped
+    /// client.
     const fn seals(&self) -> bool {
         matches!(
             self,
@@ -89,7 +90,7 @@ impl Act {
         )
     }
 
-    /// What is going on, for counting.
+    /// The activity that the act counts as.
     const fn activity(&self) -> &'static str {
         match self {
             Self::Op(Op::Fsync(_)) | Self::By(_, Op::Fsync(_)) | Self::Beside(_, Op::Fsync(_)) => "fsync",
@@ -108,28 +109,28 @@ impl Act {
     }
 }
 
-/// A workload, the pool that it runs on, and how much of it is tried.
+/// A workload, the pool that it runs on, and the extent of its exploration.
 pub type Job = (Script, Shape, Effort);
 
-/// What is done before, and while, the machine is recorded.
+/// The acts of a workload.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Script {
-    /// Done before.
+    /// Acts before the recording.
     pub before: Vec<Act>,
-    /// Recorded.
+    /// Recorded acts.
     pub acts: Vec<Act>,
 }
 
-/// A finished recording and what is allowed after it.
+/// A finished recording with the history that determines the allowed states.
 pub struct Recorded {
     recording: Recording,
     shape: Shape,
     history: History,
-    /// Last event of each act, and what it was.
+    /// Last event of each act, and its activity.
     activities: Vec<(usize, &'static str)>,
-    /// Sessions are sealed in it.
+    /// Whether sessions are sealed in it.
     seals: bool,
-    /// The workload, for people.
+    /// The workload, for messages.
     what: String,
     /// Operations that the daemon did for the sessions.
     pub forwarded: u64,
@@ -139,7 +140,7 @@ pub struct Recorded {
     pub moved: u64,
     /// Of these, blocks moved to NVM.
     pub promoted: u64,
-    /// Blocks of metadata that went to slower tiers.
+    /// Blocks of metadata demoted to slower tiers.
     pub cooled: u64,
 }
 
@@ -147,18 +148,18 @@ fn say(error: impl Display) -> String {
     error.to_string()
 }
 
-/// Most blocks of metadata that go with a step of placement.
+/// Most blocks of metadata that a step of placement demotes.
 const COOLED: u64 = 24;
 
-/// A client, as long as it lives.
+/// A living client.
 struct Client {
     fs: Fs,
     no: MountNo,
-    /// Its second thread, once it was needed.
+    /// Its second thread, if one was needed.
     second: Option<Helper>,
 }
 
-/// A pool with its clients, and the model beside it.
+/// A pool with its clients, and the model of its content.
 struct Stage {
     rig: Rig,
     clients: Vec<Client>,
@@ -169,12 +170,12 @@ struct Stage {
     moved: u64,
     promoted: u64,
     cooled: u64,
-    /// A second thread of the daemon, once it was needed.
+    /// A second thread of the daemon, if one was needed.
     second: Option<Helper>,
 }
 
 impl Script {
-    /// Sessions that take part.
+    /// Number of sessions that take part.
     fn sessions(&self) -> usize {
         let used = self.before.iter().chain(&self.acts).map(|act| match act {
             Act::By(session, _)
@@ -190,10 +191,10 @@ impl Script {
         used.max().unwrap_or(1)
     }
 
-    /// Runs it on a new pool.
+    /// Runs the script on a new pool.
     ///
     /// # Errors
-    /// When the file system does not agree with the model although nothing crashed.
+    /// The file system disagrees with the model although nothing crashed.
     pub fn record(&self, shape: Shape) -> Result<Recorded, String> {
         let what = format!("{self} on {shape}");
         self.record_as(shape, &what)
@@ -265,7 +266,7 @@ impl Script {
             }
         }
         stage.held.clear();
-        // Who comes anew has nothing of his own to look at.
+        // A new client has no entries of its own in view.
         let got = target::tree(&stage.rig.mount().map_err(say)?);
         let got = got.map_err(|errno| format!("a new session: {errno:?}"))?;
         if want != got {
@@ -299,7 +300,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Keeps the counters of a client that is about to go.
+    /// Adds the counters of a client that is about to leave.
     fn note(&mut self, index: usize) {
         let counters = self.clients[index].fs.counters();
         self.forwarded += counters.forwarded;
@@ -322,7 +323,7 @@ impl Stage {
         Ok(())
     }
 
-    /// An operation of the second thread of a session.
+    /// Runs an operation in the second thread of a session.
     fn beside(&mut self, session: usize, op: &Op) -> Result<bool, String> {
         let turns = &self.rig.turns;
         let client = &mut self.clients[session];
@@ -332,7 +333,7 @@ impl Stage {
         };
         let (fs, own) = (client.fs.clone(), op.clone());
         let done = lockstep::both_by(&mut self.model, op, || {
-            // A thread that came to no end has no errno.
+            // A thread that did not finish has no errno.
             let done = second.run(move || target::apply(&fs, &own));
             done.unwrap_or(Err(Errno(libc::EINTR)))
         });
@@ -340,7 +341,7 @@ impl Stage {
         done
     }
 
-    /// Does it; `false`: an operation that the model refuses too.
+    /// Performs an act; returns `false` for an operation that the model refuses too.
     fn perform(&mut self, act: &Act) -> Result<bool, String> {
         match act {
             Act::Op(op) => return lockstep::both(&mut self.model, &self.clients[0].fs, op),
@@ -369,7 +370,7 @@ impl Stage {
             Act::SealOne(session) => self.rig.seal(self.clients[*session].no),
             Act::Amid(stores) => self.rig.seal_before_store(*stores),
             Act::Die(session) => {
-                // Its connection breaks with it, and nobody comes back within the grace time.
+                // Its connection breaks with it, and no client comes back within the grace time.
                 self.note(*session);
                 self.rig.seal(self.clients[*session].no);
                 self.replace(*session)?;

@@ -1,13 +1,13 @@
-//! What is allowed after a crash. Owns the rule; knows no image.
+//! The allowed states after a crash. Owns the rule; knows no image.
 //!
 //! # The rule
-//! Operations are carried out one after the other, by one session or several. A *cut* says for each session
-//! how many of its operations count. The recovered tree must be that of an allowed cut:
+//! Operations are carried out one after the other, by one session or several. A *cut* is the number of
+//! operations of each session that take effect. The recovered tree must be that of an allowed cut:
 //! - after a kill, on every medium, and after a power cut on `Dax` (a returned call is durable): all
-//!   operations that had returned, and the one that had begun or not;
-//! - after a power cut on `File` or `Shm`: of each session a prefix that has at least what had returned
-//!   before the session's last `fsync`, digest or end; and with an operation all earlier ones, of whatever
-//!   session, that changed something which it changes too.
+//!   operations that had returned, with or without the one that had begun;
+//! - after a power cut on `File` or `Shm`: a prefix of each session that includes all operations that had
+//!   returned before the session's last `fsync`, digest or end. An operation requires all earlier ones, of
+//!   any session, that changed a node which it changes too.
 
 use crate::model::{Model, NodeId, Tree, tree_hash};
 use crate::ops::Op;
@@ -15,10 +15,10 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use varve_media::sim::{Crash, SimMedium};
 
-/// Operations that count, for each session.
+/// The number of operations that take effect, for each session.
 pub(super) type Cut = Vec<usize>;
 
-/// Most cuts that are looked at for one image: more would need sessions that never sync, for long.
+/// Most cuts tried for one image: more would need sessions that do not sync for a long time.
 const CUTS_MAX: usize = 20_000;
 
 struct Step {
@@ -26,7 +26,7 @@ struct Step {
     op: Op,
     begin: usize,
     end: usize,
-    /// Earlier steps that must count if this one does.
+    /// Earlier steps that this step requires.
     needs: Vec<usize>,
     touched: BTreeSet<NodeId>,
 }
@@ -46,12 +46,13 @@ impl State {
     }
 }
 
-/// What was done while the machine was recorded.
+/// The operations performed during the recording.
 pub(super) struct History {
     base: Model,
     sessions: usize,
     steps: Vec<Step>,
-    /// After so many events, a session (`None`: all of them) has lost nothing of what had returned.
+    /// Points of durability: a session (`None`: all of them), and a number of events. All operations of the
+    /// session that had returned after these events are durable.
     durable: Vec<(Option<usize>, usize)>,
     states: Mutex<HashMap<Cut, Option<Arc<State>>>>,
 }
@@ -68,7 +69,7 @@ impl History {
         }
     }
 
-    /// An operation was carried out between two events, and the model is as given after it.
+    /// Records an operation between two events, and the model after it.
     pub(super) fn operation(
         &mut self,
         session: usize,
@@ -107,12 +108,12 @@ impl History {
         cut
     }
 
-    /// Operations that had returned after `at` events.
+    /// Number of operations that had returned after `at` events.
     pub(super) fn returned(&self, at: usize) -> Cut {
         self.count(|step| step.end <= at)
     }
 
-    /// The least and the most that may count after a crash, for each session.
+    /// The fewest and the most operations that may take effect after a crash, for each session.
     pub(super) fn bounds(&self, at: usize, crash: Crash, medium: SimMedium) -> (Cut, Cut) {
         // A torn store has happened in part.
         let reached = at + usize::from(matches!(crash, Crash::KillTorn(_)));
@@ -137,7 +138,7 @@ impl History {
         (least, most)
     }
 
-    /// The state after a cut; `None`: operations in it would need others that are not.
+    /// The state after a cut; `None` if an operation in it requires one that is not.
     pub(super) fn state(&self, cut: &Cut) -> Option<Arc<State>> {
         if let Some(known) = self.lock().get(cut) {
             return known.clone();
@@ -160,7 +161,7 @@ impl History {
             if step.needs.iter().any(|need| !counts[*need]) {
                 return None;
             }
-            // One that was refused changes nothing, and would change nothing here.
+            // A refused operation changes nothing, and would change nothing here.
             if !step.touched.is_empty() && model.apply(&step.op).is_err() {
                 return None;
             }
@@ -168,7 +169,7 @@ impl History {
         Some(State::new(model))
     }
 
-    /// The first state with this tree within the bounds, newest first.
+    /// Returns the newest state with this tree within the bounds.
     pub(super) fn find(&self, (least, most): &(Cut, Cut), hash: u64) -> Option<(Cut, Arc<State>)> {
         let mut cut = most.clone();
         for _ in 0..CUTS_MAX {
@@ -235,7 +236,7 @@ mod tests {
         let (mut history, models) = history();
         let bounds = history.bounds(40, Crash::PowerNone, SimMedium::File);
         assert_eq!(bounds, (vec![0, 0], vec![2, 2]));
-        // The directory of 1 needs the root as 0 left it, and the write of 1 that of 0.
+        // The directory of session 1 requires the root as session 0 left it, and its write that of session 0.
         assert!(history.state(&vec![0, 1]).is_none());
         assert!(history.state(&vec![1, 2]).is_none());
         assert!(history.state(&vec![2, 1]).is_some());

@@ -1,4 +1,4 @@
-//! Makes a failing workload small, and says how to run it again. Knows no file system.
+//! Shrinks a failing workload, and prints the command that repeats it. Knows no file system.
 
 use super::explore::{Known, Moment, Wrong, explore_job, explore_jobs, unwound};
 use super::text::job_text;
@@ -8,20 +8,20 @@ use std::time::{Duration, Instant};
 
 /// Most runs of smaller workloads.
 const RUNS_MAX: usize = 400;
-/// After so long the smallest one found counts.
+/// Time after which the smallest failing workload so far is reported.
 const TIME_MAX: Duration = Duration::from_secs(180);
 
-/// A workload that fails and of which nothing more could be left out.
+/// A failing workload that could not be shrunk further.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shrunk {
-    /// What fails.
+    /// The workload.
     pub job: Job,
-    /// How.
+    /// The failure.
     pub why: String,
 }
 
 impl Shrunk {
-    /// What repeats it.
+    /// The command that repeats it.
     #[must_use]
     pub fn command(&self) -> String {
         format!(
@@ -32,7 +32,7 @@ impl Shrunk {
 }
 
 impl Script {
-    /// Whether stopped clients do nothing, and nothing else would wait for them for ever.
+    /// Whether stopped clients do nothing, and nothing else would wait for them indefinitely.
     fn goes_on(&self) -> bool {
         let mut stopped = None;
         self.before.iter().chain(&self.acts).all(|act| match act {
@@ -49,14 +49,14 @@ impl Script {
     }
 }
 
-/// The job without what does not matter to its failure; `None`: it does not fail. What is left fails at the
+/// Removes acts that the failure does not need; `None` if the job does not fail. The smaller job fails at the
 /// same kind of moment: without a crash, after one, or in a recovery.
 #[must_use]
 pub fn shrink(job: &Job) -> Option<Shrunk> {
     let wrong = try_job(job).err()?;
     let (script, shape, effort) = job;
     let effort = match wrong.at {
-        // Which recoveries are crashed depends on the workload: of a smaller one, all.
+        // The workload decides which recoveries are crashed, so a smaller workload crashes all of them.
         Moment::Recovery => effort.with_recovery(1),
         _ => *effort,
     };
@@ -77,7 +77,7 @@ pub fn shrink(job: &Job) -> Option<Shrunk> {
     Some(told((joined(&few), *shape, effort), job, wrong))
 }
 
-/// The small job, or the one that it came from if it does not fail again.
+/// Returns the small job, or the original one if the small job does not fail again.
 fn told(small: Job, job: &Job, wrong: Wrong) -> Shrunk {
     match try_job(&small) {
         Err(again) => Shrunk {
@@ -102,16 +102,15 @@ fn joined(acts: &[(bool, Act)]) -> Script {
     }
 }
 
-/// By itself: with what others have tried an image might count as known.
+/// Runs a job alone: images known from other jobs would be skipped.
 fn try_job(job: &Job) -> Result<Tally, Wrong> {
     unwound(|| explore_job(job, &Known::default()))
 }
 
-/// [`explore_all`](super::explore_all); a workload that fails is made small before it is told.
+/// As [`explore_all`](super::explore_all); a failing workload is shrunk before it is reported.
 ///
 /// # Errors
-/// The first image that was found wrong; the smallest workload found that fails, how, and the command that
-/// repeats it.
+/// The first wrong image; the smallest failing workload found, its failure, and the command that repeats it.
 pub fn explore_or_shrink(jobs: &[Job]) -> Result<Tally, String> {
     explore_jobs(jobs).map_err(|(index, wrong)| {
         let Some(small) = shrink(&jobs[index]) else {

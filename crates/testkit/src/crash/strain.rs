@@ -1,6 +1,6 @@
 //! Random workloads that bring one part of the system to its bounds: several lanes, logs of several chunks, a
-//! journal that goes round, tiers that are full, files too big for one record. Owns what is likely; refuses
-//! to know what it does.
+//! journal that wraps around, full tiers, files too big for one record. Owns the probabilities; refuses to
+//! know the effects.
 
 use super::{Act, Script};
 use crate::model::Model;
@@ -10,22 +10,22 @@ use crate::workload::{self, Rng, likely_op};
 use std::sync::OnceLock;
 use varve_media::sim::SimMedium;
 
-/// What is brought to its bounds.
+/// The part that is brought to its bounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Strain {
     /// Two threads of each session, and of the daemon: calls of one entry and of several, `fsync` by either.
     Lanes,
-    /// Logs that fill their chunks before anything is digested, by two threads.
+    /// Logs that fill their chunks before they are digested, by two threads.
     LongLog,
-    /// Records that go round the journal's ring and fill it.
+    /// Records that wrap around the journal's ring and fill it.
     Ring,
-    /// SSD and HDD that are full, and units with holes that are filled again.
+    /// A full SSD and HDD, and units with holes that are filled again.
     FullTiers,
     /// Files of more extents than one record frees: cut, deleted, replaced, deleted while open.
     BigFiles,
     /// Many changes of the bytes of one file in one batch.
     OneFile,
-    /// Whole blocks that are written again and again, among changes of parts of them.
+    /// Whole blocks that are overwritten repeatedly, among changes of parts of them.
     Overwrites,
 }
 
@@ -42,7 +42,7 @@ fn short_names() -> &'static [String] {
 }
 
 impl Strain {
-    /// All of them.
+    /// All strains.
     pub const ALL: [Self; 7] = [
         Self::Lanes,
         Self::LongLog,
@@ -53,12 +53,12 @@ impl Strain {
         Self::Overwrites,
     ];
 
-    /// A pool that is small enough for it.
+    /// A pool that is small enough for the strain.
     #[must_use]
     pub const fn shape(self, medium: SimMedium) -> Shape {
         match self {
             Self::Lanes | Self::Ring | Self::BigFiles | Self::OneFile => Shape::tiny(medium),
-            // All of it in NVM.
+            // All data is in NVM.
             Self::Overwrites => Shape::tiny(medium).with(Policy::Product),
             Self::LongLog => Shape::small(medium),
             Self::FullTiers => Shape {
@@ -68,7 +68,7 @@ impl Strain {
         }
     }
 
-    /// The workload of a seed.
+    /// Generates a workload from a seed.
     #[must_use]
     pub fn script(self, seed: u64) -> Script {
         let mut work = Work::new(seed ^ (0x57a1_0000 + self as u64));
@@ -85,17 +85,17 @@ impl Strain {
     }
 }
 
-/// A script that is being put together, with the model beside it.
+/// A script under construction, with the model of its effects.
 struct Work {
     rng: Rng,
     model: Model,
     script: Script,
-    /// What is added is recorded.
+    /// Whether added acts are recorded.
     recorded: bool,
 }
 
 impl Work {
-    /// The usual files stand, and are digested.
+    /// Creates the usual files, and digests.
     fn new(seed: u64) -> Self {
         let mut work = Self {
             rng: Rng::new(seed),
@@ -125,7 +125,7 @@ impl Work {
         self.act(Act::Op(op));
     }
 
-    /// By the first or the second thread of a session.
+    /// Adds an operation by the first or the second thread of a session.
     fn by_some_thread(&mut self, session: usize, op: Op) {
         let act = if self.rng.below(2) == 0 {
             Act::By(session, op)
@@ -144,7 +144,7 @@ impl Work {
         self.act(act);
     }
 
-    /// A group of calls in one transaction that can be carried out now, if one of those tried can.
+    /// Tries a few random groups of calls in one transaction; returns the first that can be carried out.
     fn some_group(&mut self) -> Option<Op> {
         for _ in 0..6 {
             let files = workload::file_paths();
@@ -176,7 +176,7 @@ impl Work {
         self.recorded = true;
         let sessions = 1 + self.rng.below(2);
         while self.script.acts.len() < 20 {
-            // Mostly of one session: its threads do not wait for its leases.
+            // Mostly in one session: its threads do not wait for its leases.
             let session = (self.rng.below(8) / 7 * (sessions - 1)) as usize;
             match self.rng.below(20) {
                 0..=1 => self.digest(),
@@ -202,11 +202,11 @@ impl Work {
         self.op(Op::Create(vec!["a"]));
         let mut logged = 0;
         while logged < 4900 * KIB {
-            // The first thread's second chunk is nearly full when it begins.
+            // Recording begins when the first thread's second chunk is nearly full.
             self.recorded = logged > 3900 * KIB;
             match self.rng.below(8) {
                 0..=3 => {
-                    // Over one another: little is left to look at.
+                    // Writes overlap, so that the file stays small and is quickly compared.
                     let offset = self.rng.below(50 * KIB);
                     let len = 50 * KIB + self.rng.below(90 * KIB);
                     let op = write("a", offset, len as u32, self.rng.below(250) as u8);
@@ -229,7 +229,7 @@ impl Work {
         self.digest();
     }
 
-    /// Many files change at once, and are digested: a record of some ten KiB.
+    /// Changes many files at once and digests: a record of some ten KiB.
     fn big_record(&mut self) {
         let names = many_names();
         for half in names.chunks(names.len() / 2) {
@@ -244,7 +244,7 @@ impl Work {
             self.op(Op::Together(written.collect()));
         }
         self.digest();
-        // What was freed is read by nobody any more.
+        // Afterwards nobody reads the freed blocks.
         self.act(Act::Rest);
     }
 
@@ -253,7 +253,7 @@ impl Work {
         for name in many_names() {
             self.op(Op::Create(vec!["n", name.as_str()]));
         }
-        // Once round, about; with tails that follow, or stay where they are until the ring is full.
+        // About one lap of the ring; its tail follows, or stays until the ring is full.
         let (records, often) = (22 + self.rng.below(14), self.rng.below(2) == 0);
         for _ in 0..records {
             self.big_record();
@@ -274,7 +274,7 @@ impl Work {
         self.act(Act::Checkpoint);
     }
 
-    /// Replaces what is in one of the files, or makes it.
+    /// Rewrites one of the files, or creates it.
     fn refill(&mut self) {
         let name = self.rng.pick(short_names()).as_str();
         if self.model.clone().apply(&Op::Create(vec![name])).is_ok() {
@@ -296,7 +296,7 @@ impl Work {
         }
         for round in 0..4 {
             self.recorded = round >= 2;
-            // Neighbours, of which whole units become empty, or here and there.
+            // Neighbouring files, so that whole units become empty, or scattered ones.
             let (first, neighbours) = (self.rng.below(16), self.rng.below(2) == 0);
             let kind = self.rng.below(4);
             for i in 0..5 + self.rng.below(5) {
@@ -323,7 +323,7 @@ impl Work {
                 }
             }
             self.act(Act::Digest);
-            // What was freed is read by nobody any more.
+            // Afterwards nobody reads the freed blocks.
             self.act(Act::Rest);
             for _ in 0..3 + self.rng.below(3) {
                 self.refill();
@@ -400,7 +400,7 @@ impl Work {
         }
     }
 
-    /// As many extents as writes.
+    /// Makes a file with as many extents as writes.
     fn fragments(&mut self, path: &'static str) {
         self.op(Op::Create(vec![path]));
         for i in 0..260 + self.rng.below(60) {

@@ -1,5 +1,5 @@
-//! Workloads as text, as a failure prints them and `VARVE_CRASH_SCRIPT` gives them back. Owns both
-//! directions; refuses to know what is done.
+//! Workloads as text, as a failure prints them and `VARVE_CRASH_SCRIPT` passes them back. Owns both
+//! directions; refuses to know the effects.
 
 use super::{Act, Effort, Script};
 use crate::ops::{Op, Path};
@@ -8,7 +8,7 @@ use std::fmt;
 use std::str::FromStr;
 use varve_media::sim::SimMedium;
 
-/// A text that is no workload.
+/// A text that is not a workload.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what} is not understood: {text}")]
 pub struct NotAScript {
@@ -128,7 +128,7 @@ impl<'t> Words<'t> {
         word.parse().map_err(|_| self.no())
     }
 
-    /// The value behind `name=`.
+    /// Parses the value behind `name=`.
     fn field<T: FromStr>(&mut self, name: &str) -> Result<T, NotAScript> {
         let word = self.word()?;
         let value = word.strip_prefix(name).and_then(|rest| rest.strip_prefix('='));
@@ -155,7 +155,7 @@ impl<'t> Words<'t> {
     }
 }
 
-/// Fields of an operation on a range, in the order in which they are written.
+/// Parses the fields of an operation on a range, in the order in which they are written.
 fn range(words: &mut Words<'_>) -> Result<(Path, u64, u64), NotAScript> {
     Ok((words.path()?, words.field("offset")?, words.field("len")?))
 }
@@ -340,16 +340,16 @@ impl FromStr for Effort {
     }
 }
 
-/// A job as text.
+/// Formats a job as text.
 pub(super) fn job_text((script, shape, effort): &super::Job) -> String {
     format!("{script} on {shape} with {effort}")
 }
 
 impl Script {
-    /// A workload, its pool and how much is tried, as a failure prints them.
+    /// Parses a workload, its pool and the extent of its exploration, as a failure prints them.
     ///
     /// # Errors
-    /// The part that is not understood.
+    /// The part that cannot be parsed.
     pub fn job_from(text: &str) -> Result<super::Job, NotAScript> {
         let parts = text
             .split_once(" on ")

@@ -1,5 +1,5 @@
-//! A client of the whole system: a mount and the thread that calls it. Owns handing calls over and taking
-//! answers in; refuses to know what the calls mean.
+//! A client of the whole system: a mount and the thread that calls it. Owns passing calls on and collecting
+//! answers; refuses to know the calls' meaning.
 
 use super::history::{Answer, Call, History, digest_of};
 use crate::lookup;
@@ -12,10 +12,10 @@ use std::time::Duration;
 use varve_ipc::Cred;
 use varve_libfs::{Errno, Fs, OpenFlags};
 
-/// More than any file of a workload holds.
+/// Larger than any file of a workload.
 const FILE_MAX: usize = 256 << 10;
 
-/// The history, and the first call that cannot have been.
+/// The history, and the first impossible result.
 pub(super) struct Shared {
     pub history: History,
     pub wrong: Option<String>,
@@ -32,7 +32,7 @@ struct Desk {
     closed: bool,
 }
 
-/// A client, as long as it lives.
+/// A living client.
 pub(super) struct Client {
     pub fs: Fs,
     pub no: MountNo,
@@ -63,7 +63,7 @@ impl Client {
     /// Starts the thread that calls `fs`.
     ///
     /// # Errors
-    /// The system has none to spare.
+    /// The system cannot start a thread.
     pub(super) fn start(
         fs: Fs,
         no: MountNo,
@@ -87,13 +87,13 @@ impl Client {
         locked(&self.desk).busy
     }
 
-    /// Has it make a call. It must not be busy.
+    /// Makes the client do a call. It must not be busy.
     pub(super) fn call(&self, number: u64, call: Call) {
         let mut desk = locked(&self.desk);
         (desk.job, desk.busy) = (Some((number, call)), true);
     }
 
-    /// It makes no more calls.
+    /// Ends its thread after the current call.
     pub(super) fn close(&self) {
         locked(&self.desk).closed = true;
     }

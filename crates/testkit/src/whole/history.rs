@@ -1,8 +1,8 @@
-//! What clients did side by side, and whether it can have been: each call took effect at one moment between
-//! its begin and its end, as the model says, and in no other way. Owns the states that are possible; refuses
-//! to know who calls and how.
+//! The concurrent calls of clients, and a check that their results are possible: each call took effect at one
+//! moment between its begin and its end, exactly as in the model. Owns the set of possible states; refuses to
+//! know the callers.
 //!
-//! A call whose client died may have taken effect, once, or not.
+//! A call whose client died took effect once or not at all.
 
 use crate::model::Model;
 use crate::ops::{Op, Path};
@@ -28,18 +28,18 @@ impl fmt::Display for Call {
     }
 }
 
-/// What a call came to.
+/// The result of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Answer {
     /// Done.
     Done,
     /// Refused with this errno.
     Refused(i32),
-    /// The bytes of a file, by their hash; `None`: there is no file of that name.
+    /// Hash of the bytes of a file; `None` if there is no file of that name.
     Seen(Option<u64>),
 }
 
-/// What [`Answer::Seen`] says of a file's bytes.
+/// Hash of a file's bytes in [`Answer::Seen`].
 #[must_use]
 pub fn digest_of(content: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
@@ -47,7 +47,7 @@ pub fn digest_of(content: &[u8]) -> u64 {
     hasher.finish()
 }
 
-/// What `call` does to the model.
+/// Applies `call` to the model.
 pub fn carry_out(model: &mut Model, call: &Call) -> Answer {
     match call {
         Call::Do(op) => match model.apply(op) {
@@ -62,27 +62,27 @@ pub fn carry_out(model: &mut Model, call: &Call) -> Answer {
     }
 }
 
-/// A state that the file system may be in: the model, and the calls under way that took effect already.
+/// A possible state of the file system: the model, and the calls in progress that have already taken effect.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Possible {
     model: Model,
     done: BTreeMap<u64, Answer>,
 }
 
-/// All calls until now.
+/// The possible states after all calls so far.
 pub struct History {
     possible: Vec<Possible>,
     under_way: BTreeMap<u64, Call>,
     next: u64,
-    /// Most states that were possible at once.
+    /// Largest number of states that were possible at once.
     pub most: usize,
 }
 
-/// More states than these would be a test that asks too much of itself.
+/// Bound on the possible states; a test that exceeds it is too demanding.
 const POSSIBLE_MAX: usize = 20_000;
 
 impl History {
-    /// Nothing was called yet.
+    /// A history without calls.
     #[must_use]
     pub fn new(model: Model) -> Self {
         Self {
@@ -96,17 +96,17 @@ impl History {
         }
     }
 
-    /// A call begins: its number.
+    /// Begins a call; returns its number.
     pub fn begin(&mut self, call: Call) -> u64 {
         self.next += 1;
         self.under_way.insert(self.next, call);
         self.next
     }
 
-    /// A call ends with this answer.
+    /// Ends a call with this answer.
     ///
     /// # Errors
-    /// It cannot have been: the call, and what it may have come to.
+    /// The answer is impossible: the call, and its possible answers.
     pub fn end(&mut self, number: u64, answer: Answer) -> Result<(), String> {
         let mut answers = HashSet::new();
         let mut kept = Vec::new();
@@ -129,11 +129,11 @@ impl History {
         self.keep(kept)
     }
 
-    /// The caller of these died: nobody hears what came of them, and at this moment it is settled whether
-    /// anything did. The file system has been seen to be as `tree` says by its hash.
+    /// Drops the calls in progress, whose callers died and get no answer: keeps the states in which the file
+    /// system is as `is_seen` accepts it, so that each call has taken effect or never will.
     ///
     /// # Errors
-    /// It cannot be so: what it may be instead, as a model.
+    /// No possible state is accepted: one of them, as a model.
     pub fn settle(&mut self, is_seen: impl Fn(&Model) -> bool) -> Result<(), Box<Model>> {
         let all = self.all_possible();
         let nearest = all.iter().max_by_key(|state| state.done.len()).cloned();
@@ -146,7 +146,7 @@ impl History {
         self.keep(kept).map_err(|_| Box::new(Model::new()))
     }
 
-    /// Calls that have not ended.
+    /// Number of calls in progress.
     #[must_use]
     pub fn under_way(&self) -> usize {
         self.under_way.len()
@@ -165,7 +165,7 @@ impl History {
         Ok(())
     }
 
-    /// Every state that calls under way may have led to by now.
+    /// Every state that calls in progress may have led to by now.
     fn all_possible(&self) -> Vec<Possible> {
         let mut known: HashSet<Possible> = self.possible.iter().cloned().collect();
         let mut left: VecDeque<_> = self.possible.iter().cloned().collect();

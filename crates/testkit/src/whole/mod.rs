@@ -1,7 +1,7 @@
-//! The whole system under a seed: daemon, sessions with their own threads, messages that take their time or
-//! are lost, processes that stop, go on and die, daemons that are killed; in simulated time, one thread at a
-//! time. Owns what happens and the comparison with the model; whose turn it is is `turns`', what happens to
-//! messages `wire`'s.
+//! The whole system under a seed: daemon, sessions with their own threads, messages that are delayed or lost,
+//! processes that stop, continue and die, daemons that are killed; in simulated time, one thread at a time.
+//! Owns the steps and the comparison with the model; `turns` schedules the threads, `wire` decides the fate
+//! of messages.
 
 mod client;
 mod history;
@@ -19,26 +19,27 @@ use std::fmt;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-/// One step of a run. Steps follow each other without waiting for what they began.
+/// One step of a run. The next step does not wait for the work that a step begins.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
-    /// A client begins a call, when its last one is over.
+    /// A client begins a call, after its last one has ended.
     Call(usize, Call),
     /// Time passes.
     Idle(u64),
-    /// Everything in the logs is digested.
+    /// Digests all logs.
     Digest,
-    /// A client's process is stopped: now, or before so many stores to its log.
+    /// Stops a client's process: now, or before this number of stores to its log.
     Stop(usize, u64),
-    /// All that are stopped go on.
+    /// All stopped clients continue.
     GoOn,
-    /// A client dies: now, or before so many stores to its log. Another one takes its place.
+    /// A client dies: now, or before this number of stores to its log. Another one takes its place.
     Die(usize, u64),
     /// A client's connection breaks.
     Break(usize),
-    /// The daemon is killed, and starts again after so many milliseconds.
+    /// Kills the daemon; another one starts after this number of milliseconds.
     Restart(u64),
-    /// What is begun ends; all clients see one tree, which the history allows, and the pool is sound.
+    /// Waits for all calls, and requires that all clients see one tree that the history allows and that the
+    /// pool is sound.
     Compare,
 }
 
@@ -51,27 +52,27 @@ impl fmt::Display for Step {
     }
 }
 
-/// What a run is made of.
+/// Parameters of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Plan {
-    /// The pool.
+    /// Shape of the pool.
     pub shape: Shape,
-    /// Clients.
+    /// Number of clients.
     pub clients: usize,
-    /// Whose turn it is, and what is lost.
+    /// Seed of turns and losses.
     pub seed: u64,
-    /// What happens to messages.
+    /// Fates of messages.
     pub weather: Weather,
 }
 
-/// What a run did.
+/// Counts of a run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Stats {
     /// Calls made.
     pub calls: usize,
-    /// Calls that began while others were under way.
+    /// Calls that began while others were in progress.
     pub together: usize,
-    /// Calls whose client died.
+    /// Calls in progress whose client died.
     pub orphaned: usize,
     /// Trees compared.
     pub trees: usize,
@@ -91,16 +92,16 @@ pub struct Stats {
     pub turns: u64,
     /// Simulated seconds.
     pub seconds: u64,
-    /// Most states that were possible at once.
+    /// Largest number of states that were possible at once.
     pub states: usize,
-    /// Hash of all that happened, in order.
+    /// Hash of all events, in order.
     pub trace: u64,
-    /// Hash of what the media hold at the end.
+    /// Hash of the media's content at the end.
     pub media: u64,
 }
 
 impl Stats {
-    /// Adds another run's.
+    /// Adds the counts of another run.
     pub fn add(&mut self, other: &Self) {
         self.calls += other.calls;
         self.together += other.together;
@@ -118,15 +119,15 @@ impl Stats {
     }
 }
 
-/// What may be under way together with what. Operations on paths look names up one after the other: only such
-/// go together whose names stay where they are, and so take effect at one moment.
+/// The calls that may run concurrently. Operations on paths look names up one after the other, so only
+/// operations whose names stay where they are take effect at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Overlap {
-    /// Of data, beside others of data.
+    /// An operation on data, concurrent with others on data.
     Data,
-    /// Of names of files, beside others of names.
+    /// An operation on names of files, concurrent with others on names.
     Names,
-    /// Nothing beside it.
+    /// An operation that runs alone.
     Alone,
 }
 
@@ -156,7 +157,7 @@ fn is_file_path(path: &Path) -> bool {
     workload::file_paths().contains(path)
 }
 
-/// Random steps.
+/// Generates random steps.
 #[must_use]
 pub fn steps(seed: u64, clients: usize, count: usize) -> Vec<Step> {
     let mut rng = Rng::new(seed ^ 0x0d37_ee41);
@@ -167,7 +168,7 @@ pub fn steps(seed: u64, clients: usize, count: usize) -> Vec<Step> {
         steps.push(Step::Call(0, Call::Do(op)));
     }
     steps.push(Step::Compare);
-    // What is likely depends on an order that need not be the real one; it is only likely.
+    // The probabilities assume this order, which need not be the real one; it only affects probabilities.
     let mut mood = 0;
     for at in 1..=count {
         if rng.below(8) == 0 {
@@ -193,7 +194,7 @@ pub fn steps(seed: u64, clients: usize, count: usize) -> Vec<Step> {
     steps
 }
 
-/// One that goes with others, most of the time.
+/// Mostly generates a call that may run concurrently with others.
 fn some_call(rng: &mut Rng, model: &mut Model, mood: u64) -> Call {
     let wanted = match mood {
         0 => Overlap::Names,
@@ -213,13 +214,13 @@ fn some_call(rng: &mut Rng, model: &mut Model, mood: u64) -> Call {
     Call::Do(likely_op(rng, model))
 }
 
-/// A run.
+/// State of a run.
 struct Stage {
     rig: Arc<Rig>,
     clients: Vec<Client>,
     buried: Vec<Client>,
     stopped: Vec<bool>,
-    /// What is under way.
+    /// Kind of the calls in progress.
     overlap: Overlap,
     shared: Arc<Mutex<Shared>>,
     stats: Stats,
@@ -231,7 +232,7 @@ fn say(error: impl fmt::Display) -> String {
     error.to_string()
 }
 
-/// The daemon's own thread: what time makes necessary.
+/// The daemon's own thread: its periodic work.
 fn work(rig: &Weak<Rig>) {
     loop {
         let Some(rig) = rig.upgrade() else { return };
@@ -247,7 +248,7 @@ fn work(rig: &Weak<Rig>) {
             if let Some(kernel) = kernel {
                 kernel.tick();
                 if digests {
-                    // Noted where it failed.
+                    // The error is noted where it occurs.
                     let _ = kernel.digest_all();
                     kernel.place();
                     let _ = kernel.store().demote(16);
@@ -290,7 +291,7 @@ impl Stage {
         Client::start(fs, no, &self.rig, &self.shared)
     }
 
-    /// Lets the others go on until `done` is, or something is wrong.
+    /// Lets the others run until `done` returns true, or something is wrong.
     fn until(&mut self, done: impl Fn(&Self) -> bool) -> Outcome<()> {
         loop {
             self.check()?;
@@ -318,7 +319,7 @@ impl Stage {
         Ok(())
     }
 
-    /// The client is gone; another one takes its place.
+    /// Replaces a client that died.
     fn bury(&mut self, index: usize) -> Outcome<()> {
         let new = {
             let client = &self.clients[index];
@@ -334,7 +335,7 @@ impl Stage {
         Ok(())
     }
 
-    /// A stopped one cannot be waited for.
+    /// Continues all stopped clients, since waiting for them would not end.
     fn go_on(&mut self) {
         for (index, stopped) in self.stopped.iter_mut().enumerate() {
             *stopped = false;
@@ -342,7 +343,7 @@ impl Stage {
         }
     }
 
-    /// Waits until nothing is under way.
+    /// Waits until no call is in progress.
     fn rest(&mut self) -> Outcome<()> {
         self.go_on();
         self.rig.spring_no_ambush();
@@ -372,7 +373,7 @@ impl Stage {
         let number = locked(&self.shared).history.begin(call.clone());
         self.clients[index].call(number, call.clone());
         self.rig.turns.tell(|| format!("{index} is to {call}"));
-        // How far it gets before the next step is drawn.
+        // Turns for which the step proceeds before the next step is drawn.
         let turns = self.rig.turns.draw(40);
         self.rig.turns.step_aside(turns);
         if overlap == Overlap::Alone {
@@ -430,7 +431,7 @@ impl Stage {
         self.rest()?;
         let mut first = None;
         for index in 0..self.clients.len() {
-            // What dead clients had asked for has ended with them.
+            // The calls of dead clients have ended with them.
             let seen = target::tree(&self.clients[index].fs)
                 .map_err(|errno| format!("client {index} cannot read the tree: {errno:?}"))?;
             match &first {
@@ -484,7 +485,7 @@ impl Drop for Stage {
 /// Runs steps on a new pool.
 ///
 /// # Errors
-/// The number of the step that failed (from 0), and how, with what happened last.
+/// The number of the failed step (from 0), the failure, and the most recent events.
 pub fn run(plan: &Plan, steps: &[Step]) -> Result<Stats, (usize, String)> {
     let mut stage = Stage::new(plan).map_err(|why| (0, why))?;
     for (at, step) in steps.iter().enumerate() {
@@ -504,13 +505,13 @@ pub fn run(plan: &Plan, steps: &[Step]) -> Result<Stats, (usize, String)> {
     stage.finish().map_err(|why| (steps.len(), why))
 }
 
-/// The fewest steps found that still fail, within `runs` attempts.
+/// Returns the fewest steps found that still fail, within `runs` attempts.
 #[must_use]
 pub fn shrink(plan: &Plan, steps: &[Step], runs: usize) -> Vec<Step> {
     crate::lockstep::shrink_with(steps, runs, |steps| run(plan, steps).err().map(|(at, _)| at))
 }
 
-/// Runs a seed; on failure the message holds the seed and the shrunk steps.
+/// Runs a seed; on failure the message has the seed and the shrunk steps.
 ///
 /// # Errors
 /// The message.

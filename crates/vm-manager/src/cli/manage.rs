@@ -1,4 +1,4 @@
-//! `run` and `attach`: the two ways to manage a process.
+//! `run` and `attach`: manage a new or a running process.
 
 use std::io::IsTerminal;
 use std::os::unix::process::ExitStatusExt;
@@ -80,7 +80,7 @@ impl Session {
         Ok(session)
     }
 
-    /// What is used, what is not and why.
+    /// Returns the text shown at the start: the features in use, and the unused ones with the reason.
     fn introduction(&self) -> String {
         let e = &self.engine;
         let mut out = format!("varve vm: Linux {}\n", e.probe.kernel);
@@ -116,7 +116,7 @@ impl Session {
         out
     }
 
-    /// One round; gives how long to rest.
+    /// Runs one round; returns how long to rest.
     fn tick(&mut self) -> Duration {
         let rest = self.engine.tick();
         if self.reported.elapsed() >= REPORT_EVERY {
@@ -171,7 +171,7 @@ impl Session {
     }
 }
 
-/// Memory for bookkeeping: by page, unless there are so few pages that only the sum says something.
+/// Formats the memory for bookkeeping: per page, or for few pages the sum, as the mean would mislead.
 fn bookkeeping(bytes: u64, pages: u64) -> String {
     const FEW: u64 = 4_096;
     if pages < FEW {
@@ -180,7 +180,7 @@ fn bookkeeping(bytes: u64, pages: u64) -> String {
     format!("{:.2} bytes a page", bytes as f64 / pages as f64)
 }
 
-/// Signals that came.
+/// Flags of received signals.
 struct Signals([(libc::c_int, Arc<AtomicBool>); 3]);
 
 impl Signals {
@@ -193,12 +193,12 @@ impl Signals {
         Ok(Self(signals))
     }
 
-    /// Whether any came so far.
+    /// Whether a signal was received.
     fn any(&self) -> bool {
         self.0.iter().any(|(_, f)| f.load(Ordering::Relaxed))
     }
 
-    /// Passes what came on to the program, which decides. A terminal has given its interrupt to the program
+    /// Forwards the received signals to the program. A terminal sends its interrupt and hangup to the program
     /// itself.
     fn pass_on(&self, pid: Pid) {
         let terminal = std::io::stdin().is_terminal() || std::io::stderr().is_terminal();
@@ -242,7 +242,7 @@ pub(super) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
         .with_context(|| format!("cannot start {}", Path::new(&args.program[0]).display()))?;
     let pid = Pid(child.id() as i32);
     if let Err(e) = session.engine.attach(pid) {
-        // The program runs on without us; that it ended already is no fault.
+        // The program runs on unmanaged. If it has ended already, there is nothing to report.
         if e.raw_os_error() != Some(libc::ESRCH) {
             out::note(&format!(
                 "varve vm: cannot manage {pid}: {e}; the program runs on unmanaged"
@@ -310,7 +310,7 @@ pub(super) fn attach(args: &AttachArgs) -> anyhow::Result<ExitCode> {
             rest.min(Duration::from_millis(200))
                 .max(Duration::from_millis(10)),
         );
-        // A long rest is slept in parts, so that a signal and the end of the time are heeded.
+        // A long rest is divided, so that a signal or the end of the time is noticed.
         let until = Instant::now() + rest.saturating_sub(Duration::from_millis(200));
         while Instant::now() < until && !leave() {
             std::thread::sleep(Duration::from_millis(100));

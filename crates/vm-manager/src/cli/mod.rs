@@ -36,7 +36,7 @@ pub enum VmCommand {
     Trace(trace::TraceCommand),
 }
 
-/// What `run` and `attach` share.
+/// Arguments common to `run` and `attach`.
 #[derive(Debug, Args)]
 pub struct ManageArgs {
     /// Policy file (TOML); see `varve vm policy`.
@@ -118,7 +118,7 @@ pub struct PolicyArgs {
 /// Runs one command.
 ///
 /// # Errors
-/// What a person should read when it did not work.
+/// The message for the user if the command failed.
 pub fn run(cmd: VmCommand) -> anyhow::Result<ExitCode> {
     match cmd {
         VmCommand::Run(args) => manage::run(&args),

@@ -5,7 +5,7 @@ use std::io::Write;
 /// Prints `text` as it is.
 pub(super) fn text(text: &str) {
     let mut out = std::io::stdout().lock();
-    // The reader closed the pipe: nobody is left to tell.
+    // The reader closed the pipe; an error could not be shown.
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
 }
 

@@ -1,4 +1,4 @@
-//! `status`, `heat` and `probe`: one look at what is.
+//! `status`, `heat` and `probe`: print the present state once.
 
 use std::fmt::Write as _;
 use std::io::IsTerminal;
@@ -10,7 +10,7 @@ use super::{HeatArgs, out};
 use crate::probe::Probe;
 use crate::snapshot::Snapshot;
 
-/// Said when there is nobody to ask.
+/// Message if no manager runs.
 pub(super) const NOBODY: &str =
     "no manager of yours runs; start one with `varve vm run -- PROGRAM` or `varve vm attach PID`";
 
@@ -39,7 +39,7 @@ pub(super) fn status(json: bool) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A snapshot for people; also the text of `top`.
+/// Formats a snapshot as text, also for `top`.
 pub(super) fn describe(s: &Snapshot) -> String {
     let mut out = String::new();
     let _ = writeln!(
@@ -135,7 +135,7 @@ pub(super) fn heat(args: &HeatArgs) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::FAILURE);
     }
     if let Some(path) = &args.svg {
-        // One drawing a file: the process with the most memory, unless one was named.
+        // A file holds one drawing: the process with the most memory, unless `--pid` names one.
         let largest = maps
             .iter()
             .max_by_key(|m| m.rows.iter().map(|(s, e)| e - s).sum::<u64>());

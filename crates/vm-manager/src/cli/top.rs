@@ -16,7 +16,7 @@ use crate::snapshot::Snapshot;
 
 pub(super) fn run() -> anyhow::Result<ExitCode> {
     if !std::io::stdout().is_terminal() {
-        // No terminal to draw on: one look, as text.
+        // No terminal to draw on: print the state once, as text.
         return super::show::status(false);
     }
     let mut terminal = ratatui::try_init()?;

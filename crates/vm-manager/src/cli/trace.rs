@@ -1,4 +1,4 @@
-//! `trace`: traces of page accesses, and the policy run over them.
+//! `trace`: traces of page accesses, and runs of the policy over them.
 
 use std::io::{BufReader, BufWriter};
 use std::path::PathBuf;

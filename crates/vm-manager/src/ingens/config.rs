@@ -13,21 +13,21 @@ pub struct IngensConfig {
     pub utilisation: f64,
     /// Share below which a huge page is split (0.0..=`utilisation`).
     pub demote_below: f64,
-    /// Weight α of the newest look in the moving average (0.01..=1.0; seed: 0.4).
+    /// Weight α of the newest observation in the moving average (0.01..=1.0; seed: 0.4).
     pub alpha: f64,
     /// Frequency from which a region counts as frequently accessed, of 8 (1.0..=8.0; seed: 6).
     pub frequent_at: f64,
-    /// Probability that a frequently accessed page is looked at (0.01..=1.0; seed: 0.2).
+    /// Probability that the access bit of a frequently accessed page is read (0.01..=1.0; seed: 0.2).
     pub sampling: f64,
-    /// Time between two looks at access bits, ms (100..=600000; seed: 2000).
+    /// Time between two scans of access bits, ms (100..=600000; seed: 2000).
     pub access_period_ms: u64,
-    /// Longest access period as a multiple while nothing changes (1..=64).
+    /// Longest time between two scans of access bits while nothing changes, as a multiple (1..=64).
     pub max_backoff: u64,
     /// Time between two scans of the normal list, ms (100..=600000; seed: 10000).
     pub scan_period_ms: u64,
-    /// How much address space one scan of the normal list covers, bytes (2 MiB..=1 TiB; seed: 16 MB).
+    /// Address space that one scan of the normal list covers, bytes (2 MiB..=1 TiB; seed: 16 MB).
     pub scan_bytes: u64,
-    /// How long a process that gave no promotion in a whole pass is left out, ms (0..=3600000; seed: 120000).
+    /// How long a process without a promotion in a whole pass is left out, ms (0..=3600000; seed: 120000).
     pub exclude_ms: u64,
     /// Share priority of a process (1..=1000000; seed: 10000).
     pub share: f64,
@@ -37,7 +37,7 @@ pub struct IngensConfig {
     pub promote_batch: u64,
     /// Most huge pages given to all managed processes together; 0 is no limit.
     pub huge_budget: u64,
-    /// Whether promotion becomes as eager as Linux' while memory is whole (§3.5.2); costs bloat, so off.
+    /// Whether promotion is as eager as Linux' while memory is unfragmented (§3.5.2); costs bloat, so off.
     pub adaptive: bool,
     /// Fragmentation below which the adaptive mode is eager (0.0..=1.0; seed: 0.5).
     pub aggressive_below_fmfi: f64,
@@ -52,9 +52,9 @@ pub struct IngensConfig {
     /// Share of memory that must stay available; below it nothing is promoted and bloat is recovered
     /// (0.0..=0.9).
     pub low_memory: f64,
-    /// Whether frequently used huge pages are kept from same-page merging.
+    /// Whether frequently used huge pages are excluded from same-page merging.
     pub coordinate_sharing: bool,
-    /// Most regions asked for their access bit in one look (64..=1048576).
+    /// Most regions whose access bit is read in one scan (64..=1048576).
     pub scan_batch_pages: u64,
 }
 

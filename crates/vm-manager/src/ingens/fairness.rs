@@ -1,4 +1,4 @@
-//! Who gets the next huge page: the promotion metric (equation 3.2) and the fairness objective (equation
+//! Fair distribution of huge pages: the promotion metric (equation 3.2) and the fairness objective (equation
 //! 3.3).
 
 use crate::types::HUGE_BYTES;
@@ -10,15 +10,15 @@ pub struct Claim {
     pub share: f64,
     /// Huge pages held.
     pub huge_pages: u64,
-    /// Of these, how many are idle (not frequently accessed).
+    /// Number of them that are idle (not frequently accessed).
     pub idle_huge_pages: u64,
 }
 
-/// M = S / (H · (f + τ·(1 − f))), in shares per byte.
+/// Returns M = S / (H · (f + τ·(1 − f))), in shares per byte.
 ///
 /// H is taken as one huge page for a process that holds none, which keeps M finite and still the largest
-/// among equals. The factor is τ when nothing is idle and 1 when everything is, so idle holders get the
-/// smaller M.
+/// among equals. The factor is τ if no huge page is idle and 1 if all are, so holders of idle huge pages get
+/// the smaller M.
 pub fn promotion_metric(claim: &Claim, tau: f64) -> f64 {
     let held = claim.huge_pages.max(1);
     let f = if claim.huge_pages == 0 {
@@ -29,14 +29,14 @@ pub fn promotion_metric(claim: &Claim, tau: f64) -> f64 {
     claim.share / ((held * HUGE_BYTES) as f64 * (f + tau * (1.0 - f)))
 }
 
-/// O = Σ (Mᵢ − M̄)²: 0 when the distribution is fair.
+/// Returns O = Σ (Mᵢ − M̄)²: 0 when the distribution is fair.
 pub fn objective(metrics: &[f64]) -> f64 {
     let mean = metrics.iter().sum::<f64>() / metrics.len().max(1) as f64;
     metrics.iter().map(|m| (m - mean).powi(2)).sum()
 }
 
 /// Whether O is "close to 0": the metrics deviate from their mean by no more than one part in a hundred. M
-/// shrinks with what everybody holds, so a fixed bound on O would call large unequal shares fair.
+/// shrinks as all processes hold more, so a fixed bound on O would call large unequal shares fair.
 pub fn is_fair(metrics: &[f64]) -> bool {
     let n = metrics.len().max(1) as f64;
     let mean = metrics.iter().sum::<f64>() / n;

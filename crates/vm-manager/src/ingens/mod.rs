@@ -1,7 +1,7 @@
-//! Ingens (chapter 3 of the seed): huge pages are given by utilisation, outside of the fault path, fairly,
-//! and taken back when they are not used.
+//! Ingens (chapter 3 of the seed): promotes regions to huge pages by utilisation, outside of the fault path
+//! and fairly, and splits them when they are not used.
 //!
-//! Owns the decision; refuses to know how pages are collapsed, split or seen.
+//! Owns the decision; refuses to know how pages are collapsed, split or observed.
 
 mod config;
 mod fairness;
@@ -25,11 +25,11 @@ use crate::types::{HUGE_PAGES, HugeIndex, PAGE_BYTES, PageKey, ProcId};
 struct Process {
     share: Option<f64>,
     regions: BTreeMap<HugeIndex, Region>,
-    /// Where the normal-priority scan goes on.
+    /// Next region of the normal-priority scan.
     cursor: HugeIndexCursor,
     promoted_this_pass: u64,
     excluded_until_ms: u64,
-    /// Where the access scan goes on.
+    /// Next region of the access scan.
     access_cursor: HugeIndexCursor,
 }
 
@@ -70,7 +70,7 @@ pub struct Ingens {
 }
 
 impl Ingens {
-    /// A policy that knows no process yet.
+    /// Makes a policy without processes.
     pub fn new(config: IngensConfig) -> Self {
         Self {
             scan_budget: config.scan_batch_pages,
@@ -93,12 +93,12 @@ impl Ingens {
         self.procs.entry(proc).or_default().share = Some(share);
     }
 
-    /// What is known of a region.
+    /// Returns the state of a region.
     pub fn region(&self, proc: ProcId, region: HugeIndex) -> Option<&Region> {
         self.procs.get(&proc)?.regions.get(&region)
     }
 
-    /// Regions of a process in address order, for heat maps.
+    /// Iterates over the regions of a process in address order, for heat maps.
     pub fn regions(&self, proc: ProcId) -> impl Iterator<Item = (HugeIndex, &Region)> {
         self.procs
             .get(&proc)
@@ -106,12 +106,12 @@ impl Ingens {
             .flat_map(|p| p.regions.iter().map(|(i, r)| (*i, r)))
     }
 
-    /// A process' claim as of now.
+    /// Returns a process' present claim.
     pub fn claim(&self, proc: ProcId) -> Option<Claim> {
         self.procs.get(&proc).map(|p| p.claim(&self.config))
     }
 
-    /// The fairness objective O over all processes (equation 3.3).
+    /// Returns the fairness objective O over all processes (equation 3.3).
     pub fn fairness_objective(&self) -> f64 {
         let metrics: Vec<f64> = self
             .procs
@@ -121,8 +121,8 @@ impl Ingens {
         objective(&metrics)
     }
 
-    /// The utilisation that promotion asks for now: all but one page may be missing while memory is whole and
-    /// the adaptive mode is on ("mimics Linux"), the configured share otherwise (§3.5.2).
+    /// Returns the present utilisation threshold of promotion. While memory is unfragmented and the adaptive
+    /// mode is on, one used page is enough ("mimics Linux"); otherwise it is the configured share (§3.5.2).
     pub fn threshold(&self) -> f64 {
         let whole = self
             .view
@@ -135,13 +135,14 @@ impl Ingens {
         }
     }
 
-    /// Whether bloat must be given back now, before the machine swaps or a control group kills.
+    /// Whether memory is so short that bloat must be given back before the machine swaps or a control group
+    /// kills.
     pub fn short_of_memory(&self) -> bool {
         let total = self.view.total_bytes;
         total > 0 && (self.view.available_bytes as f64) < total as f64 * self.config.low_memory
     }
 
-    /// Takes in which base pages of a huge page hold anything, as found by looking at its contents.
+    /// Records which base pages of a huge page hold data, as found by reading its contents.
     pub fn inspected(&mut self, proc: ProcId, index: HugeIndex, used: &crate::types::UtilVector) {
         if let Some(region) = self.procs.get_mut(&proc).and_then(|p| p.regions.get_mut(&index)) {
             region.inspected = true;
@@ -152,15 +153,14 @@ impl Ingens {
         }
     }
 
-    /// Starts another round of looking at contents.
+    /// Starts another round of reading contents.
     pub fn restart_inspection(&mut self, proc: ProcId) {
         if let Some(process) = self.procs.get_mut(&proc) {
             process.regions.values_mut().for_each(|r| r.inspected = false);
         }
     }
 
-    /// Asks which huge pages are touched; the frequently used ones only with the sampling probability
-    /// (§3.4.2).
+    /// Reads access bits; those of frequently used huge pages only with the sampling probability (§3.4.2).
     fn scan_access(
         &mut self,
         tracker: &mut dyn Tracker,
@@ -180,8 +180,8 @@ impl Ingens {
                     break;
                 }
                 let frequent = region.frequently_accessed(self.config.frequent_at);
-                // Asking again about a page found idle clears no access bit and costs no TLB entry: the
-                // seed's idle flag answers at every query, and only clearing is sampled.
+                // Reading the bit of a page found idle clears nothing and costs no TLB entry: the seed's idle
+                // flag answers at every query, and only clearing is sampled.
                 let costs = region.access & 1 == 1;
                 if frequent && costs && self.rng.unit() >= self.config.sampling {
                     continue;
@@ -205,10 +205,10 @@ impl Ingens {
             let Some(region) = self.procs.get_mut(&proc).and_then(|p| p.regions.get_mut(&index)) else {
                 continue;
             };
-            // What was not seen is not filled in: the vector does not move.
+            // An unobserved region keeps its access vector unchanged.
             let touched = match touch {
                 Touch::Unknown => {
-                    // Still learning is no reason to look less often.
+                    // A region without any observation yet must not slow down the scan.
                     news += u64::from(region.looks == 0);
                     continue;
                 }
@@ -219,13 +219,13 @@ impl Ingens {
             region.looked(touched, self.config.alpha);
             let now = region.frequently_accessed(self.config.frequent_at);
             news += u64::from(before != now || (region.frequency > 0.1 && region.frequency < 6.0));
-            // Used again and again after all: taken back from merging at once.
+            // Frequently used again: taken back from merging at once.
             if now && region.merged && !region.huge && !region.queued {
                 region.queued = true;
                 region.retry_ms = 0;
                 again.push((proc, index));
             }
-            // Same-page merging: frequently used huge pages are not given up for sharing (§3.3.5).
+            // Frequently used huge pages are excluded from same-page merging (§3.3.5).
             let deny = now && region.huge;
             if self.config.coordinate_sharing && deny != region.sharing_denied {
                 sharing.push((proc, index, deny));
@@ -270,7 +270,7 @@ impl Ingens {
         }
     }
 
-    /// Compacts memory when it is splintered (§3.3.4).
+    /// Compacts memory when it is fragmented (§3.3.4).
     fn compact(&mut self, now_ms: u64, actuator: &mut dyn Actuator, report: &mut StepReport) {
         let splintered = self.view.fmfi.is_some_and(|f| f > self.config.compact_above_fmfi);
         if !self.config.compaction || !splintered || now_ms < self.next_compact_ms {
@@ -286,7 +286,7 @@ impl Ingens {
         );
         match outcomes.first() {
             Some(Outcome::Done) => report.compactions += 1,
-            // Not allowed or not due: do not ask again every five seconds.
+            // Not allowed or not possible: retry at a longer interval.
             _ => self.next_compact_ms = now_ms + 12 * self.config.compact_period_ms,
         }
     }
@@ -316,15 +316,16 @@ impl Policy for Ingens {
         }
         region.huge = survey.huge;
         region.eligible = survey.eligible && !survey.unevictable;
-        // Until it is split, a page table cannot say that a huge page is hollow: keep what its contents said.
+        // The page table shows all of a huge page as used: until it is split, keep the finding from its
+        // contents.
         region.hollow &= survey.huge;
         if !region.hollow {
             region.util = survey.used.without(&region.filled);
         }
         let share = region.util.share();
-        // Crossing the threshold since the last survey is what the seed's fault handler would have noticed;
-        // so is a full region that lost its huge page because somebody freed a page in it, or that sharing
-        // broke up.
+        // The seed's fault handler would notice a region that crosses the threshold; here it is found by
+        // comparison with the last survey. A full region that lost its huge page, because a page in it was
+        // freed or sharing was broken up, is queued too.
         let crossed = share >= threshold && (before < threshold || region.was_huge);
         if crossed && region.eligible && !region.huge && !region.queued {
             region.queued = true;
@@ -368,7 +369,7 @@ impl Policy for Ingens {
         if now_ms >= self.next_access_ms && !self.tracker_failed {
             let result = self.scan_access(tracker, actuator, &mut report);
             self.next_access_ms = now_ms + self.config.access_period_ms * self.access_backoff;
-            // Without access bits Ingens still promotes by utilisation; it says so once and goes on.
+            // Without access bits Ingens still promotes by utilisation; the error is reported once.
             self.tracker_failed = result.is_err();
             result?;
         }
@@ -397,7 +398,7 @@ impl Policy for Ingens {
     }
 }
 
-/// Pages of memory that a share of a region stands for.
+/// Converts a number of pages to bytes.
 pub(crate) const fn pages_to_bytes(pages: u64) -> u64 {
     pages * PAGE_BYTES
 }

@@ -11,11 +11,11 @@ use crate::types::{HUGE_BYTES, HUGE_PAGES, HugeIndex, ProcId};
 const RETRY_MS: u64 = 1_000;
 
 impl Ingens {
-    /// Gives back what huge pages hold without need.
+    /// Splits underused huge pages to give back memory.
     ///
-    /// Ordinarily only regions whose use is known to have fallen below the threshold are split (deferred, not
-    /// at the first freed page). When memory is short, the least used go first and frequency does not protect
-    /// them.
+    /// Ordinarily only regions whose utilisation is known to have fallen below the threshold are split, not
+    /// at the first freed page. When memory is short, the least used are split first, frequently accessed
+    /// ones included.
     pub(super) fn demote(&mut self, actuator: &mut dyn Actuator, report: &mut StepReport) {
         let mut candidates: Vec<(u32, ProcId, HugeIndex)> = Vec::new();
         let floor = if self.config.adaptive && !self.short_of_memory() {
@@ -68,11 +68,10 @@ impl Ingens {
         }
     }
 
-    /// Makes huge pages: requests of the high list, then by fairness, never more than the step's batch.
+    /// Makes huge pages: first the requests of the high list, then by fairness, at most the step's batch.
     pub(super) fn promote(&mut self, now_ms: u64, actuator: &mut dyn Actuator, report: &mut StepReport) {
         let mut left = self.config.promote_batch.min(self.room());
-        // Under contention the high list is served fairly too: the next request is of whoever has the largest
-        // metric.
+        // The high list is served fairly too: the next request is from the process with the largest metric.
         while left > 0 && !self.high.is_empty() {
             let Some(position) = self.most_deserving_request() else {
                 break;
@@ -96,7 +95,7 @@ impl Ingens {
         }
     }
 
-    /// Huge pages that may still be made without endangering the machine or the budget.
+    /// Returns the number of huge pages that available memory and the budget still allow.
     fn room(&self) -> u64 {
         if self.short_of_memory() {
             return 0;
@@ -136,8 +135,8 @@ impl Ingens {
         self.high.iter().position(|(p, _)| of(p) >= best)
     }
 
-    /// Scans a stretch of address space of the most deserving process, again and again, until the stretch
-    /// allowed for this round is used up, O stops falling towards 0, or nobody can use a huge page.
+    /// Scans address space of the process with the largest metric, repeatedly, until the bytes allowed for
+    /// this round are used up, O stops falling towards 0, or no process can use a huge page.
     fn normal_list(
         &mut self,
         now_ms: u64,
@@ -163,13 +162,14 @@ impl Ingens {
             if made == 0 {
                 exhausted.push(proc);
             } else if contended && fair && all.len() > 1 && report.collapsed >= all.len() as u64 {
-                // A fair state was reached and everybody got the same in this round.
+                // A fair state was reached, and every process got an equal part in this round.
                 return;
             }
         }
     }
 
-    /// Walks regions from the process' cursor until one is promoted, the stretch ends or the pass is over.
+    /// Walks regions from the process' cursor until one is promoted, `stretch` is used up or the pass is
+    /// over. Returns the number of promoted regions.
     fn scan_regions(
         &mut self,
         now_ms: u64,
@@ -185,7 +185,7 @@ impl Ingens {
             };
             let from = HugeIndex(process.cursor.0);
             let Some((index, region)) = process.regions.range(from..).next() else {
-                // End of a pass. A process that gives nothing is left alone for a while.
+                // End of a pass. A process without a promotion in it is left out for a while.
                 if process.promoted_this_pass == 0 {
                     process.excluded_until_ms = now_ms + self.config.exclude_ms;
                 }
@@ -208,8 +208,8 @@ impl Ingens {
         0
     }
 
-    /// Whether a region stays base pages because merging saves memory in it (§3.3.5): only a frequently used
-    /// one is taken back from merging, and it is as soon as it is found to be frequently used.
+    /// Whether a region stays base pages because merging saves memory in it (§3.3.5). A frequently used
+    /// region does not, and is taken back as soon as it is found to be frequently used.
     fn leave_to_merging(
         &mut self,
         now_ms: u64,
@@ -237,8 +237,8 @@ impl Ingens {
         actuator: &mut dyn Actuator,
         report: &mut StepReport,
     ) -> bool {
-        // The request may be old: pages may have been freed since the survey, and filling them up would be
-        // bloat that no page table shows afterwards.
+        // The request may be stale: if pages were freed since the survey, filling them would be bloat that no
+        // page table shows afterwards.
         let threshold = self.threshold();
         if let Some(now) = actuator.used_now(proc, index)
             && let Some(region) = self.procs.get_mut(&proc).and_then(|p| p.regions.get_mut(&index))
@@ -264,8 +264,8 @@ impl Ingens {
             Outcome::Done => {
                 region.huge = true;
                 region.made = true;
-                // What was not in use is zeros now; without this the next survey would take it for used, and
-                // pages freed one by one would be filled up again and again.
+                // The collapse filled unused pages with zeros. Without this record the next survey would
+                // count them as used, and pages freed one by one would be filled again and again.
                 region.filled = region
                     .filled
                     .with(&crate::types::UtilVector::FULL.without(&region.util));

@@ -1,5 +1,4 @@
-//! What Ingens remembers of one 2 MiB region: util bit vector, access bit vector, its moving average
-//! (§3.3.1).
+//! State of one 2 MiB region: util bit vector, access bit vector and its moving average (§3.3.1).
 
 use crate::types::UtilVector;
 
@@ -8,41 +7,41 @@ use crate::types::UtilVector;
 pub struct Region {
     /// Base pages in use.
     pub util: UtilVector,
-    /// Base pages that only our own collapse filled, with zeros: the page table shows them present, nobody
-    /// uses them. Exact again after a split, which gives them back.
+    /// Base pages that only our own collapse filled, with zeros: the page table shows them as present, but
+    /// the program does not use them. Exact again after a split, which frees them.
     pub filled: UtilVector,
-    /// The last eight looks, newest in bit 0.
+    /// The last eight observations, newest in bit 0.
     pub access: u8,
     /// Exponential moving average F of the weight of `access` (equation 3.1).
     pub frequency: f32,
-    /// Looks so far, saturating; 0 means that nothing is known of accesses.
+    /// Number of observations, saturating; 0: accesses are unknown.
     pub looks: u8,
-    /// Whether its contents were looked at in this round.
+    /// Whether its contents were read in this round.
     pub inspected: bool,
-    /// Whether it was found hollow by its contents; the next survey must not overwrite that with "all used".
+    /// Whether reading its contents found it hollow; the next survey must not overwrite that with "all used".
     pub hollow: bool,
-    /// Whether we made it a huge page.
+    /// Whether the manager made it a huge page.
     pub made: bool,
-    /// Whether one huge page maps it now.
+    /// Whether one huge page maps it.
     pub huge: bool,
-    /// Whether it was a huge page before and lost that (a base page was freed in it).
+    /// Whether it was a huge page before and was split (a base page was freed in it).
     pub was_huge: bool,
-    /// Whether it may become one at all.
+    /// Whether it may become a huge page at all.
     pub eligible: bool,
     /// Whether it waits in the high priority list.
     pub queued: bool,
-    /// Whether sharing was denied to it.
+    /// Whether it is excluded from same-page merging.
     pub sharing_denied: bool,
-    /// Whether promotion was put off because same-page merging saves memory in it.
+    /// Whether promotion was postponed because same-page merging saves memory in it.
     pub merged: bool,
-    /// Failed attempts to promote; the wait doubles with each.
+    /// Failed promotions; the wait doubles with each.
     pub failures: u8,
-    /// Not before this time is promotion tried again.
+    /// Earliest time of the next attempt to promote.
     pub retry_ms: u64,
 }
 
 impl Region {
-    /// Takes in one look: shifts the access vector and updates F = α·weight + (1 − α)·F.
+    /// Records an observation: shifts the access vector and updates F = α·weight + (1 − α)·F.
     pub fn looked(&mut self, touched: bool, alpha: f64) {
         self.looks = self.looks.saturating_add(1);
         self.access = self.access << 1 | u8::from(touched);
@@ -50,7 +49,7 @@ impl Region {
         self.frequency = alpha as f32 * weight + (1.0 - alpha as f32) * self.frequency;
     }
 
-    /// F ≥ three quarters of the vector's size: 6 of 8.
+    /// Whether F ≥ `threshold`: by default three quarters of the vector's size, 6 of 8.
     pub fn frequently_accessed(&self, threshold: f64) -> bool {
         f64::from(self.frequency) >= threshold
     }

@@ -1,7 +1,8 @@
 //! MULTI-CLOCK (chapter 6 of the seed): every tier has inactive, active and promote lists; `kpromoted` walks
 //! the lower tiers every 100 ms and moves pages up, pressure moves them down.
 //!
-//! Owns page states and the edges between them. Refuses to know how references are seen or pages are moved.
+//! Owns page states and the transitions between them. Refuses to know how references are observed or pages
+//! are moved.
 
 mod reclaim;
 mod state;
@@ -19,7 +20,7 @@ use crate::types::{HUGE_PAGES, PAGE_BYTES, PageClass, PageKey, ProcId, TierId};
 use table::{Slot, Table};
 
 const CLASSES: [PageClass; 2] = [PageClass::Anon, PageClass::File];
-/// What one read adds to a page's importance.
+/// Amount that one read adds to a page's importance.
 const READ_HEAT: u8 = 32;
 
 /// Settings of MULTI-CLOCK; the defaults are the seed's.
@@ -28,7 +29,7 @@ const READ_HEAT: u8 = 32;
 pub struct MultiClockConfig {
     /// Time between two runs of `kpromoted`, ms (10..=60000; seed: 100).
     pub period_ms: u64,
-    /// Most pages asked for their reference bit in one run (64..=1048576).
+    /// Most pages whose reference bit is read in one run (64..=1048576).
     pub scan_batch_pages: u64,
     /// Most pages promoted in one run (1..=1048576).
     pub promote_batch_pages: u64,
@@ -68,7 +69,8 @@ pub struct Watermarks {
 }
 
 impl Watermarks {
-    /// The kernel's formula: `min` is the tier's part of 4·√(all KiB) KiB, `low` 5/4 and `high` 3/2 of it.
+    /// Computes the levels by the kernel's formula: `min` is the tier's part of 4·√(all KiB) KiB, `low` 5/4
+    /// and `high` 3/2 of it.
     pub fn new(tier_pages: u64, all_pages: u64, scale: f64) -> Self {
         let all_kib = (all_pages * PAGE_BYTES / 1024) as f64;
         let whole = (16.0 * all_kib).sqrt() * 1024.0 / PAGE_BYTES as f64 * scale;
@@ -88,7 +90,7 @@ pub struct MultiClock {
     config: MultiClockConfig,
     table: Table,
     capacity: Vec<u64>,
-    /// Base pages of ours in each tier.
+    /// Managed base pages in each tier.
     used: Vec<u64>,
     marks: Vec<Watermarks>,
     edges: EdgeCounts,
@@ -103,7 +105,7 @@ pub struct MultiClock {
 }
 
 impl MultiClock {
-    /// A policy over tiers of these capacities in pages, fastest first.
+    /// Makes a policy over tiers of these capacities in pages, fastest first.
     ///
     /// # Panics
     /// If there is no tier or more than 255.
@@ -135,7 +137,7 @@ impl MultiClock {
         }
     }
 
-    /// Where a page is and what is thought of it.
+    /// Returns the tier, list and reference mark of a page.
     pub fn state(&self, key: PageKey) -> Option<PageState> {
         let meta = self.table.meta(self.table.slot(key)?);
         Some(PageState {
@@ -145,28 +147,29 @@ impl MultiClock {
         })
     }
 
-    /// How often each edge of Figure 6.4 was taken.
+    /// Returns how often each edge of Figure 6.4 was taken.
     pub fn edges(&self) -> &EdgeCounts {
         &self.edges
     }
 
-    /// Pages on a list, both classes together.
+    /// Returns the number of pages on a list, both classes together.
     pub fn list_len(&self, tier: TierId, kind: ListKind) -> u64 {
         CLASSES.iter().map(|c| self.table.list(tier, *c, kind).len).sum()
     }
 
-    /// A tier's watermarks.
+    /// Returns a tier's watermarks.
     pub fn watermarks(&self, tier: TierId) -> Watermarks {
         self.marks[tier.index()]
     }
 
-    /// Most active pages for each inactive one: √(10·n) for n GiB, at least 1 (§6.2.3).
+    /// Returns the most active pages for each inactive one: √(10·n) for n GiB, at least 1 (§6.2.3).
     pub fn active_ratio(&self, tier: TierId) -> u64 {
         let gib = (self.capacity[tier.index()] * PAGE_BYTES) >> 30;
         ((10 * gib) as f64).sqrt().floor().max(1.0) as u64
     }
 
-    /// Tells the policy of a new page: it starts on the inactive list of its tier, not referenced.
+    /// Adds a new page: it starts on the inactive list of its tier, or on the unevictable list, not
+    /// referenced.
     pub fn allocate(&mut self, key: PageKey, class: PageClass, tier: TierId, unevictable: bool) {
         let kind = if unevictable {
             ListKind::Unevictable
@@ -180,7 +183,7 @@ impl MultiClock {
         }
     }
 
-    /// Tells the policy that a page was freed.
+    /// Removes a freed page.
     pub fn free(&mut self, key: PageKey) {
         if let Some(slot) = self.table.slot(key) {
             self.drop_slot(slot);
@@ -202,7 +205,8 @@ impl MultiClock {
         }
     }
 
-    /// A supervised access (through a system call): the page climbs at once, without waiting for a scan.
+    /// Records a supervised access (through a system call): the page is promoted in its lists at once,
+    /// without a scan.
     pub fn mark_page_accessed(&mut self, key: PageKey, write: bool) {
         if let Some(slot) = self.table.slot(key) {
             self.touched(slot, write);
@@ -212,7 +216,7 @@ impl MultiClock {
     /// Checks that every page is on exactly one list, the one its state names.
     ///
     /// # Errors
-    /// What is wrong, in words.
+    /// A message about the violation.
     pub fn check(&self) -> Result<(), String> {
         let promote_on_top = self.list_len(TierId(0), ListKind::Promote);
         if promote_on_top != 0 {
@@ -223,7 +227,7 @@ impl MultiClock {
         self.table.check()
     }
 
-    /// Base pages of ours in a tier.
+    /// Returns the number of managed base pages in a tier.
     pub fn used(&self, tier: TierId) -> u64 {
         self.used[tier.index()]
     }
@@ -238,7 +242,7 @@ impl MultiClock {
         (f64::from(READ_HEAT) * self.config.write_weight).min(127.0) as u8
     }
 
-    /// Takes the upward edges for one seen reference.
+    /// Takes the upward edge for one observed reference.
     fn touched(&mut self, slot: Slot, write: bool) {
         let step = if write { self.write_heat() } else { READ_HEAT };
         let meta = self.table.meta_mut(slot);
@@ -267,8 +271,8 @@ impl MultiClock {
         }
     }
 
-    /// A scan found a page untouched: a reference mark is taken back and the page skipped over, as CLOCK
-    /// does. Says whether the page had no mark left to lose.
+    /// Ages a page that a scan found untouched: clears its reference mark and skips it, as CLOCK does.
+    /// Returns true if it had no mark.
     fn aged(&mut self, slot: Slot) -> bool {
         let meta = self.table.meta_mut(slot);
         meta.heat /= 2;
@@ -295,7 +299,7 @@ impl MultiClock {
         self.table.move_to(slot, tier, kind);
     }
 
-    /// Free pages of a tier: what the actuator has, but no more than is left of the capacity given to us.
+    /// Returns the free pages of a tier, at most the part of the configured capacity that is left.
     fn free_in(&self, tier: TierId, actuator: &mut dyn Actuator) -> u64 {
         let left = self.capacity[tier.index()].saturating_sub(self.used[tier.index()]);
         actuator.free_pages(tier).min(left)
@@ -315,7 +319,8 @@ impl MultiClock {
         self.used[tier] = self.used[tier] - before + self.weight(slot);
     }
 
-    /// Asks the tracker about the oldest `count` pages of a list; answers in `self.slots` and `self.touches`.
+    /// Queries the tracker about the oldest `count` pages of a list; results are in `self.slots` and
+    /// `self.touches`.
     fn look(
         &mut self,
         tier: TierId,
@@ -338,7 +343,7 @@ impl MultiClock {
         Ok(looked)
     }
 
-    /// `kpromoted`'s walk over one list: references move pages up, their absence takes marks back.
+    /// Walks one list, as `kpromoted`: referenced pages move up, others lose their mark.
     fn walk(
         &mut self,
         tier: TierId,
@@ -374,7 +379,7 @@ impl MultiClock {
         report: &mut StepReport,
     ) -> Result<(), TrackerError> {
         let lower = self.capacity.len() as u64 - 1;
-        // Half of the budget stays for pressure; each list of each lower tier gets its part by length.
+        // Half of the budget is reserved for pressure; the lists of the lower tiers share the rest by length.
         let walk_budget = if lower == 0 { 0 } else { self.scan_budget / 2 };
         let total: u64 = (1..=lower)
             .map(|t| TierId(t as u8))
@@ -430,7 +435,7 @@ impl Policy for MultiClock {
             let meta = self.table.meta(s);
             meta.huge() == survey.huge && (meta.list() == ListKind::Unevictable) == survey.unevictable
         });
-        // The ordinary case, and the one that must be cheap: nothing changed.
+        // The ordinary case, which must be cheap: nothing changed.
         if known && (same || used.weight() == 0) {
             return;
         }

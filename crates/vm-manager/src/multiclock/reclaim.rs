@@ -1,16 +1,17 @@
-//! What leaves a list: promotion to the tier above, demotion to the tier below, eviction (§6.2.2, §6.2.3).
+//! Removal of pages from lists: promotion to the tier above, demotion to the tier below, eviction (§6.2.2,
+//! §6.2.3).
 
 use super::table::{ListKind, Slot};
 use super::{CLASSES, Edge, MultiClock, READ_HEAT};
 use crate::interfaces::{Action, Actuator, Outcome, StepReport, Touch, Tracker, TrackerError};
 use crate::types::{PageClass, TierId};
 
-/// Pages handled at once: bounds the memory of a batch and the time between looks at free memory.
+/// Pages per batch: bounds its memory and the time between checks of free memory.
 const BATCH_PAGES: u64 = 512;
 
 impl MultiClock {
     /// Moves pages of the promote list up. When the tier above has no room, its cold pages are demoted first;
-    /// what still finds no room goes back to the active list.
+    /// pages that still find no room return to the active list.
     pub(super) fn shrink_promote(
         &mut self,
         tier: TierId,
@@ -97,7 +98,7 @@ impl MultiClock {
         if free >= marks.low {
             return Ok(());
         }
-        // A tier under pressure first tries to get rid of pages upwards, then downwards.
+        // A tier under pressure first promotes pages, then demotes.
         if self.list_len(tier, ListKind::Promote) > 0 {
             self.shrink_promote(tier, tracker, actuator, report)?;
         }
@@ -106,7 +107,7 @@ impl MultiClock {
     }
 
     /// Demotes (or, in the lowest tier, evicts) until `target` pages are free or the scan budget is spent.
-    /// Gives how many pages left.
+    /// Returns the number of pages that left.
     pub(super) fn reclaim(
         &mut self,
         tier: TierId,
@@ -120,7 +121,7 @@ impl MultiClock {
             return Ok(0);
         }
         let mut freed = 0;
-        // Every page is looked at no more than twice: once to lose its mark, once to go.
+        // Every page is examined at most twice: once to lose its mark, once to leave.
         let lists = self.list_len(tier, ListKind::Inactive) + self.list_len(tier, ListKind::Active);
         let mut allowance = lists * 2;
         while freed < target && allowance > 0 && self.budget_left > 0 {
@@ -178,7 +179,7 @@ impl MultiClock {
         Ok(looked)
     }
 
-    /// Looks at the oldest inactive pages; the untouched ones leave the tier.
+    /// Queries the oldest inactive pages; untouched ones leave the tier.
     #[expect(clippy::too_many_arguments, reason = "one scan: where, how much, with what")]
     fn shrink_inactive(
         &mut self,
@@ -214,11 +215,12 @@ impl MultiClock {
         Ok((looked, freed))
     }
 
-    /// A page that was written lately gets one more round: slow tiers are slowest at writing (§6.5).
+    /// Whether a recently written page is spared for one more round: slow tiers are slowest at writing
+    /// (§6.5).
     fn spare_written(&mut self, slot: Slot) -> bool {
         let weighted = self.config.write_weight > 1.0;
         let meta = self.table.meta_mut(slot);
-        // Reads alone leave at most READ_HEAT / 2 after the two idle looks that lead here.
+        // After the two idle observations that lead here, reads alone leave at most READ_HEAT / 2.
         let spare = weighted && !meta.spared() && meta.heat > READ_HEAT / 2;
         if spare {
             meta.set_spared(true);

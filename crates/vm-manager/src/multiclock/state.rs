@@ -1,11 +1,11 @@
-//! States of a page and the edges between them (Figure 6.4), with a count of how often each was taken.
+//! States of a page and the edges between them (Figure 6.4), with a counter for each edge.
 
 use serde::Serialize;
 
 use super::table::ListKind;
 use crate::types::TierId;
 
-/// What the policy thinks of one page.
+/// Policy state of one page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PageState {
     /// The tier that holds it.
@@ -53,7 +53,7 @@ edges! {
     Deactivate,
     /// Promote → active, not referenced, in the tier above.
     PromoteUp,
-    /// Promote → active of the same tier: the move was not possible.
+    /// Promote → active in the same tier: the move was not possible.
     PromoteFail,
     /// Inactive, not referenced → inactive of the tier below.
     Demote,
@@ -67,7 +67,7 @@ edges! {
     Free,
 }
 
-/// How often each edge was taken.
+/// Counters of taken edges.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct EdgeCounts([u64; 17]);
 
@@ -77,15 +77,16 @@ impl EdgeCounts {
     pub(super) fn count(&mut self, edge: Edge) {
         self.0[edge as usize] += 1;
     }
-    /// How often `edge` was taken.
+    /// Returns how often `edge` was taken.
     pub fn get(&self, edge: Edge) -> u64 {
         self.0[edge as usize]
     }
-    /// Edges with their counts.
+    /// Iterates over all edges with their counts.
     pub fn iter(&self) -> impl Iterator<Item = (Edge, u64)> + '_ {
         Edge::ALL.iter().map(|e| (*e, self.get(*e)))
     }
-    /// Edges that changed what the policy thinks; references that change nothing are left out.
+    /// Returns the number of taken edges that change a page's state; `TopReference` and `PromoteReference` do
+    /// not.
     pub(super) fn changes(&self) -> u64 {
         self.0.iter().sum::<u64>() - self.get(Edge::TopReference) - self.get(Edge::PromoteReference)
     }

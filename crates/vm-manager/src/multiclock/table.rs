@@ -1,6 +1,6 @@
 //! Page metadata: 12 bytes a page in chunks of 64, with intrusive lists over slots.
 //!
-//! Owns storage and links; refuses to know what the lists mean.
+//! Owns storage and links; refuses to know the meaning of the lists.
 
 use std::collections::HashMap;
 
@@ -32,7 +32,7 @@ const FILE: u8 = 0b0000_1000;
 const SPARED: u8 = 0b0001_0000;
 const HUGE: u8 = 0b0010_0000;
 
-/// Everything that is remembered of one page.
+/// Metadata of one page.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub(super) struct Meta {
@@ -42,7 +42,7 @@ pub(super) struct Meta {
     tier: u8,
     /// Importance: decayed sum of touches, writes weighted.
     pub(super) heat: u8,
-    /// The tier it was found in.
+    /// The tier in which it was first found.
     origin: u8,
 }
 
@@ -184,14 +184,14 @@ impl Table {
         &mut self.metas[slot as usize]
     }
 
-    /// The 64 presence bits of the chunk that starts at page `first` (a multiple of 64).
+    /// Returns the 64 presence bits of the chunk that starts at page `first` (a multiple of 64).
     pub(super) fn present(&self, proc: ProcId, first: u64) -> u64 {
         self.index
             .get(&(proc, first / CHUNK_PAGES))
             .map_or(0, |c| self.chunks[*c as usize].present)
     }
 
-    /// Adds a page at the head of a list; `None` when it is there already or the table is full (2^32 pages).
+    /// Adds a page at the head of a list; `None` if it is present already or the table is full (2^32 pages).
     pub(super) fn insert(
         &mut self,
         key: PageKey,
@@ -263,7 +263,7 @@ impl Table {
         }
     }
 
-    /// Moves a page to the head of a list, perhaps of another tier.
+    /// Moves a page to the head of a list of any tier.
     pub(super) fn move_to(&mut self, slot: Slot, tier: TierId, kind: ListKind) {
         self.unlink(slot);
         self.link(slot, tier, kind);
@@ -278,7 +278,7 @@ impl Table {
         self.lists[tier.index()][class_index(class)][kind as usize]
     }
 
-    /// Up to `count` slots from the tail (the oldest), nearest to the tail first.
+    /// Collects up to `count` slots from the tail (the oldest), nearest to the tail first.
     pub(super) fn tail(
         &self,
         tier: TierId,
@@ -311,7 +311,7 @@ impl Table {
         .collect()
     }
 
-    /// Bytes held for bookkeeping, with the index and unused capacity.
+    /// Returns the bytes of bookkeeping, with the index and unused capacity.
     pub(super) fn bytes(&self) -> u64 {
         let chunk = self.chunks.capacity() * size_of::<Chunk>() + self.free.capacity() * 4;
         let metas = self.metas.capacity() * size_of::<Meta>();
@@ -355,7 +355,7 @@ impl Table {
         }
     }
 
-    /// Walks every list both ways and counts; for tests and for `debug` builds.
+    /// Checks every list in both directions and the counts; for tests and for `debug` builds.
     pub(super) fn check(&self) -> Result<(), String> {
         let mut seen = std::collections::HashSet::new();
         for (t, classes) in self.lists.iter().enumerate() {

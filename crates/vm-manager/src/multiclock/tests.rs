@@ -337,7 +337,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Legal steps of one page between two looks at it, for edges taken one at a time.
+/// Legal steps of one page between two observations, for edges taken one at a time.
 fn legal(before: PageState, after: PageState) -> bool {
     use ListKind::{Active, Inactive, Promote};
     let same = before.tier == after.tier;

@@ -1,4 +1,4 @@
-//! What MULTI-CLOCK is measured against: static tiering, LRU at every access, and the offline best.
+//! Baselines for MULTI-CLOCK: static tiering, LRU at every access, and the offline best.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -6,7 +6,7 @@ use super::Score;
 use super::trace::Access;
 use crate::types::PageKey;
 
-/// Static tiering: pages stay where first touch put them.
+/// Simulates static tiering: pages stay in the tier of their first touch.
 pub fn static_tiering(trace: &[Access], per_tick: usize, fast_pages: u64) -> Score {
     let mut fast: HashSet<PageKey> = HashSet::new();
     let mut seen: HashSet<PageKey> = HashSet::new();
@@ -24,8 +24,8 @@ pub fn static_tiering(trace: &[Access], per_tick: usize, fast_pages: u64) -> Sco
     score
 }
 
-/// Exact LRU that moves a page up at every miss: sees each access, which no scanner can, and pays no price
-/// for it.
+/// Simulates exact LRU with promotion at every miss: it sees each access, which no scanner can, and pays
+/// nothing for it.
 pub fn lru(trace: &[Access], per_tick: usize, fast_pages: u64) -> Score {
     let mut stamp: HashMap<PageKey, u64> = HashMap::new();
     let mut order: BTreeSet<(u64, PageKey)> = BTreeSet::new();
@@ -45,7 +45,7 @@ pub fn lru(trace: &[Access], per_tick: usize, fast_pages: u64) -> Score {
                 if full && let Some((_, page)) = order.pop_first() {
                     stamp.remove(&page);
                 }
-                // Up and, when something made room, down.
+                // One move up and, if the tier was full, one down.
                 score.migrations += u64::from(!fresh) + u64::from(full);
                 hits += u64::from(fresh);
             }
@@ -56,9 +56,9 @@ pub fn lru(trace: &[Access], per_tick: usize, fast_pages: u64) -> Score {
     score
 }
 
-/// The offline best: knows the future, keeps what is used again soonest, may leave a page where it is
-/// (Belady's MIN with bypass). No policy can have more hits; migrations are not its concern. First touches
-/// count as hits while they fit, as for the others.
+/// Simulates the offline best (Belady's MIN with bypass): it knows the future, keeps the pages with the
+/// nearest next use, and may leave a page in its tier. No policy can have more hits; it does not minimize
+/// migrations. Every first touch counts as a hit, as in [`lru`].
 pub fn offline_best(trace: &[Access], per_tick: usize, fast_pages: u64) -> Score {
     let never = usize::MAX;
     let mut next = vec![never; trace.len()];

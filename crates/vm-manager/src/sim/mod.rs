@@ -1,6 +1,6 @@
-//! A simulated machine: traces of page accesses drive the same policy code that runs over a kernel.
+//! A simulated machine: traces of page accesses drive the policy code that also runs over a kernel.
 //!
-//! Owns the clock, placement and reference bits of the simulation; refuses to know any policy's inside.
+//! Owns the clock, placement and reference bits of the simulation; refuses to know any policy's internals.
 
 pub mod baseline;
 pub mod trace;
@@ -17,7 +17,7 @@ use trace::Access;
 /// Simulated length of one tick: `kpromoted`'s period.
 pub const TICK_MS: u64 = 100;
 
-/// Reference bits as a processor would keep them.
+/// Tracker over simulated reference bits, which work as a processor's.
 #[derive(Debug, Default)]
 pub struct SimTracker {
     bits: HashMap<PageKey, Touch>,
@@ -53,20 +53,20 @@ impl Tracker for SimTracker {
     }
 }
 
-/// Where pages are, with finite tiers; moves can be made to fail.
+/// Simulated memory with finite tiers; moves can be made to fail.
 #[derive(Debug)]
 pub struct SimMemory {
     capacity: Vec<u64>,
     used: Vec<u64>,
     place: HashMap<PageKey, TierId>,
-    /// Pages that refuse to move (locked by someone else).
+    /// Pages that cannot be moved, as if locked by another user.
     pub pinned: std::collections::HashSet<PageKey>,
     /// Pages moved so far.
     pub migrations: u64,
 }
 
 impl SimMemory {
-    /// Tiers of these capacities in pages, fastest first.
+    /// Makes tiers of these capacities in pages, fastest first.
     pub fn new(capacity_pages: &[u64]) -> Self {
         Self {
             capacity: capacity_pages.to_vec(),
@@ -94,12 +94,12 @@ impl SimMemory {
         }
     }
 
-    /// The tier that holds a page.
+    /// Returns the tier that holds a page.
     pub fn tier(&self, page: PageKey) -> Option<TierId> {
         self.place.get(&page).copied()
     }
 
-    /// Pages in a tier.
+    /// Returns the number of pages in a tier.
     pub fn used(&self, tier: TierId) -> u64 {
         self.used[tier.index()]
     }
@@ -153,7 +153,7 @@ impl Actuator for SimMemory {
     }
 }
 
-/// What a run over a trace gave.
+/// Result of a run over a trace.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Score {
     /// Accesses in all.
@@ -169,18 +169,19 @@ pub struct Score {
 }
 
 impl Score {
-    /// Share of accesses that the fastest tier served.
+    /// Returns the share of accesses that the fastest tier served.
     pub fn hit_ratio(&self) -> f64 {
         self.fast_hits as f64 / self.accesses.max(1) as f64
     }
 
-    /// Hit ratio of ticks `from..to`.
+    /// Returns the mean hit ratio of ticks `from..to`.
     pub fn window(&self, from: usize, to: usize) -> f64 {
         let part = &self.per_tick[from.min(self.per_tick.len())..to.min(self.per_tick.len())];
         part.iter().map(|r| f64::from(*r)).sum::<f64>() / part.len().max(1) as f64
     }
 
-    /// Ticks after `change` until the hit ratio is back at 95 % of its mean over the last fifth of the run.
+    /// Returns the ticks after `change` until the hit ratio is back at 95 % of its mean over the last fifth
+    /// of the run.
     pub fn convergence_ticks(&self, change: usize) -> Option<usize> {
         let end = self.window(self.per_tick.len() * 4 / 5, self.per_tick.len());
         self.per_tick[change.min(self.per_tick.len())..]
@@ -195,7 +196,8 @@ impl Score {
     }
 }
 
-/// Runs MULTI-CLOCK over a trace; pages are allocated on first touch, above the fast tier's low watermark.
+/// Runs MULTI-CLOCK over a trace; a first touch allocates the page in the fastest tier with free pages above
+/// its `min` watermark.
 pub fn multi_clock(trace: &[Access], per_tick: usize, capacity: &[u64], config: MultiClockConfig) -> Score {
     let mut memory = SimMemory::new(capacity);
     let mut tracker = SimTracker::default();

@@ -15,16 +15,16 @@ pub struct Access {
     pub write: bool,
 }
 
-/// A small generator of pseudo-random numbers (splitmix64), so that traces never change under us.
+/// A small generator of pseudo-random numbers (splitmix64); own code, so that traces never change.
 #[derive(Debug, Clone)]
 pub struct Rng(u64);
 
 impl Rng {
-    /// Starts from a seed.
+    /// Makes a generator from a seed.
     pub const fn new(seed: u64) -> Self {
         Self(seed)
     }
-    /// The next 64 bits.
+    /// Returns the next 64 bits.
     pub const fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -32,11 +32,11 @@ impl Rng {
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ (z >> 31)
     }
-    /// Uniform in `0..bound`; 0 when `bound` is 0.
+    /// Returns a number uniform in `0..bound`; 0 when `bound` is 0.
     pub fn below(&mut self, bound: u64) -> u64 {
         ((u128::from(self.next_u64()) * u128::from(bound)) >> 64) as u64
     }
-    /// Uniform in 0.0..1.0.
+    /// Returns a number uniform in 0.0..1.0.
     pub fn unit(&mut self) -> f64 {
         (self.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }
@@ -50,7 +50,7 @@ pub struct Zipf {
 }
 
 impl Zipf {
-    /// Over `pages` pages, popularity scattered over them by `seed`.
+    /// Makes a generator over `pages` pages, with popularity scattered over them by `seed`.
     pub fn new(pages: u64, theta: f64, seed: u64) -> Self {
         let mut sum = 0.0;
         let cumulative = (1..=pages)
@@ -67,7 +67,7 @@ impl Zipf {
         Self { cumulative, order }
     }
 
-    /// The next page.
+    /// Draws the next page.
     pub fn draw(&self, rng: &mut Rng) -> u64 {
         let total = self.cumulative.last().copied().unwrap_or(1.0);
         let point = rng.unit() * total;
@@ -86,7 +86,7 @@ fn access(proc: u16, page: u64, write: bool) -> Access {
     }
 }
 
-/// Touches every page once, in order: the load phase of a program.
+/// Returns accesses that touch every page once, in order: the load phase of a program.
 pub fn load(proc: u16, pages: u64) -> Vec<Access> {
     (0..pages).map(|p| access(proc, p, true)).collect()
 }
@@ -103,7 +103,7 @@ pub enum Kind {
     PhaseChange,
     /// One process fills fast memory and goes idle, then a second, identical one runs (Fig. 6.10).
     TwoProcesses,
-    /// YCSB over a key-value store: zipfian, half updates, then a stretch where the newest keys are the
+    /// YCSB over a key-value store: zipfian, half updates, then a phase in which the newest keys are the
     /// popular ones.
     Memcached,
     /// Sequential edges with random reads of ranks whose popularity follows a power law.
@@ -146,7 +146,7 @@ impl Kind {
         }
     }
 
-    /// Index of the first access after the change of phase, if the trace has one.
+    /// Returns the index of the first access after the change of phase, if the trace has one.
     pub fn change_at(self, pages: u64, accesses: u64) -> Option<u64> {
         match self {
             Self::PhaseChange => Some(pages + accesses / 2),
@@ -229,15 +229,15 @@ fn page_rank(pages: u64, accesses: u64, seed: u64) -> Vec<Access> {
     out
 }
 
-/// What is wrong with a recorded trace.
+/// Errors of a recorded trace.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
     /// A line that cannot be read.
     #[error("line {line}: {what}; expected `PROC PAGE r|w`")]
     Line {
-        /// 1-based.
+        /// Number of the line, from 1.
         line: u64,
-        /// What is wrong.
+        /// The fault.
         what: String,
     },
     /// The file could not be read or written.
@@ -245,13 +245,13 @@ pub enum TraceError {
     Io(#[from] std::io::Error),
 }
 
-/// Longest trace that is read, in accesses: bounds the memory of a replay.
+/// Longest accepted trace, in accesses: bounds the memory of a replay.
 pub const MAX_ACCESSES: u64 = 200_000_000;
 
 /// Writes a trace as text, one access a line.
 ///
 /// # Errors
-/// What the writer says.
+/// Errors of the writer.
 pub fn write(trace: &[Access], mut to: impl Write) -> Result<(), TraceError> {
     writeln!(to, "# varve page trace v1: process page r|w")?;
     for a in trace {
@@ -269,7 +269,7 @@ pub fn write(trace: &[Access], mut to: impl Write) -> Result<(), TraceError> {
 /// Reads a trace.
 ///
 /// # Errors
-/// [`TraceError::Line`] for the first line that is not an access; nothing is guessed.
+/// [`TraceError::Line`] for the first line that is not an access.
 pub fn read(from: impl BufRead) -> Result<Vec<Access>, TraceError> {
     let mut out = Vec::new();
     for (n, line) in from.lines().enumerate() {

@@ -27,7 +27,7 @@ impl Advice {
     }
 }
 
-/// A handle on one process that cannot come to mean another one when its pid is reused.
+/// A handle that stays bound to its process when the pid is reused.
 #[derive(Debug)]
 pub struct ProcessHandle {
     fd: OwnedFd,
@@ -39,14 +39,14 @@ impl ProcessHandle {
     /// # Errors
     /// `ESRCH` when there is no such process, `ENOSYS` before Linux 5.3.
     pub fn open(pid: Pid) -> io::Result<Self> {
-        // SAFETY: pidfd_open takes two integers and gives a new descriptor that nobody else owns.
+        // SAFETY: pidfd_open takes two integers and returns a new descriptor without another owner.
         let fd = check(unsafe { libc::syscall(libc::SYS_pidfd_open, pid.0, 0) })?;
         // SAFETY: the descriptor was just made by the kernel for us; it fits an int.
         let fd = unsafe { OwnedFd::from_raw_fd(fd as libc::c_int) };
         Ok(Self { fd })
     }
 
-    /// Advises a range; gives how many bytes were dealt with.
+    /// Gives advice on a range; returns the number of bytes that the kernel processed.
     ///
     /// # Errors
     /// The kernel's errno: `EPERM` without CAP_SYS_NICE, `EINVAL` when the kernel does not know the advice or

@@ -6,20 +6,19 @@ use std::ops::Range;
 use super::check;
 use crate::types::PAGE_BYTES;
 
-/// Page-aligned ranges of the calling process' own memory. Nothing outside of them is ever touched through
-/// this.
+/// Page-aligned ranges of the calling process' own memory. Its methods never touch memory outside of them.
 #[derive(Debug, Clone)]
 pub struct Arenas {
     ranges: Vec<Range<u64>>,
 }
 
 impl Arenas {
-    /// Takes ranges of addresses, first byte and one past the last.
+    /// Makes arenas of address ranges, first byte and one past the last.
     ///
     /// # Safety
-    /// The caller owns the ranges and keeps them mapped as long as this value or a copy of it lives. Whoever
-    /// holds it may [`drop_pages`](Self::drop_pages): from then on the caller must not rely on the contents
-    /// of pages in them beyond what it tells that holder.
+    /// The caller owns the ranges and keeps them mapped as long as this value or a copy of it lives. Every
+    /// holder of it may call [`drop_pages`](Self::drop_pages): from then on the caller must not rely on the
+    /// contents of pages in them beyond what it tells that holder.
     ///
     /// # Errors
     /// `EINVAL` when a range is empty or not page-aligned.
@@ -31,7 +30,7 @@ impl Arenas {
         }
     }
 
-    /// The ranges.
+    /// Returns the ranges.
     pub fn ranges(&self) -> &[Range<u64>] {
         &self.ranges
     }
@@ -64,8 +63,8 @@ impl Arenas {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
         let (start, len) = (part.start as *mut libc::c_void, (part.end - part.start) as usize);
-        // SAFETY: whole pages of an arena, as just checked; who made the arenas gave up relying on their
-        // contents (`new`), and the merging advices keep them.
+        // SAFETY: whole pages of an arena, as just checked; the caller of `new` gave up relying on their
+        // contents, and the merging advices keep them.
         let result = unsafe { libc::madvise(start, len, advice) };
         check(libc::c_long::from(result)).map(drop)
     }

@@ -17,7 +17,7 @@ pub use pagemap::{FrameFlags, Frames, PageCategories, PageRun, Pagemap};
 pub use process::{ThpDisable, disable_thp, restrict_child_thp, run_until, thread_cpu_time};
 pub use uffd::WriteTracking;
 
-/// The result of a system call as `io::Result`.
+/// Converts the result of a system call to `io::Result`.
 fn check(value: libc::c_long) -> std::io::Result<usize> {
     usize::try_from(value).map_err(|_| std::io::Error::last_os_error())
 }

@@ -1,15 +1,15 @@
-//! `move_pages`: where pages are, and moving them between NUMA nodes.
+//! `move_pages`: locates pages and moves them between NUMA nodes.
 
 use std::io;
 
 use super::check;
 use crate::types::{NodeId, Pid, VirtPage};
 
-/// What the kernel said of one page: its node, or an errno (positive).
+/// The kernel's answer for one page: its node, or an errno (positive).
 pub type PageStatus = Result<NodeId, i32>;
 
-/// Put into every status before the call: the kernel leaves it there for all pages of a batch in which one
-/// did not move, although the others did.
+/// Initial value of every status. If one page of a batch did not move, the kernel leaves it for all of them,
+/// although the others did move.
 const UNTOLD: libc::c_int = libc::c_int::MIN;
 
 fn call(pid: Pid, pages: &[VirtPage], nodes: Option<&[libc::c_int]>) -> io::Result<Vec<PageStatus>> {
@@ -41,7 +41,7 @@ fn call(pid: Pid, pages: &[VirtPage], nodes: Option<&[libc::c_int]>) -> io::Resu
     Ok(status.into_iter().map(read).collect())
 }
 
-/// Asks on which node each page is.
+/// Returns the node of each page.
 ///
 /// # Errors
 /// The kernel's errno for the process as a whole: `ESRCH`, `EPERM`.
@@ -49,7 +49,7 @@ pub fn page_nodes(pid: Pid, pages: &[VirtPage]) -> io::Result<Vec<PageStatus>> {
     call(pid, pages, None)
 }
 
-/// Moves pages to a node; a page mapped by several processes stays where it is. Gives where each page is
+/// Moves pages to a node; a page mapped by several processes stays where it is. Returns the node of each page
 /// afterwards.
 ///
 /// # Errors
@@ -57,8 +57,7 @@ pub fn page_nodes(pid: Pid, pages: &[VirtPage]) -> io::Result<Vec<PageStatus>> {
 pub fn move_pages(pid: Pid, pages: &[VirtPage], to: NodeId) -> io::Result<Vec<PageStatus>> {
     let nodes = vec![to.0 as libc::c_int; pages.len()];
     let mut status = call(pid, pages, Some(&nodes))?;
-    // What the kernel did not tell is asked: a page taken for unmoved would be counted in the wrong tier for
-    // ever.
+    // Query the pages without a status: a page taken for unmoved would be counted in the wrong tier for ever.
     let untold: Vec<usize> = (0..pages.len())
         .filter(|i| status[*i] == Err(libc::EBUSY))
         .collect();

@@ -11,7 +11,7 @@ use super::check;
 use crate::types::{PAGE_BYTES, Pid, VirtPage};
 
 bitflags! {
-    /// What a page is, as `PAGEMAP_SCAN` tells it.
+    /// Categories of a page, as `PAGEMAP_SCAN` reports them.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub struct PageCategories: u64 {
         /// In a range registered for asynchronous write protection.
@@ -31,7 +31,7 @@ bitflags! {
     }
 }
 
-/// Neighbouring pages of the same categories.
+/// Neighbouring pages of equal categories.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub struct PageRun {
@@ -43,18 +43,18 @@ pub struct PageRun {
 }
 
 impl PageRun {
-    /// Number of pages.
+    /// Returns the number of pages.
     pub const fn pages(&self) -> u64 {
         (self.end - self.start) / PAGE_BYTES
     }
-    /// What they are.
+    /// Returns the categories of the pages.
     pub const fn categories(&self) -> PageCategories {
         PageCategories::from_bits_truncate(self.categories)
     }
 }
 
 bitflags! {
-    /// What the kernel says of a page frame (`/proc/kpageflags`).
+    /// Flags of a page frame (`/proc/kpageflags`).
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub struct FrameFlags: u64 {
         /// Merged with identical pages.
@@ -67,20 +67,21 @@ bitflags! {
     }
 }
 
-/// Flags of page frames; empty answers without root.
+/// Table of page frame flags; without root all flags read as empty.
 #[derive(Debug)]
 pub struct Frames {
     file: Option<File>,
 }
 
 impl Frames {
-    /// Opens the kernel's table, where we may.
+    /// Opens the kernel's table, if permitted.
     pub fn open() -> Self {
         let file = File::open("/proc/kpageflags").ok();
         Self { file }
     }
 
-    /// Flags of the frame that a page map entry names; empty when it names none or the kernel hides it.
+    /// Returns the flags of the frame that a page map entry names; empty when it names none or the kernel
+    /// hides it.
     pub fn flags(&self, entry: u64) -> FrameFlags {
         let mut bytes = [0u8; 8];
         let frame = entry & ((1 << 55) - 1);
@@ -116,7 +117,7 @@ const _: () = assert!(size_of::<ScanArgument>() == 96 && size_of::<PageRun>() ==
 const PAGEMAP_SCAN: libc::c_ulong = 0xc060_6610;
 const WP_MATCHING: u64 = 1;
 const CHECK_WPASYNC: u64 = 2;
-/// Runs asked for in one call: 24 KiB of buffer.
+/// Most runs returned by one call: 24 KiB of buffer.
 const RUNS: usize = 1024;
 
 /// The page map of one process.
@@ -129,19 +130,19 @@ impl Pagemap {
     /// Opens the map of a process.
     ///
     /// # Errors
-    /// `EACCES` for processes of others without root, `ENOENT`/`ESRCH` when gone.
+    /// `EACCES` for processes of other users without root, `ENOENT`/`ESRCH` if it has ended.
     pub fn open(pid: Pid) -> io::Result<Self> {
         Ok(Self {
             file: File::open(format!("/proc/{pid}/pagemap"))?,
         })
     }
 
-    /// Raw entries of `count` pages from `first` on (bits: 63 present, 62 swapped, 61 file, 55 soft-dirty,
-    /// 0–54 frame). Without CAP_SYS_ADMIN the frame reads as 0. Fewer entries come back at the end of the
-    /// address space.
+    /// Reads the raw entries of `count` pages from `first` on (bits: 63 present, 62 swapped, 61 file, 55
+    /// soft-dirty, 0–54 frame). Without CAP_SYS_ADMIN the frame reads as 0. Returns fewer entries at the end
+    /// of the address space.
     ///
     /// # Errors
-    /// What reading gave.
+    /// Errors of reading.
     pub fn entries(&self, first: VirtPage, count: usize) -> io::Result<Vec<u64>> {
         let mut bytes = vec![0u8; count * 8];
         let mut got = 0;
@@ -155,7 +156,8 @@ impl Pagemap {
         Ok(bytes[..got / 8 * 8].chunks_exact(8).map(word).collect())
     }
 
-    /// Runs of pages in memory that are not the shared zero page, in `start..end` (bytes, page-aligned).
+    /// Calls `each` for the runs of pages in memory that are not the shared zero page, in `start..end`
+    /// (bytes, page-aligned).
     ///
     /// # Errors
     /// `ENOTTY` before Linux 6.7; `EINVAL` for a range that is not aligned.
@@ -170,8 +172,8 @@ impl Pagemap {
         self.scan(argument, each)
     }
 
-    /// Runs of pages written since the last call, write-protecting them again in the same step. Works only in
-    /// ranges that the process registered for asynchronous write protection.
+    /// Calls `each` for the runs of pages written since the last call, and write-protects them again in one
+    /// step. Works only in ranges that the process registered for asynchronous write protection.
     ///
     /// # Errors
     /// `EPERM` when a range is not registered, `ENOTTY` before Linux 6.7.

@@ -1,4 +1,4 @@
-//! Our own processor time, that of helpers, and who may get huge pages in the fault path.
+//! Processor time of this thread and of helper processes, and the setting of huge pages in the fault path.
 
 use std::io;
 use std::process::Command;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::check;
 
-/// Processor time that the calling thread has used.
+/// Returns the processor time of the calling thread.
 pub fn thread_cpu_time() -> Duration {
     let mut time = libc::timespec {
         tv_sec: 0,
@@ -21,12 +21,12 @@ pub fn thread_cpu_time() -> Duration {
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec as u32)
 }
 
-/// How far huge pages are switched off for a process.
+/// The extent to which huge pages are switched off for a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ThpDisable {
     /// Not at all.
     No,
-    /// Not given by the fault path nor by khugepaged, but by request (Linux 6.18).
+    /// Off in the fault path and for khugepaged, on by request (Linux 6.18).
     ExceptAdvised,
     /// Never, not even by request.
     Completely,
@@ -34,7 +34,7 @@ pub enum ThpDisable {
 
 const PR_THP_DISABLE_EXCEPT_ADVISED: libc::c_ulong = 2;
 
-/// Sets it for the calling process and what it will `exec`.
+/// Sets the mode for the calling process and for the programs that it executes.
 ///
 /// # Errors
 /// `EINVAL` when the kernel does not know the mode.
@@ -50,8 +50,8 @@ pub fn disable_thp(mode: ThpDisable) -> io::Result<()> {
     check(libc::c_long::from(result)).map(drop)
 }
 
-/// Makes `command` start with huge pages by request only. Where the kernel lacks the mode the program starts
-/// as it would have; the caller probed that before and told the user.
+/// Makes `command` start with huge pages by request only. Without kernel support the program starts
+/// unchanged; the caller has probed for that and told the user.
 pub fn restrict_child_thp(command: &mut Command) {
     use std::os::unix::process::CommandExt;
     // SAFETY: the closure runs between fork and exec and makes one system call; it allocates nothing and
@@ -64,11 +64,11 @@ pub fn restrict_child_thp(command: &mut Command) {
     }
 }
 
-/// Runs `command` to its end, or until `stop` says so (asked about every 500 µs): then it is killed. Gives
-/// whether it ended by itself and well, and the processor time that it used.
+/// Runs `command` to its end, or kills it when `stop` returns true (called about every 500 µs). Returns
+/// whether it ended by itself and successfully, and its processor time.
 ///
 /// # Errors
-/// When it cannot be started or waited for.
+/// It cannot be started or waited for.
 pub fn run_until(command: &mut Command, mut stop: impl FnMut() -> bool) -> io::Result<(bool, Duration)> {
     let mut child = command.spawn()?;
     loop {
@@ -76,7 +76,8 @@ pub fn run_until(command: &mut Command, mut stop: impl FnMut() -> bool) -> io::R
         let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
         let mut status: libc::c_int = 0;
         let pid = child.id() as libc::pid_t;
-        // SAFETY: `status` and `usage` are valid for writing; the child is ours and nobody else waits for it.
+        // SAFETY: `status` and `usage` are valid for writing; the child is ours and no other thread waits for
+        // it.
         let got = unsafe { libc::wait4(pid, &raw mut status, libc::WNOHANG, &raw mut usage) };
         match got {
             0 => {

@@ -37,12 +37,12 @@ pub struct WriteTracking {
 }
 
 impl WriteTracking {
-    /// Opens it; works without privileges, for faults of user code only.
+    /// Opens a userfaultfd for faults of user code only, which needs no privileges.
     ///
     /// # Errors
     /// `ENOSYS`/`EPERM` without userfaultfd, `EINVAL` before Linux 6.7.
     pub fn open() -> io::Result<Self> {
-        // SAFETY: the call takes flags and gives a descriptor that nobody else owns.
+        // SAFETY: the call takes flags and returns a new descriptor without another owner.
         let fd = check(unsafe {
             libc::syscall(
                 libc::SYS_userfaultfd,

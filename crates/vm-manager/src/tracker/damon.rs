@@ -1,8 +1,8 @@
-//! DAMON over physical addresses, through sysfs: regions of frames with a count of samples that found them
+//! DAMON over physical addresses, through sysfs: regions of frames with the number of samples that found them
 //! touched.
 //!
-//! Resolution is a DAMON region, which the kernel adapts; what lies in no region, or in one that is too large
-//! to stand for its pages, is `Unknown`.
+//! Resolution is a DAMON region, which the kernel adapts. A page in no region, or in one that is too large to
+//! stand for its pages, is `Unknown`.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
@@ -14,10 +14,10 @@ use crate::interfaces::{Touch, Tracker, TrackerError, TrackerInfo};
 use crate::processes::SharedProcesses;
 use crate::types::{HUGE_BYTES, PAGE_BYTES, PageKey};
 
-/// Where DAMON's directories are.
+/// Directory of DAMON's settings.
 pub const ADMIN: &str = "/sys/kernel/mm/damon/admin/kdamonds";
 
-/// Who has claimed DAMON: pid and start time of the manager. One that was killed could not let go of it.
+/// File with the pid and start time of the manager that claimed DAMON. A killed manager leaves it behind.
 const OWNER: &str = "/run/varve-vm/damon";
 
 /// Settings of the DAMON tracker.
@@ -51,7 +51,7 @@ struct Seen {
     accesses: u64,
 }
 
-/// The tracker. Dropping it stops the kernel thread and puts back the number of threads there were.
+/// The tracker. Dropping it stops the kernel thread and restores the number of threads.
 #[derive(Debug)]
 pub struct Damon {
     config: DamonConfig,
@@ -61,10 +61,10 @@ pub struct Damon {
     covered: Vec<(u64, u64)>,
     regions: BTreeMap<u64, Seen>,
     largest: u64,
-    /// When the regions were read last; between two aggregations there is nothing new.
+    /// Time of the last read of the regions; they change only with each aggregation.
     refreshed: Option<Instant>,
     started: Option<Instant>,
-    /// Pages judged by the present aggregation: asked again, there is nothing to say.
+    /// Pages already judged by the present aggregation; they are `Unknown` until the next one.
     asked: HashSet<PageKey>,
 }
 
@@ -80,14 +80,15 @@ fn get(path: &Path) -> io::Result<u64> {
         .map_err(|_| io::Error::from(io::ErrorKind::InvalidData))
 }
 
-/// When a process was started, in clock ticks since boot: tells it from a later one of the same pid.
+/// Returns the start time of a process, in clock ticks since boot, which distinguishes it from a later one
+/// with its pid.
 fn started(pid: u32) -> Option<String> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let after_name = stat.rsplit_once(')')?.1;
     after_name.split_ascii_whitespace().nth(19).map(str::to_owned)
 }
 
-/// Whether the text of an owner's file names a process that is there no more.
+/// Whether the text of an owner file names a process that has ended.
 fn abandoned(owner: &str) -> bool {
     let mut words = owner.split_ascii_whitespace();
     let (Some(pid), Some(start)) = (words.next().and_then(|w| w.parse().ok()), words.next()) else {
@@ -96,7 +97,7 @@ fn abandoned(owner: &str) -> bool {
     started(pid).is_none_or(|s| s != start)
 }
 
-/// Whether DAMON can be had: nobody uses it, or a manager of ours that was killed left it behind.
+/// Whether DAMON is free: unused, or left behind by a killed manager.
 ///
 /// # Errors
 /// `NotFound` when the kernel lacks it, `PermissionDenied` without root.
@@ -106,11 +107,11 @@ pub fn available() -> io::Result<bool> {
 }
 
 impl Damon {
-    /// Claims DAMON; nothing is watched until pages are asked for.
+    /// Claims DAMON; monitoring starts with the first query.
     ///
     /// # Errors
-    /// `NotFound` when the kernel lacks it, `PermissionDenied` without root, `ResourceBusy` when somebody
-    /// else uses it: their set-up is not touched.
+    /// `NotFound` when the kernel lacks it, `PermissionDenied` without root, `ResourceBusy` when another
+    /// program uses it; its set-up is not touched.
     pub fn open(config: DamonConfig, processes: SharedProcesses) -> io::Result<Self> {
         let admin = PathBuf::from(ADMIN);
         if get(&admin.join("nr_kdamonds"))? != 0 && available()? {
@@ -130,8 +131,8 @@ impl Damon {
             let _ = put(&admin.join("nr_kdamonds"), 0);
             return Err(e);
         }
-        // Without the note DAMON works as well; only a killed manager's claim would stay until somebody
-        // clears it.
+        // DAMON works without the owner file too; only the claim of a killed manager would then stay until an
+        // administrator clears it.
         let me = std::process::id();
         let _ = crate::snapshot::state_dir()
             .and_then(|_| fs::write(OWNER, format!("{me} {}", started(me).unwrap_or_default())));
@@ -151,14 +152,15 @@ impl Damon {
         })
     }
 
-    /// Pid of the kernel thread, to account its processor time.
+    /// Returns the pid of the kernel thread, to account its processor time.
     pub fn kdamond_pid(&self) -> Option<u64> {
         self.running
             .then(|| get(&self.admin.join("0/pid")).ok())
             .flatten()
     }
 
-    /// Regions at the last look, as (first byte, one past the last, samples that found it touched).
+    /// Iterates over the last read regions, as (first byte, one past the last, samples that found it
+    /// touched).
     pub fn regions(&self) -> impl Iterator<Item = (u64, u64, u64)> + '_ {
         self.regions
             .iter()
@@ -206,7 +208,7 @@ impl Damon {
         self.regions.clear();
         self.asked.clear();
         self.started = Some(Instant::now());
-        // The first aggregation must be over before there is anything to read.
+        // There is nothing to read before the first aggregation has ended.
         self.refreshed = Some(Instant::now());
         Ok(())
     }
@@ -250,7 +252,8 @@ impl Damon {
     }
 }
 
-/// Frames as physical ranges of whole 2 MiB blocks, the closest ones joined until there are at most `most`.
+/// Converts frames to physical ranges of whole 2 MiB blocks; joins the closest ones until there are at most
+/// `most`.
 fn physical_ranges(frames: &[Option<u64>], most: usize) -> Vec<(u64, u64)> {
     let mut blocks: Vec<u64> = frames
         .iter()
@@ -323,8 +326,8 @@ impl Tracker for Damon {
         let outside = frames.iter().flatten().filter(|f| !inside(f)).count();
         let waited = |since: Option<Instant>, least: Duration| since.is_none_or(|t| t.elapsed() >= least);
         let window = Duration::from_micros(self.config.aggregate_us);
-        // Watch other frames only when a tenth of what is asked lies outside: restarting loses what was
-        // learned. What was watched before stays watched: other lists are asked for in turn.
+        // Change the monitored frames only when a tenth of the queried ones lies outside: a restart loses the
+        // collected samples. Frames monitored before stay included: other lists are queried in turn.
         if outside * 10 > known && waited(self.started, window * 4) {
             let blocks = self
                 .covered

@@ -10,10 +10,10 @@ use crate::interfaces::{Touch, Tracker, TrackerError, TrackerInfo};
 use crate::processes::SharedProcesses;
 use crate::types::{PAGE_BYTES, PageKey};
 
-/// Where the kernel keeps the bitmap.
+/// Path of the kernel's bitmap.
 pub const BITMAP: &str = "/sys/kernel/mm/page_idle/bitmap";
 
-/// The tracker. A frame's bit is set ("idle") when asked and found cleared when the page was touched since.
+/// The tracker. Each query sets a frame's bit ("idle"); the kernel clears it when the page is touched.
 #[derive(Debug)]
 pub struct IdleBitmap {
     bitmap: File,
@@ -35,9 +35,9 @@ impl IdleBitmap {
         })
     }
 
-    /// Reads the bits of the words in `masks`, in runs of neighbouring words. Words that the kernel does not
-    /// give are left out: it gives whole words only, so where memory ends within one, the frames of that one
-    /// cannot be judged.
+    /// Reads the words in `masks`, in runs of neighbouring words. Words that the kernel does not return are
+    /// left out: it returns whole words only, so if memory ends within a word, the frames of that word cannot
+    /// be judged.
     fn read(&self, masks: &BTreeMap<u64, u64>) -> io::Result<BTreeMap<u64, u64>> {
         let mut out = BTreeMap::new();
         for (first, count) in runs(masks) {
@@ -72,18 +72,18 @@ impl IdleBitmap {
     }
 }
 
-/// What the bits say of one frame.
+/// Judges one frame by its bit.
 fn judge(frame: Option<u64>, idle: &BTreeMap<u64, u64>) -> Touch {
     let word = frame.and_then(|f| Some((f, idle.get(&(f / 64))?)));
     match word {
         None => Touch::Unknown,
         Some((f, w)) if w >> (f % 64) & 1 == 1 => Touch::Idle,
-        // Never armed means touched since it was allocated, which is the time since "last asked".
+        // A bit that was never set counts as touched: the page was allocated since the last query.
         Some(_) => Touch::Read,
     }
 }
 
-/// Neighbouring words, at most 512 in a run.
+/// Groups neighbouring words into runs of at most 512.
 fn runs(masks: &BTreeMap<u64, u64>) -> Vec<(u64, usize)> {
     let mut out: Vec<(u64, usize)> = Vec::new();
     for word in masks.keys() {
@@ -134,8 +134,8 @@ mod tests {
 
     #[test]
     fn frames_of_a_word_that_memory_ends_in_are_unknown_and_the_others_are_judged() {
-        // Three whole words and four bytes: what the kernel gives of a memory of 224 frames is the first
-        // three.
+        // Three whole words and four bytes: for a memory of 224 frames the kernel returns the first three
+        // words.
         let bitmap = tempfile::tempfile().unwrap();
         let bytes: Vec<u8> = [0u64, 2, 1]
             .iter()

@@ -13,7 +13,7 @@ pub use written::Written;
 use crate::interfaces::{Touch, Tracker, TrackerError, TrackerInfo};
 use crate::types::PageKey;
 
-/// Sees nothing and says so: what is left when the kernel offers no source.
+/// A tracker without observations, used when the kernel offers no source.
 #[derive(Debug)]
 pub struct Blind;
 

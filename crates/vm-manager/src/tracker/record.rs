@@ -1,4 +1,4 @@
-//! Writes every touch that a tracker saw to a trace, for replay in the simulator.
+//! Writes every touch that a tracker observed to a trace, for replay in the simulator.
 
 use std::io::Write;
 
@@ -8,7 +8,7 @@ use crate::types::PageKey;
 /// Most touches written to one trace file: about 4 GiB of text.
 const MOST: u64 = 200_000_000;
 
-/// A tracker that passes on what another one sees and writes it down.
+/// A tracker that forwards and records the observations of another one.
 pub struct Recorder<W: Write> {
     inner: Box<dyn Tracker>,
     out: W,
@@ -24,7 +24,7 @@ impl<W: Write> std::fmt::Debug for Recorder<W> {
 }
 
 impl<W: Write> Recorder<W> {
-    /// Records what `inner` sees. The trace is complete when this is dropped.
+    /// Records the observations of `inner`. The trace is complete when this is dropped.
     pub fn new(inner: Box<dyn Tracker>, mut out: W) -> std::io::Result<Self> {
         writeln!(out, "# varve page trace v1: process page r|w")?;
         Ok(Self {

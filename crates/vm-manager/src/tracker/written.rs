@@ -14,8 +14,8 @@ pub struct Written {
 }
 
 impl Written {
-    /// A tracker over the cooperating ones among `processes`. `unwritten_is_idle` is the user's word that
-    /// pages which matter are written: then a page of an arena that was not written counts as idle.
+    /// Makes a tracker over the cooperating ones among `processes`. `unwritten_is_idle` is the user's
+    /// assurance that important pages are written: an unwritten page of an arena then counts as idle.
     pub const fn new(processes: SharedProcesses, unwritten_is_idle: bool) -> Self {
         Self {
             processes,
@@ -24,7 +24,7 @@ impl Written {
     }
 }
 
-/// Sorted pages as ranges; gaps of up to 16 pages are scanned along.
+/// Sorts pages and joins them to ranges, across gaps of up to 16 pages.
 fn ranges(mut pages: Vec<u64>) -> Vec<(u64, u64)> {
     pages.sort_unstable();
     let mut out: Vec<(u64, u64)> = Vec::new();
@@ -63,7 +63,7 @@ impl Tracker for Written {
             };
             let Some(link) = &process.coop else { continue };
             for (from, to) in ranges(pages).into_iter().flat_map(|r| link.clip(r)) {
-                // A range that vanished in between is unknown, like any page outside of the arenas.
+                // A range that vanished meanwhile is unknown, like any page outside of the arenas.
                 let seen = process
                     .pagemap
                     .take_written(from * PAGE_BYTES, to * PAGE_BYTES, |run| {

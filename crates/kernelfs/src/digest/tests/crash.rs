@@ -1,5 +1,5 @@
 //! Exactly once: a digest that crashes anywhere is finished after the restart, with the same result as one
-//! that did not crash; and a digest of everything at once gives the same as one of each operation alone.
+//! that did not crash; and one digest of everything gives the same result as a digest after each operation.
 
 use super::machine::{DIR, FILE, Machine, NONE, ROOT, create};
 use std::collections::BTreeMap;
@@ -140,8 +140,8 @@ fn digest_at_once_equals_digest_one_by_one() {
     }
 }
 
-/// Whatever point of `recording` the machine crashes at, what is left of the log is digested to `expected`,
-/// and checks clean.
+/// Checks that after a crash at any point of `recording` the rest of the log is digested to `expected`, and
+/// that the pool checks clean.
 fn every_crash_is_digested_to(expected: &BTreeMap<String, String>, recording: &Recording, seed: u64) {
     let points = recording.durability_points();
     assert!(points.len() > 10);
@@ -194,7 +194,7 @@ fn digest_happens_exactly_once_when_its_metadata_is_on_flash_and_it_crashes_anyw
     }
 }
 
-/// Changes of what is there and new files, beside it.
+/// Changes existing files and makes new ones.
 fn write_more(machine: &mut Machine, seed: u64) {
     let keys = machine.numbers(8);
     for (number, key) in (0_u64..).zip(keys) {

@@ -1,4 +1,4 @@
-//! Operations that the daemon does itself: POSIX's answers.
+//! Forwarded operations: POSIX's answers.
 
 use super::machine::{DIR, FILE, Machine, NONE, ROOT};
 use crate::digest::{Applied, Client, ForwardError, apply_forwarded};
@@ -13,7 +13,7 @@ use varve_media::sim::Crash;
 use varve_store::{DataTarget, Progress, Store, StoreError};
 use zerocopy::IntoBytes;
 
-/// Hears of the records of large allocations.
+/// Callback for the records of large allocations.
 type Spent = Box<dyn Fn(&Store, u64)>;
 
 struct Caller {
@@ -143,7 +143,7 @@ fn what_the_kernel_has_checked_is_not_refused_for_groups_that_it_does_not_tell()
         },
     };
     caller.call(group(50)).unwrap();
-    // A member of group 50, of which nothing is said here.
+    // The daemon does not know that the caller is a member of group 50.
     caller.be(1000);
     let name = (dir, &b"f"[..], file);
     assert_eq!(errno(caller.make(dir, b"g", FILE)), libc::EACCES);
@@ -355,7 +355,7 @@ fn forwarded_number_is_carried_out_once() {
     );
 }
 
-/// What `name` in `dir` is: mode and device.
+/// Returns mode and device of the inode that `name` in `dir` names.
 fn device(caller: &Caller, dir: InodeKey, name: &[u8]) -> Option<(u32, u32)> {
     let key = caller.machine.lookup(dir, name)?;
     let attr = caller.machine.attr(key);
@@ -391,7 +391,7 @@ fn rename_leaves_a_whiteout_in_place_of_a_file_and_of_a_directory() {
     assert_eq!(caller.machine.lookup(work, b"g"), Some(file));
     assert_eq!(caller.machine.lookup(work, b"empty"), Some(dir));
     assert_eq!(caller.machine.attr(upper).nlink, 2);
-    // A whiteout is left by a rename alone, and not by an exchange.
+    // Only a rename leaves a whiteout, an exchange does not.
     let exchange = LogOp::Rename {
         dir: work,
         name: b"g",
@@ -484,13 +484,13 @@ fn sparse_file(caller: &mut Caller) -> InodeKey {
     file
 }
 
-/// Blocks of a file that are allocated.
+/// Returns the number of allocated blocks of a file.
 fn blocks(store: &Store, key: InodeKey) -> u64 {
     let extents = store.map(key.ino, FileBlock(0), usize::MAX).unwrap();
     extents.iter().map(|extent| u64::from(extent.len)).sum()
 }
 
-/// Gives all the space that is left to a file.
+/// Gives all the free space to a file.
 fn fill_up(store: &Store, ino: Ino) {
     let target = DataTarget::prefer(Tier::Nvm);
     for at in 0.. {

@@ -243,7 +243,7 @@ fn scattered_file_is_cut_punched_and_freed_by_records_of_their_own() {
     let mut machine = Machine::with_journal(1 << 20);
     let key = machine.numbers(1)[0];
     machine.create(ROOT, b"f", key, FILE);
-    // Every other block, so that each one is an extent.
+    // Every other block, so that each block is an extent.
     for block in 0..1500_u64 {
         machine.op(LogOp::Write {
             key,
@@ -315,7 +315,7 @@ fn full_pool_keeps_the_log_and_what_was_digested() {
     assert!(matches!(error, StoreError::NoSpace { .. }), "{error}");
     assert_eq!(machine.digested(), LogSeq(3));
     assert_eq!(machine.data(keys[0]), b"fits");
-    // Whoever logs more than he was granted waits for nothing.
+    // A session that logs more than its reservation is refused at once.
     machine.leases.reserved.set(Some(100));
     let applied = machine.digest(1000).unwrap();
     assert_eq!(applied[0].refused[0].1.why, Refusal::NotReserved);
@@ -369,7 +369,7 @@ fn noise_in_a_log_is_digested_to_nothing() {
     assert_eq!(machine.digested(), LogSeq(1));
 }
 
-/// A file with a block of ones, digested, and one of twos over it, in the log.
+/// Makes a file with a digested block of ones, and a block of twos over it in the log.
 fn overwritten(machine: &mut Machine) -> InodeKey {
     let key = file_with(machine, &[1; 4096]);
     machine.op(LogOp::Write {
@@ -380,7 +380,7 @@ fn overwritten(machine: &mut Machine) -> InodeKey {
     key
 }
 
-/// A file with `first` as its content, digested.
+/// Makes a file with `first` as its content, digested.
 fn file_with(machine: &mut Machine, first: &[u8]) -> InodeKey {
     let key = machine.numbers(1)[0];
     machine.create(ROOT, b"f", key, FILE);
@@ -450,13 +450,13 @@ fn torn_blocks_that_nobody_needs_are_looked_at_all_the_same() {
     let mut machine = Machine::new();
     let key = overwritten(&mut machine);
     let torn = machine.end() - 1;
-    // Covers it wholly.
+    // This entry covers it wholly.
     machine.op(LogOp::Write {
         key,
         offset: 0,
         data: &[3; 4096],
     });
-    // And this one is refused.
+    // This entry is refused.
     machine.op(LogOp::Write {
         key: InodeKey::new(77, 1),
         offset: 0,

@@ -21,7 +21,7 @@ pub(super) const ROOT: InodeKey = InodeKey::ROOT;
 pub(super) const NONE: EntryFlags = EntryFlags::empty();
 pub(super) const NOW: i64 = 1 << 50;
 
-/// Leases that grant everything to everybody, but for what a test says.
+/// Leases that grant everything to everybody, except where a test sets a field.
 #[derive(Default)]
 pub(super) struct AllLeases {
     pub(super) held: RefCell<Vec<(SessionId, InodeKey)>>,
@@ -68,7 +68,7 @@ pub(super) struct Machine {
     pub(super) unprivileged: Option<u32>,
     seq: u64,
     end: u64,
-    /// How often something that was left in the log was none.
+    /// How often a digest answered [`Digested::Unsure`].
     pub(super) unsure: usize,
 }
 
@@ -93,7 +93,7 @@ impl Machine {
         Self::in_world(SimWorld::new(), journal_bytes)
     }
 
-    /// One with a slower tier, where metadata can go.
+    /// Makes a machine with a slower tier that can take metadata.
     pub(super) fn with_flash() -> Self {
         let world = SimWorld::new();
         world.add_block("ssd", 16 << 20);
@@ -147,7 +147,7 @@ impl Machine {
         self.world.region("log").unwrap()
     }
 
-    /// New numbers for inodes.
+    /// Allocates inode numbers.
     pub(super) fn numbers(&self, count: u8) -> Vec<InodeKey> {
         let mut tx = self.store.begin().unwrap();
         let keys = tx.alloc_inodes(ROOT.ino, count).unwrap();
@@ -155,7 +155,7 @@ impl Machine {
         keys
     }
 
-    /// One transaction in the log.
+    /// Writes one transaction to the log.
     pub(super) fn write(&mut self, ops: &[(EntryFlags, LogOp<'_>)]) {
         for (at, (flags, op)) in ops.iter().enumerate() {
             let mut payload = Vec::new();
@@ -254,7 +254,7 @@ impl Machine {
         }
     }
 
-    /// Where the next entry goes, if it fits into the chunk.
+    /// Returns the offset of the next entry, if it fits into the chunk.
     pub(super) const fn end(&self) -> u64 {
         self.end
     }
@@ -278,7 +278,7 @@ impl Machine {
         out
     }
 
-    /// Where `lseek` finds data.
+    /// Returns the ranges in which `lseek` finds data.
     pub(super) fn data_blocks(&self, key: InodeKey) -> Vec<(u64, u64)> {
         let (mut found, mut at) = (Vec::new(), 0);
         while let Some(data) = self.store.seek_data(key.ino, at).unwrap() {
@@ -288,7 +288,7 @@ impl Machine {
         found
     }
 
-    /// Everything that a program can see, and that the structures are sound.
+    /// Returns everything that a program can see; asserts that the structures are sound.
     pub(super) fn dump(&self) -> BTreeMap<String, String> {
         assert_eq!(self.store.check().unwrap(), []);
         assert_eq!(self.store.check_data().unwrap(), []);
@@ -314,7 +314,7 @@ impl Machine {
 
     fn dump_inode(&self, ino: Ino, path: String, seen: &mut BTreeMap<String, String>) {
         let mut attr = self.store.get(ino).unwrap().attr;
-        // Blocks used depend on how a file came to be.
+        // The number of used blocks depends on a file's history.
         attr.sectors = 0;
         let data = match attr.kind() {
             FileKind::Regular => crc32c::crc32c(&self.data(attr.key)),

@@ -1,4 +1,4 @@
-//! Questions to the table: who has what, and who waits. Looks only.
+//! Queries of the table: holders and waiting requests. Reads only.
 
 use super::{Table, Ticket};
 use std::collections::BTreeMap;
@@ -6,13 +6,13 @@ use varve_format::{InodeKey, LeaseNo, SessionId};
 use varve_ipc::LeaseMode;
 
 impl Table {
-    /// Whether changes of `key` are to be forwarded at the moment.
+    /// Whether changes of `key` are being forwarded.
     #[must_use]
     pub fn is_contended(&self, key: InodeKey, now_ms: u64) -> bool {
         self.contention.is_contended(key, now_ms)
     }
 
-    /// Inodes whose changes are to be forwarded at the moment.
+    /// Returns the number of inodes whose changes are being forwarded.
     #[must_use]
     pub fn contended(&self, now_ms: u64) -> usize {
         self.contention.count(now_ms)
@@ -28,13 +28,13 @@ impl Table {
         })
     }
 
-    /// Mode in which `session` may use `key` at the moment (also while it is being asked back).
+    /// Returns the mode in which `session` may use `key` (also while the lease is being asked back).
     #[must_use]
     pub fn mode(&self, session: SessionId, key: InodeKey) -> Option<LeaseMode> {
         self.holder(session, key).map(|holder| holder.mode)
     }
 
-    /// The lease of `session` on `key`.
+    /// Returns the lease of `session` on `key`.
     #[must_use]
     pub fn lease(&self, session: SessionId, key: InodeKey) -> Option<(LeaseNo, LeaseMode)> {
         self.holder(session, key)
@@ -51,7 +51,7 @@ impl Table {
         })
     }
 
-    /// Sessions that know where the blocks of `key` were.
+    /// Returns the sessions that know places of the blocks of `key`.
     pub fn mappers(&self, key: InodeKey) -> impl Iterator<Item = SessionId> {
         let holders = self
             .holders
@@ -63,13 +63,13 @@ impl Table {
             .map(|holder| holder.session)
     }
 
-    /// Leases of a session.
+    /// Returns the number of a session's leases.
     #[must_use]
     pub fn count(&self, session: SessionId) -> usize {
         self.by_session.get(&session).map_or(0, BTreeMap::len)
     }
 
-    /// Requests of a session that wait.
+    /// Returns the number of a session's waiting requests.
     #[must_use]
     pub fn waiting(&self, session: SessionId) -> usize {
         self.waiters
@@ -78,7 +78,7 @@ impl Table {
             .count()
     }
 
-    /// Those requests.
+    /// Returns the tickets of a session's waiting requests.
     #[must_use]
     pub fn waiting_tickets(&self, session: SessionId) -> Vec<Ticket> {
         let own = self
@@ -88,7 +88,7 @@ impl Table {
         own.map(|(ticket, _)| *ticket).collect()
     }
 
-    /// Whether anybody waits.
+    /// Whether any request waits.
     #[must_use]
     pub fn anyone_waits(&self) -> bool {
         !self.waiters.is_empty()

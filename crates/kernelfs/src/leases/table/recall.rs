@@ -1,17 +1,18 @@
-//! Recalls: which leases are asked back, when again, and which sessions are late. Who gets a lease is decided
-//! in the table.
+//! Recalls: which leases are asked back, when they are asked again, and which sessions are late. The table
+//! decides grants.
 
 use super::{Holder, Phase, Revocation, Table};
 use varve_format::{InodeKey, LeaseNo, SessionId};
 use varve_ipc::LeaseMode;
 
-/// The daemon's own time counts for so many lease times at most: a client that keeps it busy gains no more.
+/// Most of the daemon's own work, in lease times, that extends a session's deadline: a client that keeps the
+/// daemon busy gains no more.
 const EXCUSED_LEASES: u64 = 6;
-/// A lease that nobody waits for may take so many lease times to come back.
+/// Lease times after which a recalled lease is late if no request waits for it.
 const UNAWAITED_LEASES: u64 = 8;
 
 impl Table {
-    /// Leases to be asked back now, because somebody waits for them; each again after a quarter of
+    /// Returns the leases to ask back because requests wait for them; each is asked again after a quarter of
     /// `lease_ms`, in case the first message overtook the grant.
     pub fn revocations(&mut self, now_ms: u64) -> Vec<Revocation> {
         let again_ms = self.again_ms();
@@ -67,8 +68,8 @@ impl Table {
         out
     }
 
-    /// How long a lease is kept at least: no longer than for the operation that asked for it, if it is not
-    /// worth the wait of others.
+    /// Returns the least time for which a lease is kept: none beyond the operation that asked for it, if it
+    /// is not worth the wait of others.
     fn hold_ms(&self, key: InodeKey, holder: &Holder, now_ms: u64) -> u64 {
         let at_once = match holder.mode {
             LeaseMode::Read => self.contention.is_contended(key, now_ms),
@@ -81,7 +82,7 @@ impl Table {
         (self.limits.lease_ms / 4).max(1)
     }
 
-    /// Asks back the `count` write leases that were granted longest ago: space for rows runs out.
+    /// Asks back the `count` write leases that were granted longest ago, because space for rows runs out.
     pub fn revoke_oldest(&mut self, count: usize, now_ms: u64) -> Vec<Revocation> {
         let oldest: Vec<_> = self
             .writes_by_age
@@ -139,13 +140,13 @@ impl Table {
         out
     }
 
-    /// The daemon begins to work for `session`: to carry out a release, or to look for space; each must
-    /// [end](Self::end_work).
+    /// Notes that the daemon begins to work for `session`: to carry out a release, or to search for space.
+    /// Each call must be [ended](Self::end_work).
     pub fn begin_work(&mut self, session: SessionId, now_ms: u64) {
         self.work.begin(session, now_ms);
     }
 
-    /// That is over.
+    /// Notes that one such piece of work has ended.
     pub fn end_work(&mut self, session: SessionId, now_ms: u64) {
         let over = self.work.end(session, now_ms);
         if over && !self.by_session.contains_key(&session) {
@@ -153,7 +154,7 @@ impl Table {
         }
     }
 
-    /// When a lease that was asked back at `first_ms` is late.
+    /// Returns the time from which on a lease that was asked back at `first_ms` is late.
     fn late_ms(&self, key: InodeKey, holder: &Holder, first_ms: u64, work_ms: u64, now_ms: u64) -> u64 {
         if holder.unwanted && !self.someone_wants(key, holder.session, holder.mode) {
             return first_ms + UNAWAITED_LEASES * self.limits.lease_ms;
@@ -162,8 +163,8 @@ impl Table {
         first_ms + self.limits.lease_ms + worked_ms.min(EXCUSED_LEASES * self.limits.lease_ms)
     }
 
-    /// Sessions that have not given a lease back in time; the time that the daemon itself worked for them is
-    /// not theirs.
+    /// Returns the sessions that have not given a lease back in time; the time that the daemon itself worked
+    /// for them does not count.
     #[must_use]
     pub fn expired(&self, now_ms: u64) -> Vec<SessionId> {
         let late = |(session, key): &&(SessionId, InodeKey)| {
@@ -183,7 +184,7 @@ impl Table {
         sessions
     }
 
-    /// What a late session has not given back, for the log.
+    /// Describes the leases that a late session has not given back, for the log.
     #[must_use]
     pub fn late_leases(&self, session: SessionId, now_ms: u64) -> Vec<String> {
         let mine = self.asked.iter().filter(|(_, (whose, _))| *whose == session);
@@ -203,8 +204,8 @@ impl Table {
         .collect()
     }
 
-    /// When, after `now_ms`, [`revocations`](Self::revocations) or [`expired`](Self::expired) may have
-    /// something new because of time alone.
+    /// Returns the first time after `now_ms` at which [`revocations`](Self::revocations) or
+    /// [`expired`](Self::expired) may return something new because of time alone.
     #[must_use]
     pub fn next_event_ms(&self, now_ms: u64) -> Option<u64> {
         let again_ms = self.again_ms();

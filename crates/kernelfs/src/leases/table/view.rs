@@ -1,4 +1,4 @@
-//! The table as operators see it: who waits for whom, and what a session has. Looks only.
+//! The table for operators: waiting requests with their holders, and a session's leases. Reads only.
 
 use super::{Holder, Phase, Table};
 use serde::{Deserialize, Serialize};
@@ -14,7 +14,7 @@ pub struct HolderStatus {
     pub mode: String,
     /// `granting`, `held`, `asked back`, or `releasing` (its log is being digested).
     pub state: String,
-    /// Since it was asked back, in milliseconds.
+    /// Milliseconds since it was asked back.
     #[serde(default)]
     pub asked_ms: Option<u64>,
 }
@@ -30,9 +30,9 @@ pub struct WaitStatus {
     pub mode: String,
     /// How long it has waited, in milliseconds.
     pub waited_ms: u64,
-    /// Requests for this inode that are before it.
+    /// Requests for this inode ahead of this one.
     pub before: u64,
-    /// Other sessions whose leases are in its way.
+    /// Other sessions whose leases keep it waiting.
     pub holders: Vec<HolderStatus>,
 }
 
@@ -43,7 +43,7 @@ pub struct LeaseDetail {
     pub lease: u64,
     /// Inode number.
     pub inode: u64,
-    /// Which life of that number.
+    /// Generation of the inode number.
     pub generation: u32,
     /// As in [`HolderStatus`].
     #[serde(flatten)]
@@ -64,7 +64,7 @@ fn session_number(session: SessionId) -> u64 {
 }
 
 impl Table {
-    /// Everything that is waited for, oldest request first: of each request the inodes that keep it back.
+    /// Returns all waits, oldest request first: for each request the inodes that keep it waiting.
     #[must_use]
     pub fn waits(&self, now_ms: u64) -> Vec<WaitStatus> {
         let mut waits = Vec::new();
@@ -98,13 +98,13 @@ impl Table {
         waits
     }
 
-    /// Leases that a session was asked to give back and has not.
+    /// Returns the number of leases that a session was asked to give back and has not.
     #[must_use]
     pub fn asked_back(&self, session: SessionId) -> usize {
         self.asked.values().filter(|(whose, _)| *whose == session).count()
     }
 
-    /// Leases of a session, oldest first, at most `max`.
+    /// Returns a session's leases, oldest first, at most `max`.
     #[must_use]
     pub fn leases_of(&self, session: SessionId, max: usize, now_ms: u64) -> Vec<LeaseDetail> {
         let Some(leases) = self.by_session.get(&session) else {

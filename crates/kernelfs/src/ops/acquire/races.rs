@@ -1,5 +1,5 @@
-//! Sessions that end between the commit of a row and its place in memory, where threads meet rarely: step by
-//! step.
+//! Sessions that end between the commit of a row and its insertion in memory, which threads rarely hit by
+//! chance: step by step.
 #![allow(clippy::unwrap_used)]
 
 use super::Leasing;
@@ -20,13 +20,13 @@ fn session_of(world: &World, client: &Client) -> Arc<Session> {
     world.kernel.locked().live(client.id()).unwrap()
 }
 
-/// Its log is digested, its rows are gone.
+/// Ends the session: its log is digested, its rows are gone.
 fn end(world: &World, client: &Client) {
     world.kernel.gone(client.id());
     assert_eq!(world.kernel.sessions(), 0);
 }
 
-/// No row of a session that is over, and no number that nobody has.
+/// Asserts that no row of an ended session and no leaked number is left.
 fn nothing_is_left(world: &World, inodes_before: u64) {
     assert_eq!(world.kernel.store.grants().unwrap(), []);
     assert_eq!(world.kernel.status().inodes_used, inodes_before);
@@ -50,7 +50,7 @@ fn grant_leaves_no_row_when_its_session_ends_before_it_counts() {
         if ended {
             end(&world, &a);
         } else {
-            // Sealed; its end is still to come, and takes the row along.
+            // Sealed; its end is still to come, and removes the row.
             Teardown::of(&world.kernel).seal_session(a.id(), "a test");
         }
         let settled = Leasing::of(&world.kernel).settle_grants(&session, &decision, written);
@@ -90,7 +90,7 @@ fn row_of_a_batch_does_not_come_again_when_its_session_ends_while_a_part_is_give
     let inodes = world.kernel.status().inodes_used;
     let a = world.client();
     let (given_back, _) = a.alloc(4)[0];
-    // What the release is about to write, and what the end of an inode is about to.
+    // Row changes that a release, or the end of an inode, is about to write.
     let changes = world.kernel.locked().rows.give_back_changes(a.id(), given_back);
     assert_eq!(changes.len(), 2);
     end(&world, &a);
@@ -105,7 +105,7 @@ fn part_that_a_digest_took_out_does_not_come_again_when_another_is_given_back() 
     let keys: Vec<_> = a.alloc(2).into_iter().map(|(key, _)| key).collect();
     let mut row = world.kernel.store.grants().unwrap()[0];
     let (given_back, other) = (row.batch & 1, row.batch & !1);
-    // The release has looked at the row; the record with the end of the other inode is there before it
+    // The release has read the row; the record with the end of the other inode commits before the release
     // writes.
     let change = world.kernel.locked().rows.end_change(a.id(), keys[0]).unwrap();
     assert_eq!(
@@ -132,7 +132,7 @@ fn row_that_came_since_its_inode_was_digested_is_removed_and_one_of_the_record_i
         rows,
         ..Applied::default()
     };
-    // The digest looked for rows before this one counted.
+    // The digest looked for rows before this one took effect.
     let changes = TakeOver::of(&world.kernel).take_over(&freed(Vec::new()));
     assert_eq!(changes, [RowChange::Remove(row.lease)]);
     world.kernel.locked().rows.insert_batch(row, &[key]);

@@ -1,5 +1,4 @@
-//! When blocks that were replaced may be used again: not before every message about them was obeyed, in
-//! whatever order that is.
+//! Reuse of replaced blocks: not before every message about them was obeyed, in whatever order.
 #![allow(clippy::unwrap_used)]
 
 use super::{BARRIER_KEYS_MAX, TakeOver};
@@ -8,7 +7,7 @@ use crate::digest::Applied;
 use varve_format::{FileBlock, FileKind, InodeAttr, InodeKey, TxId};
 use varve_ipc::{ITEMS_MAX, LeaseMode, Link, Request, Response, Upcall};
 
-/// Empty files that `client` has mapped.
+/// Makes empty files that `client` has mapped.
 fn mapped(world: &World, client: &Client, count: usize) -> Vec<InodeKey> {
     let store = &world.kernel.store;
     let mut keys = Vec::new();
@@ -42,7 +41,7 @@ fn mapped(world: &World, client: &Client, count: usize) -> Vec<InodeKey> {
     keys
 }
 
-/// A transaction replaced blocks of `keys`.
+/// Applies a transaction that replaced blocks of `keys`.
 fn replaced(world: &World, tx: u64, keys: &[InodeKey]) {
     let applied = Applied {
         tx: TxId(tx),
@@ -52,7 +51,7 @@ fn replaced(world: &World, tx: u64, keys: &[InodeKey]) {
     assert_eq!(TakeOver::of(&world.kernel).take_over(&applied), []);
 }
 
-/// Obeys the next barrier, which must be there; its transaction.
+/// Obeys the next barrier, which must be there; returns its transaction.
 fn told(client: &Client) -> u64 {
     let Upcall::Barrier { tx, .. } = client.upcall() else {
         panic!("another upcall")
@@ -65,7 +64,7 @@ fn obey(client: &Client, tx: u64) {
     assert_eq!(client.link.call(ack), Ok(Response::Done));
 }
 
-/// What transactions up to here freed may be used again.
+/// Returns the newest transaction whose freed blocks may be used again.
 fn horizon(world: &World) -> u64 {
     world.kernel.locked().reader_horizon().0
 }

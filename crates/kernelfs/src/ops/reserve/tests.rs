@@ -1,5 +1,5 @@
-//! Who gets what when space is short: clients that answer, late, too soon, never, or with lies; step by step,
-//! or in threads that wait for each other.
+//! Grants when space is short: clients that answer, late, too soon, never, or with lies; step by step, or in
+//! threads that wait for each other.
 #![allow(clippy::unwrap_used)]
 
 use super::Reservations;
@@ -20,7 +20,7 @@ fn reserved(world: &World) -> u64 {
     world.kernel.store.space().reserved
 }
 
-/// So many blocks and not one less.
+/// Requests exactly this number of blocks.
 fn ask(client: &Client, blocks: u64) -> Result<u64, IpcError> {
     let blocks = blocks as u32;
     let least = blocks;
@@ -41,7 +41,7 @@ fn wanted(client: &Client) {
     assert_eq!(client.upcall(), Upcall::ReclaimReservations);
 }
 
-/// Whether it was asked for anything.
+/// Whether the daemon has asked the client for its reservations.
 fn is_asked(client: &Client) -> bool {
     let upcall = client.link.upcall(Duration::ZERO);
     matches!(upcall, Ok(Some(Upcall::ReclaimReservations)))
@@ -54,7 +54,7 @@ fn stat(client: &Client) -> StatFs {
     }
 }
 
-/// Blocks that a file is given at once, and what that costs at most.
+/// Blocks that a file is given at once, and their highest cost.
 const BLOCKS: u64 = 100;
 const COST: u64 = BLOCKS + 3;
 
@@ -68,12 +68,12 @@ fn take_blocks(client: &mut Client, key: InodeKey, number: u64) {
     });
 }
 
-/// All that it has logged is digested, or refused.
+/// Whether all its logged entries are digested, or refused.
 fn is_digested(client: &Client) -> bool {
     client.page.digested().0 == client.seq
 }
 
-/// Makes a file and keeps its lease only.
+/// Makes a file and keeps only the file's lease.
 fn file(client: &mut Client, name: &[u8]) -> InodeKey {
     let key = write_file(client, name, b"x");
     let lease = client.write_lease(ROOT).lease;
@@ -98,7 +98,7 @@ fn unused_credits_of_another_come_back_before_anybody_is_refused() {
         assert_eq!(ask(&b, all / 2), Ok(all / 2));
     });
     assert_eq!(reserved(&world), all - 10);
-    // Its own are wanted back, too: threads that do not ask may have them.
+    // The asking session's own blocks are recalled, too: its threads that do not ask may have them.
     wanted(&b);
 }
 
@@ -132,8 +132,7 @@ fn who_asks_for_many_is_given_a_part_of_the_last_ones() {
         let Response::Reserved(granted) = a.link.call(wish.clone()).unwrap() else {
             panic!()
         };
-        // Never less than a part of the wish while there is so much, and never more than half of what there
-        // is.
+        // Never less than a part of the request while enough is left, and never more than half of the rest.
         let granted = u64::from(granted);
         assert!(granted <= (before / 2).max(2048) && granted >= before.min(4) / 4);
         before -= granted;
@@ -152,7 +151,7 @@ fn client_that_does_not_answer_is_sealed_in_time_and_what_it_logged_stays() {
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // It was asked; the time passes.
+            // The client was asked; the time passes.
             wanted(&stopped);
             assert!(stopped.is_live());
             while !over.load(Ordering::SeqCst) {
@@ -168,7 +167,7 @@ fn client_that_does_not_answer_is_sealed_in_time_and_what_it_logged_stays() {
         assert!(waited_ms >= world.config.lease_ms, "{waited_ms} ms");
     });
     assert!(!stopped.is_live() && b.is_live());
-    // It runs again: it has lost nothing.
+    // The client runs again: it has lost nothing.
     assert_eq!(
         stopped.link.call(Request::ReturnReservation { blocks: 5, of: 5 }),
         Err(IpcError::Sealed)
@@ -210,7 +209,7 @@ fn clients_that_do_not_answer_are_waited_for_all_at_once() {
     assert_eq!(world.kernel.sessions(), 1);
 }
 
-/// The clock stands still, and nobody seals them: the wait has a bound all the same.
+/// The clock stands still, and no thread seals the sessions: the wait still has a bound.
 #[test]
 fn search_ends_when_neither_answers_nor_time_come() {
     let world = World::with(crate::Config {
@@ -236,7 +235,7 @@ fn client_that_did_not_know_of_a_grant_is_asked_again() {
     assert_eq!(ask(&a, half), Ok(half));
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // The second answer has not come: what the first one brought is used.
+            // The answer to the second grant has not come: the first grant is used.
             wanted(&a);
             back(&a, 0, half);
             wanted(&a);
@@ -244,7 +243,7 @@ fn client_that_did_not_know_of_a_grant_is_asked_again() {
         });
         assert_eq!(ask(&b, half), Ok(half));
     });
-    // One that never hears of it is late.
+    // A client that never learns of the grant is late.
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -265,7 +264,7 @@ fn client_that_did_not_know_of_a_grant_is_asked_again() {
     assert!(!a.is_live());
 }
 
-/// As the worker of a client does, which takes what is there and no more.
+/// A client's worker, which takes from the stock and no more.
 struct Worker<'c> {
     client: &'c Client,
     stock: parking_lot::Mutex<(u64, u64)>,
@@ -280,7 +279,7 @@ impl Worker<'_> {
         Ok(granted)
     }
 
-    /// Uses up what it has of them, for good.
+    /// Uses up to `blocks` of its stock, for good.
     fn use_up(&self, blocks: u64) -> u64 {
         let mut stock = self.stock.lock();
         let used = stock.0.min(blocks);
@@ -321,7 +320,7 @@ fn sessions_that_all_ask_at_once_all_come_to_an_end_and_use_up_all_there_is() {
         for worker in &workers {
             scope.spawn(|| worker.serve(&over));
         }
-        // Each asks for more than it needs, and for more while others are asked for what it has.
+        // Each thread asks for more than it needs, and for more while others are asked for theirs.
         let ask = |worker: &Worker<'_>, number: u64| {
             let mut used = 0;
             while worker.ask(97 + number).is_ok() {
@@ -343,7 +342,7 @@ fn sessions_that_all_ask_at_once_all_come_to_an_end_and_use_up_all_there_is() {
     let kept: u64 = workers.iter().map(|worker| worker.stock.lock().0).sum();
     assert_eq!(reserved(&world), used + kept);
     assert!(clients.iter().all(Client::is_live));
-    // ENOSPC is the last word: at the last one nobody had anything that was not under way.
+    // At the last ENOSPC no session had blocks that were not in use.
     assert!(used + 6 >= all, "{used} of {all}");
 }
 
@@ -401,20 +400,20 @@ fn who_gives_back_more_than_it_has_takes_nothing_from_others() {
     let all = available(&world);
     assert_eq!(ask(&liar, 1000), Ok(1000));
     assert_eq!(ask(&honest, all - 1000), Ok(all - 1000));
-    // All that it has, and no more; again there is nothing.
+    // The daemon takes back all that it has, and no more; then there is nothing.
     for _ in 0..3 {
         back(&liar, u64::MAX, u64::MAX);
         assert_eq!(reserved(&world), all - 1000);
     }
     assert_eq!(ask(&honest, 1000), Ok(1000));
     assert_eq!(available(&world), 0);
-    // What it logs without a reservation finds no space, and stalls nobody.
+    // Operations that it logs without a reservation find no space, and stall no other session.
     let refused = world.kernel.status().digest.refused;
     (0..20).for_each(|number| take_blocks(&mut liar, key, number));
     world.kernel.digest_all().unwrap();
     assert!(is_digested(&liar));
     assert_eq!(world.kernel.status().digest.refused, refused + 20);
-    // All that the other was promised is there.
+    // All that was reserved for the other is there.
     (0..all / COST).for_each(|number| take_blocks(&mut honest, other, number));
     world.kernel.digest_all().unwrap();
     assert!(is_digested(&honest));
@@ -438,7 +437,7 @@ fn operation_of_the_daemon_takes_nothing_that_is_promised_and_has_unused_credits
         data: &[1; 4096],
     };
     std::thread::scope(|scope| {
-        // It uses all of it.
+        // The session uses all of it.
         scope.spawn(|| {
             for _ in 0..2 {
                 wanted(&a);
@@ -465,13 +464,13 @@ fn free_space_is_what_a_session_can_get_though_others_have_some() {
     let before = stat(&b).blocks_available;
     assert_eq!(before, available(&world));
     assert_eq!(ask(&a, before / 2), Ok(before / 2));
-    // Its own a session knows better.
+    // A session knows its own blocks better.
     assert_eq!(stat(&b).blocks_available, before);
     assert_eq!(stat(&a).blocks_available, before - before / 2);
     assert!(stat(&b).blocks_free >= before);
 }
 
-/// What does not fit into one record is done before the rest of it, record by record.
+/// An operation that does not fit into one record is done record by record, in pre-steps.
 #[test]
 fn space_that_nobody_paid_for_is_refused_however_much_it_is() {
     let config = Config {
@@ -523,7 +522,7 @@ fn session_that_has_all_that_it_may_have_asks_nobody_else() {
     assert!(!is_asked(&b));
 }
 
-/// A search that takes long is no reason to refuse what there is.
+/// A long search is no reason to refuse available space.
 #[test]
 fn who_cannot_search_in_time_takes_what_there_is() {
     let config = Config {
@@ -539,8 +538,8 @@ fn who_cannot_search_in_time_takes_what_there_is() {
     assert_eq!(ask(&a, 10), Ok(10));
 }
 
-/// What a session waits for is not its own lateness: a write that waits for space has pinned the lease that
-/// is asked back.
+/// A wait for space does not make a session late: a write that waits for space has pinned the lease that is
+/// asked back.
 #[test]
 fn session_that_waits_for_space_is_not_late_with_its_leases() {
     for waits in [true, false] {

@@ -5,7 +5,7 @@ use std::path::Path;
 use varve_ipc::{Admin, ClientKind, Hello, PROTOCOL_VERSION, Request, Response};
 use varve_store::{OpenOptions, Store};
 
-/// Removes a pool's live directory, whatever happens to the test.
+/// Removes a pool's live directory at the end of the test, even of a failed one.
 struct Live(HostPool);
 
 impl Drop for Live {
@@ -168,14 +168,14 @@ fn memory_pool_outlives_its_daemon_and_says_so_when_its_memory_is_gone() {
         error.contains("--recreate") && error.contains("memory"),
         "{error}"
     );
-    // What others have put there is nobody's business, and what was set stays set.
+    // Foreign files and settings stay.
     for name in ["preload-0123456789abcdef.so", "notes.txt"] {
         std::fs::write(dir.join(name), name).unwrap();
     }
     let toml = dir.join("varve.toml");
     let text = std::fs::read_to_string(&toml).unwrap();
     let uuid = text.lines().find(|line| line.starts_with("uuid")).unwrap();
-    // A comment is not what it looks like.
+    // The UUID in a comment is not the setting.
     std::fs::write(&toml, format!("# {uuid}\n{text}digest_percent = 42\n")).unwrap();
     let pool = Live(HostPool::find(&dir).unwrap());
     let again = Live(pool.0.recreate().unwrap());

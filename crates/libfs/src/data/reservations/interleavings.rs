@@ -1,5 +1,5 @@
-//! Reservations under a scheduler that tries interleavings: threads that write, and a daemon that asks for
-//! what is not used. Run by `cargo test -p varve-libfs --features shuttle --lib interleavings`.
+//! Reservations under a scheduler that tries interleavings: threads that write, and a daemon that reclaims
+//! unused blocks. Run by `cargo test -p varve-libfs --features shuttle --lib interleavings`.
 #![allow(clippy::unwrap_used)]
 
 use crate::data::DataPlane;
@@ -17,12 +17,12 @@ use varve_format::{EntryFlags, InodeAttr, InodeKey, LogSeq};
 use varve_ipc::{IpcError, Link, ManualClock, Request, Response, Upcall};
 use varve_media::sim::{SimMedium, SimWorld};
 
-/// What one write costs at most, and what the daemon grants at once.
+/// Most blocks that one write costs, and the blocks that the daemon grants at once.
 const COST: u64 = 4;
 const GRANT: u64 = 10;
 const WRITES: u64 = 3;
 
-/// What the daemon has, and what it has granted.
+/// The daemon's blocks, and the blocks that it has granted.
 struct Book {
     free: u64,
     granted: u64,
@@ -76,8 +76,8 @@ impl Link for Daemon {
     }
 }
 
-/// Two threads write, of which each has a lane; what is not used goes back now and then. `free` blocks are
-/// there at first.
+/// Two threads write, each in its own lane; unused blocks go back now and then. `free` blocks are there at
+/// first.
 fn reserved_blocks_are_in_one_place(free: u64) {
     let world = SimWorld::new();
     let log = world.add_region("log", SimMedium::Dax, 8 * CHUNK_BYTES, 8 * CHUNK_BYTES);
@@ -108,7 +108,7 @@ fn reserved_blocks_are_in_one_place(free: u64) {
                 daemon.begun.fetch_add(1, Ordering::SeqCst);
                 match data.write(&inode, at * 4096, &[1; 8], EntryFlags::empty()) {
                     Ok(_) => daemon.logged.fetch_add(1, Ordering::SeqCst),
-                    // What it had meanwhile may have gone back to its lane after that was looked at: it stays
+                    // Its blocks may have gone back to its lane after the lane was looked at: they stay
                     // counted.
                     Err(OpError::Failed(Errno(libc::ENOSPC))) => 0,
                     Err(error) => panic!("{error:?}"),

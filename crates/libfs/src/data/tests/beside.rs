@@ -1,4 +1,4 @@
-//! Reads amid which other threads write, and the daemon overwrites a block in place with what they wrote.
+//! Reads during which other threads write, and the daemon overwrites a block in place with the written data.
 
 use super::fake::{Fake, attr};
 use crate::data::DataPlane;
@@ -13,7 +13,7 @@ use varve_media::{DeviceInfo, MediaError, Region};
 
 type Hook = Box<dyn FnOnce() + Send>;
 
-/// NVM amid the next read of which something happens.
+/// NVM that runs an action in the middle of the next read.
 struct Interrupted {
     inner: Arc<dyn Region>,
     hook: Mutex<Option<Hook>>,
@@ -63,8 +63,8 @@ impl Region for Interrupted {
     }
 }
 
-/// What a read of a block of ones gets, amid which it is overwritten with twos in the log and in place, and
-/// then with threes in the log; whether it was tried. `bug`: in the reader.
+/// Returns the result of a read of a block of ones, during which it is overwritten with twos in the log and
+/// in place, and then with threes in the log; and whether the read was optimistic. `bug`: in the reader.
 fn read_amid(tries: bool, bug: Option<Bug>) -> (Vec<u8>, bool) {
     let dir = tempfile::tempdir().unwrap();
     let fake = Fake::new(dir.path(), 2 * CHUNK_BYTES, 6 * CHUNK_BYTES, 60_000);

@@ -20,7 +20,7 @@ use varve_ipc::{IpcError, Link, MappedExtent, Page, Request, Response, SessionPa
 use varve_media::{Backing, MappedOptions, MappedRegion, Region};
 use zerocopy::FromBytes;
 
-/// What a freed block is filled with.
+/// Freed blocks are filled with this.
 pub const POISON: u8 = 0xEE;
 /// The session of all tests.
 pub const SESSION: SessionId = SessionId(3);
@@ -85,7 +85,7 @@ struct Files {
     files: HashMap<InodeKey, File>,
     free: Vec<u64>,
     next: u64,
-    /// Freed, but perhaps still in somebody's cached extents.
+    /// Freed, but perhaps still in cached extents.
     limbo: Vec<u64>,
     digested: u64,
 }
@@ -102,7 +102,7 @@ pub struct Fake {
     pub wait_ms: u64,
     /// Answers `Reserve` with ENOSPC below this many blocks left.
     pub unreserved: AtomicU64,
-    /// What the client knew to have been granted when it returned reserved blocks.
+    /// Blocks that the client knew to have been granted when it returned reserved blocks.
     pub vouched: AtomicU64,
     /// A `Digest` with `wait` digests.
     pub obeys: AtomicBool,
@@ -169,7 +169,7 @@ impl Fake {
         self.calls.lock().get(what).copied().unwrap_or(0)
     }
 
-    /// What is digested of a file.
+    /// The digested bytes of a file.
     pub fn bytes(&self, key: InodeKey) -> Vec<u8> {
         self.files
             .lock()
@@ -208,7 +208,7 @@ impl Fake {
         self.page.set_digested(LogSeq(files.digested));
     }
 
-    /// Blocks that were freed: give them to [`poison`](Self::poison) when every inode has forgotten its
+    /// Returns freed blocks: give them to [`poison`](Self::poison) when every inode has forgotten its
     /// extents.
     pub fn freed(&self) -> Vec<u64> {
         std::mem::take(&mut self.files.lock().limbo)

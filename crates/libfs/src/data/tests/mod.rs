@@ -21,7 +21,7 @@ pub(crate) struct Rig {
 }
 
 impl Rig {
-    /// Waits for space so long that a busy machine does not matter.
+    /// The wait for space is so long that a busy machine does not matter.
     pub(crate) fn new(log_chunks: u64, log_max_chunks: u64) -> Self {
         Self::that_waits(log_chunks, log_max_chunks, 60_000)
     }
@@ -52,7 +52,8 @@ impl Rig {
         Arc::new(Inode::new(fake::attr(ino)))
     }
 
-    /// Reads as an open file does: without a lock if that goes. How many bytes, and whether it did.
+    /// Reads as an open file does: without a lock if possible. Returns the number of bytes, and whether it
+    /// was without a lock.
     pub(crate) fn read(&self, inode: &Inode, offset: u64, out: &mut [u8]) -> (usize, bool) {
         match self.plane.try_read(inode, offset, out, || true) {
             Some(count) => (count, true),

@@ -56,8 +56,8 @@ fn call() -> impl Strategy<Value = Call> {
     ]
 }
 
-/// Blocks that hold data: those that were written to, until one call made a hole of all of them or cut the
-/// file before them.
+/// Notes blocks that hold data: blocks that were written to, until one call makes a hole of all of them or
+/// truncates the file before them.
 fn note_blocks(blocks: &mut BTreeSet<u64>, call: &Call, size: u64) {
     let mut clear = |from: u64, to: u64| {
         let whole = from.div_ceil(BLOCK_BYTES)..to / BLOCK_BYTES;
@@ -73,7 +73,7 @@ fn note_blocks(blocks: &mut BTreeSet<u64>, call: &Call, size: u64) {
     }
 }
 
-/// What `lseek` must say of positions at and around all blocks' ends.
+/// Checks `lseek` at and around all blocks' ends.
 fn check_seeks(rig: &Rig, inode: &crate::inode::Inode, model: &[u8], blocks: &BTreeSet<u64>) {
     let size = model.len() as u64;
     let is_data = |pos: u64| blocks.contains(&(pos / BLOCK_BYTES));
@@ -82,7 +82,7 @@ fn check_seeks(rig: &Rig, inode: &crate::inode::Inode, model: &[u8], blocks: &BT
             if pos >= size {
                 break;
             }
-            // The next block that is another one, or the end.
+            // The next block of another kind, or the end.
             let ends = (block + 1..).map(|block| block * BLOCK_BYTES);
             let mut ends = ends.take_while(|at| *at < size);
             let other = ends.find(|at| is_data(*at) != is_data(pos));

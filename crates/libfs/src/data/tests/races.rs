@@ -1,4 +1,4 @@
-//! Several threads on one file: nobody ever sees bytes that were not written there.
+//! Several threads on one file: no thread ever sees bytes that were not written there.
 
 use super::{Rig, contents};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -117,7 +117,7 @@ fn read_without_a_lock_is_refused_when_the_lease_or_the_session_went_meanwhile()
     let asked = std::cell::Cell::new(0);
     let once = || asked.replace(asked.get() + 1) == 0;
     assert_eq!(try_read(&mut out, &once), None);
-    // Somebody changes the inode between the two looks.
+    // Another thread changes the inode between the two looks.
     let change = || {
         drop(inode.write());
         true
@@ -202,7 +202,7 @@ fn truncates_and_overwrites_agree_with_the_log_when_they_race() {
         });
         let all = contents(&rig.plane, &inode);
         rig.plane.digest_all::<()>().unwrap();
-        // The order in which the log is applied gives what the process sees.
+        // Applying the log in its order gives the process' view.
         assert!(rig.fake.bytes(inode.key) == all, "round {round}");
         assert!(contents(&rig.plane, &inode) == all);
     }

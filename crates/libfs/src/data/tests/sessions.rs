@@ -1,4 +1,4 @@
-//! What the data path does when space, reservations or the session end, and with slow tiers.
+//! The data path when space, reservations or the session end, and with slow tiers.
 
 use super::{Rig, contents};
 use crate::errno::{Errno, OpError};
@@ -19,12 +19,12 @@ fn write_fails_with_enospc_before_it_is_logged_when_there_are_no_credits() {
     );
     assert_eq!(rig.plane.log().unwrap().last_seq(), LogSeq(1));
     assert!(rig.fake.called("digest") > 0);
-    // What frees space needs none.
+    // Operations that free space need none.
     assert_eq!(rig.plane.truncate(&inode, 0, NONE), Ok(()));
     assert_eq!(rig.plane.write(&inode, 0, &[2; 4096], NONE), Ok(4096));
 }
 
-/// Blocks that the daemon counts for what is in the log.
+/// Blocks that the daemon charges for the entries in the log.
 fn counted(rig: &Rig) -> u64 {
     let entries = super::fake::scan(&*rig.fake.log);
     let charged = entries.values().map(|found| {
@@ -34,7 +34,7 @@ fn counted(rig: &Rig) -> u64 {
     charged.sum()
 }
 
-/// Blocks that the session was given and counts as used.
+/// Blocks that the session was granted and counts as used.
 fn used(rig: &Rig) -> u64 {
     u64::MAX - rig.fake.unreserved.load(Ordering::SeqCst) - rig.plane.reserved_left()
 }
@@ -97,7 +97,7 @@ fn session_gives_back_what_it_does_not_use_and_asks_again() {
         assert_eq!(rig.plane.reserved_left(), 0);
         let left = rig.fake.unreserved.load(Ordering::SeqCst);
         assert_eq!(left + counted(&rig), all, "what is in the log stays paid");
-        // It answers for all that it was granted, whatever became of it.
+        // The answer covers all granted blocks, whether they were used or not.
         assert_eq!(rig.fake.vouched.load(Ordering::SeqCst), asks * 16_384);
         rig.plane.append(&inode, &[2; 100], NONE).unwrap();
         assert_eq!(rig.fake.called("reserve"), asks + 1);
@@ -269,8 +269,7 @@ fn overwrite_in_place_moves_mtime_and_the_last_number() {
     );
 }
 
-/// A thread has a lane of its own, without which nothing is written in place, only where there are chunks
-/// enough.
+/// A thread has a lane of its own, which overwrites in place need, only if there are enough chunks.
 #[test]
 fn overwrite_in_place_ends_a_time_that_was_set_ahead() {
     let rig = Rig::new(64, 64);
@@ -300,7 +299,8 @@ fn copy_range_copies_between_files_and_refuses_overlap() {
     let refused = rig.plane.copy_range(&from, 0, &from, 100, 101, NONE);
     assert_eq!(refused, Err(OpError::Failed(Errno(libc::EINVAL))));
     assert_eq!(rig.plane.copy_range(&from, 0, &from, 4 << 20, 100, NONE), Ok(100));
-    // What is asked for beyond the end does not overlap, and what the copy adds is not copied again.
+    // A length beyond the end does not make the ranges overlap, and the bytes that the copy adds are not
+    // copied again.
     let (short, len) = (Rig::inode(4), 1 << 40);
     rig.plane.write(&short, 0, b"hello", NONE).unwrap();
     assert_eq!(rig.plane.copy_range(&short, 0, &short, 5, len, NONE), Ok(5));

@@ -1,5 +1,5 @@
-//! What the log holds of one file and the shared area does not yet: log pointers for whole blocks
-//! ([`Radix`]), and parts of blocks and zeroed ranges ([`Pieces`]). Newest wins, by sequence number. Knows
+//! Data of one file that the log holds and the shared area does not yet: log pointers for whole blocks
+//! ([`Radix`]), and parts of blocks and zeroed ranges ([`Pieces`]). The highest sequence number wins. Knows
 //! addresses in the log, never the log's bytes.
 
 mod pieces;

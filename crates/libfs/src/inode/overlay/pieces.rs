@@ -1,15 +1,15 @@
-//! Parts of blocks in the log, and zeroed ranges; and which blocks are holes by what is in the log. Guarded
-//! by the inode's lock; each new piece is newer than all before it, so it cuts what it covers.
+//! Parts of blocks in the log, zeroed ranges, and blocks that entries in the log have made holes. Guarded by
+//! the inode's lock; each new piece is newer than all before it, so it cuts the pieces that it overlaps.
 //!
-//! What is data for `lseek` is the same before a digest and after it: a block is data from the first write to
-//! it until one operation makes a hole of all of it, or cuts the file before it (`varve_digest` folds by the
-//! same rule).
+//! `lseek` gives the same answer before a digest and after it: a block is data from the first write to it
+//! until one operation makes a hole of all of it, or truncates the file before it (`varve_digest` folds by
+//! this rule, too).
 
 use super::radix::{Radix, Word};
 use std::collections::BTreeMap;
 use varve_format::{BLOCK_BYTES, LogSeq};
 
-/// Bytes of one block in the log.
+/// A range of bytes of one block in the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Part {
     start: u16,
@@ -18,7 +18,7 @@ struct Part {
     seq: LogSeq,
 }
 
-/// Where bytes are.
+/// Location of bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Source {
     /// In the log, from this address on.
@@ -41,19 +41,19 @@ pub(crate) struct Pieces {
     /// First block of a range that one operation made a hole: the block after it, and its number. Ranges do
     /// not overlap.
     holes: BTreeMap<u64, (u64, LogSeq)>,
-    /// Blocks that hold data though what was written to them is zeroed, part by part; the number of what was
-    /// written.
+    /// Blocks that still count as data though all bytes written to them were zeroed, part by part; with the
+    /// number of the write.
     zeroed: BTreeMap<u64, LogSeq>,
 }
 
-/// What is known of a block without its map.
+/// State of a block without its map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Block {
-    /// Something was written to it.
+    /// It was written to.
     Data,
-    /// It is a hole, up to this block at least unless something is in the log there.
+    /// A hole, at least up to this block unless the log holds something there.
     Hole(u64),
-    /// It is as digested.
+    /// As digested.
     Below,
 }
 
@@ -126,7 +126,7 @@ impl Pieces {
             && self.zeroed.is_empty()
     }
 
-    /// `start..end` of `block` is in the log at `addr`; newer than all pieces.
+    /// Adds `start..end` of `block`, in the log at `addr`; newer than all pieces.
     #[inline]
     pub(crate) fn put(&mut self, block: u64, start: u16, end: u16, addr: u64, seq: LogSeq) {
         if self.hot_block != block {
@@ -160,7 +160,7 @@ impl Pieces {
         self.hot_block = block;
     }
 
-    /// `start..end` is zero from `seq` on; newer than all pieces.
+    /// Zeroes `start..end` from entry `seq` on; newer than all pieces.
     pub(crate) fn zero(&mut self, start: u64, end: u64, seq: LogSeq) {
         if start >= end {
             return;
@@ -171,7 +171,7 @@ impl Pieces {
         self.keep_edges(start, end);
         self.make_hole(start.div_ceil(BLOCK_BYTES), end / BLOCK_BYTES, seq);
         let (first, last) = (start / BLOCK_BYTES, (end - 1) / BLOCK_BYTES);
-        // Only the two edge blocks keep anything.
+        // Only the two edge blocks keep parts.
         let mut kept = self.parts.split_off(&first);
         let mut above = if last == u64::MAX {
             BTreeMap::new()
@@ -192,7 +192,7 @@ impl Pieces {
         self.parts.append(&mut above);
     }
 
-    /// The blocks that `start..end` covers in part stay data if something was written to them.
+    /// Blocks that `start..end` covers in part stay data if they were written to.
     fn keep_edges(&mut self, start: u64, end: u64) {
         let edges = [(start, start / BLOCK_BYTES), (end, end / BLOCK_BYTES)];
         for (at, block) in edges {
@@ -204,7 +204,7 @@ impl Pieces {
         }
     }
 
-    /// The blocks from `first` to before `end` are a hole.
+    /// Makes the blocks from `first` to before `end` a hole.
     fn make_hole(&mut self, first: u64, end: u64, seq: LogSeq) {
         if first >= end {
             return;
@@ -215,7 +215,7 @@ impl Pieces {
         self.zeroed.append(&mut above.split_off(&end));
     }
 
-    /// A whole block was written anew: its parts are dead.
+    /// Drops the parts of a block that was written as a whole.
     #[inline]
     pub(crate) fn forget_block(&mut self, block: u64) {
         if self.hot_block == block {
@@ -233,8 +233,8 @@ impl Pieces {
         }
     }
 
-    /// Where byte `pos` is, given the word of its block, and up to where (at most `end`, within the block)
-    /// the answer holds.
+    /// Returns the location of byte `pos`, given the word of its block, and the end (at most `end`, within
+    /// the block) of the range for which the answer holds.
     pub(crate) fn find(&self, word: Option<Word>, pos: u64, end: u64) -> (Source, u64) {
         let block = pos / BLOCK_BYTES;
         let base = block * BLOCK_BYTES;
@@ -272,7 +272,7 @@ impl Pieces {
         }
     }
 
-    /// What `block` is for `lseek`, given its word.
+    /// Returns the state of `block` for `lseek`, given its word.
     pub(crate) fn block(&self, word: Option<Word>, block: u64) -> Block {
         let hole = self.holes.range(..=block).next_back();
         let hole = hole.map(|(_, &range)| range).filter(|&(end, _)| end > block);
@@ -283,7 +283,7 @@ impl Pieces {
         hole.map_or(Block::Below, |(end, _)| Block::Hole(end))
     }
 
-    /// First block behind `block` and below `limit` of which the log may say something else.
+    /// First block after `block` and below `limit` for which the log may give another answer.
     pub(crate) fn next_block(&self, block: u64, limit: u64) -> u64 {
         if block + 1 >= limit {
             return limit;
@@ -313,7 +313,7 @@ impl Pieces {
         }
     }
 
-    /// Drops what is digested; whether anything was.
+    /// Drops digested pieces; returns whether there were any.
     pub(crate) fn prune(&mut self, digested: LogSeq) -> bool {
         let mut gone = false;
         let mut sweep = |parts: &mut Vec<Part>| {
@@ -333,7 +333,7 @@ impl Pieces {
     }
 }
 
-/// Whether nothing of the file is in the log.
+/// Whether the log holds nothing of the file.
 pub(crate) fn is_clean(radix: &Radix, pieces: &Pieces) -> bool {
     radix.is_empty() && pieces.is_empty()
 }

@@ -1,6 +1,5 @@
-//! A radix of 64-bit words, one for each 4 KiB block of a file: where in the log the block's newest whole
-//! copy is. Published by compare-and-swap, read without a lock; dropped only under the inode's exclusive
-//! lock.
+//! A radix of 64-bit words, one for each 4 KiB block of a file: the log address of the block's newest whole
+//! copy. Published by compare-and-swap, read without a lock; dropped only under the inode's exclusive lock.
 
 use parking_lot::RwLock;
 use std::collections::BTreeMap;
@@ -37,8 +36,8 @@ impl Word {
     }
 }
 
-/// Whether low sequence bits `a` come after `b`; both are of entries that were in one log at once, or `b` is
-/// digested.
+/// Whether low sequence bits `a` come after `b`. Both belong to entries that were in one log at once, or `b`
+/// is digested.
 const fn newer(a: u64, b: u64) -> bool {
     let ahead = a.wrapping_sub(b) & SEQ_MASK;
     ahead != 0 && ahead < 1 << (SEQ_BITS - 1)
@@ -67,7 +66,7 @@ pub(crate) struct Radix {
     low: OnceLock<Box<Mid>>,
     /// Blocks above it, by gigabyte.
     high: RwLock<BTreeMap<u64, Arc<Mid>>>,
-    /// Any word was ever set since the last clearing.
+    /// Whether any word was set since the last clearing.
     used: AtomicBool,
 }
 
@@ -93,7 +92,7 @@ fn offer(word: &AtomicU64, new: Word) {
     }
 }
 
-/// Clears words that `dead` says are not needed; whether any is left, and whether any went.
+/// Clears words for which `dead` is true; returns whether any is left, and whether any was cleared.
 fn sweep(words: &[AtomicU64], dead: &impl Fn(Word) -> bool) -> (bool, bool) {
     let (mut left, mut gone) = (false, false);
     for word in words {
@@ -119,7 +118,7 @@ impl Radix {
         }
     }
 
-    /// The newest whole copy of `block` in the log.
+    /// Returns the newest whole copy of `block` in the log.
     #[inline]
     pub(crate) fn get(&self, block: u64) -> Option<Word> {
         if block < INLINE as u64 {
@@ -133,7 +132,7 @@ impl Radix {
         }
     }
 
-    /// Publishes whole blocks from `first` on, which lie one after another in the log from `addr` on.
+    /// Publishes whole blocks from `first` on, which are consecutive in the log from `addr` on.
     #[inline]
     pub(crate) fn publish(&self, first: u64, blocks: u64, addr: u64, seq: LogSeq) {
         if !self.used.load(Ordering::Relaxed) {
@@ -227,7 +226,8 @@ impl Radix {
         None
     }
 
-    /// Drops the words at or below `digested`; whether any was dropped. Under the inode's exclusive lock.
+    /// Drops the words at or below `digested`; returns whether any was dropped. Under the inode's exclusive
+    /// lock.
     pub(crate) fn prune(&self, digested: LogSeq) -> bool {
         self.sweep_all(&|word: Word| !word.is_newer_than(digested))
     }

@@ -29,7 +29,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What the newest operation on a byte was.
+/// The newest operation on a byte.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Byte {
     seq: u64,
@@ -86,7 +86,7 @@ proptest! {
         base in prop_oneof![Just(0_u64), Just(3_u64), Just(511_u64), Just((1 << 18) - 20), Just(1_u64 << 30)],
     ) {
         let (radix, mut pieces) = (Radix::new(), Pieces::new());
-        // The file begins at block `base`, so that every level of the radix is met.
+        // The file begins at block `base`, so that every level of the radix is used.
         let shift = base * BLOCK_BYTES;
         let mut model = Model { bytes: vec![BELOW; SPAN as usize], next_addr: 64, seq: 0 };
         let mut late: Vec<(usize, u64, u64, u64, u64)> = Vec::new();
@@ -131,7 +131,7 @@ proptest! {
                     model.put(at, u64::MAX, seq, None);
                 }
                 Step::Prune(back) => {
-                    // Never above what is still to be published.
+                    // Never above the entries that are still to be published.
                     let bound = late.iter().map(|entry| entry.4 - 1).min().unwrap_or(u64::MAX);
                     let upto = seq.saturating_sub(back).min(bound);
                     radix.prune(LogSeq(upto));

@@ -1,8 +1,8 @@
-//! What a kernel caches under a scheduler that tries interleavings: answers go out while sessions come,
-//! several at once, look, change something and leave, and the mount is alone again at once. What a newcomer
-//! changes after it was let is never seen as it was before. The daemon's part is a model of
-//! `kernelfs/src/ops/sharing.rs` (`admit_changes`, `shared_mode_ack`, `note_exclusive`).
-//! Run by `cargo test -p varve-libfs --features shuttle --lib interleavings`.
+//! The kernel's cached answers under a scheduler that tries interleavings: answers go out while sessions
+//! come, several at once, look, change something and leave, and the mount is alone again at once. After a
+//! newcomer was admitted and has changed a name, the old target is never seen. The daemon's part is a model
+//! of `kernelfs/src/ops/sharing.rs` (`admit_changes`, `shared_mode_ack`, `note_exclusive`). Run by `cargo
+//! test -p varve-libfs --features shuttle --lib interleavings`.
 
 use super::{DentryTimeouts, Era};
 use crate::sync::Mutex;
@@ -15,7 +15,7 @@ use varve_ipc::{Clock, DENTRY_TTL};
 
 const ITERATIONS: usize = 5_000;
 
-/// Time passes when somebody waits, and when the kernel does.
+/// Time passes while a session waits, and while the kernel does.
 #[derive(Default)]
 struct Time(AtomicU64);
 
@@ -38,20 +38,20 @@ struct World {
     clock: Arc<Time>,
     timeouts: DentryTimeouts,
     era: Era,
-    /// What a name stands for.
+    /// Target of a name.
     truth: AtomicU64,
-    /// What the kernel caches that it stands for, and until when.
+    /// The target that the kernel caches, and until when.
     cached: Mutex<Option<(u64, u64)>>,
     daemon: Mutex<Daemon>,
     bug: Bug,
 }
 
-/// What the daemon knows of the mount.
+/// The daemon's state for the mount.
 #[derive(Default)]
 struct Daemon {
-    /// Sessions beside it.
+    /// Number of sessions beside it.
     others: u64,
-    /// Newcomers that it was told of and has not answered for.
+    /// Number of newcomers that were announced to it and that it has not acknowledged.
     announced: u64,
     /// Its kernel caches nothing.
     shared: bool,
@@ -62,12 +62,12 @@ enum Bug {
     None,
     /// A newcomer changes something as soon as it is welcomed.
     ChangesAtOnce,
-    /// The mount is told that it is alone while answers of it are still to come.
+    /// The mount is told that it is alone while its acknowledgements are still to come.
     AnswersOutstanding,
 }
 
 impl World {
-    /// A program of the mount looks at the name.
+    /// A program of the mount looks the name up.
     fn look(&self) {
         let least = self.truth.load(Ordering::SeqCst);
         let known = *self.cached.lock();
@@ -90,12 +90,12 @@ impl World {
         self.clock.pause(Duration::from_millis(300));
     }
 
-    /// A session comes, looks, changes what the name stands for, and leaves.
+    /// A session comes, looks, changes the name's target, and leaves.
     fn visit(self: &Arc<Self>) {
         let shared = {
             let mut daemon = self.daemon.lock();
             daemon.others += 1;
-            // Messages to the mount are obeyed in their order.
+            // Messages to the mount are handled in their order.
             let told = !daemon.shared;
             daemon.announced += u64::from(told);
             told.then(|| {
@@ -112,7 +112,7 @@ impl World {
                 thread::yield_now();
                 let mut daemon = world.daemon.lock();
                 daemon.announced = daemon.announced.saturating_sub(1);
-                // It says nothing of a shared mode that is over.
+                // It does not report a shared mode that is over.
                 daemon.shared |= run_out;
                 world.note_exclusive(&mut daemon);
             })

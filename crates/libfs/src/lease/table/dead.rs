@@ -1,5 +1,5 @@
-//! Inodes that are gone here before the daemon knows: those that lost their last name and that nobody has
-//! open.
+//! Inodes that are gone here before the daemon knows it: they have lost their last name, and no thread has
+//! them open.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -10,15 +10,15 @@ use crate::hash::KeyMap;
 use crate::lease::node::{Node, Phase};
 use crate::sync::atomic::Ordering;
 
-/// Deleted files that are forgotten with each one that is deleted.
+/// Most digested dead inodes that are forgotten each time that one is added.
 const FORGOTTEN_AT_ONCE: usize = 4;
 
-/// Inodes without a name that nobody here has open, and whose last entry is not digested.
+/// Inodes without a name or an open here, whose last entry is not digested.
 #[derive(Default)]
 pub(super) struct Dead {
     /// Oldest entry first.
     queue: VecDeque<(LogSeq, InodeKey)>,
-    /// The same, and whether the node is still here.
+    /// For each inode of `queue`, whether its node is still here.
     pub(super) has_node: KeyMap<bool>,
     nodes: usize,
 }
@@ -43,7 +43,7 @@ impl Dead {
         Some((key, has_node))
     }
 
-    /// Notes that the node goes; `false`: the inode is not among these (any more).
+    /// Notes that the node goes; `false`: the inode is not (or no longer) in the queue.
     fn lose_node(&mut self, key: InodeKey) -> bool {
         let Some(has_node) = self.has_node.get_mut(&key) else {
             return false;
@@ -54,22 +54,21 @@ impl Dead {
 }
 
 impl Leases {
-    /// Inode `key` has no name, nobody here has it open, and `seq` is the last entry about it. When that is
-    /// digested the daemon forgets the inode with its leases (or keeps it for others, and asks for a lease
-    /// that is not here any more): nothing needs to be given back. `true`: it may be [taken
-    /// down](Self::take_down).
+    /// Notes that inode `key` has no name, that no thread has it open, and that `seq` is the last entry about
+    /// it. When that entry is digested the daemon forgets the inode with its leases (or keeps it for other
+    /// sessions, and recalls a lease that is not here any more): nothing needs to be given back. `true`: it
+    /// may be [taken down](Self::take_down).
     pub(crate) fn bury(&self, key: InodeKey, seq: LogSeq) -> bool {
-        // The kernel may name an inode longer than anybody has it open: until it says that it has forgotten
-        // it.
+        // The kernel may name an inode after its last close, until it says that it has forgotten it.
         if !self.kernel {
             self.bury_now(key, seq);
         }
         !self.kernel
     }
 
-    /// Forgets a buried inode's node at once, if nobody else refers to it: its memory goes into the next file
-    /// while it is in the caches, and files that come and go take no memory until they are digested. If the
-    /// daemon asks for the lease, it is told that all of the log counts.
+    /// Forgets a buried inode's node at once, if there is no other reference to it: its memory goes to the
+    /// next file while it is in the CPU caches, and short-lived files take no memory until they are digested.
+    /// If the daemon recalls the lease, the answer names the end of the log.
     pub(crate) fn take_down(&self, key: InodeKey) -> Option<Arc<Node>> {
         let mut nodes = self.nodes.write();
         let node = nodes.get(&key)?;
@@ -87,7 +86,7 @@ impl Leases {
         nodes.remove(&key)
     }
 
-    /// The kernel above names `key` no more.
+    /// Notes that the kernel above names `key` no more.
     pub(crate) fn forgotten(&self, key: InodeKey) {
         let Some(node) = self.get(key) else { return };
         let seq = {
@@ -103,8 +102,8 @@ impl Leases {
     fn bury_now(&self, key: InodeKey, seq: LogSeq) {
         let mut dead = self.dead.lock();
         dead.bury(key, seq);
-        // A few at a time: what they give back to the allocator goes into the next files, and nobody waits
-        // for thousands to be taken down.
+        // A few at a time: their memory goes into the next files, and no thread waits for thousands to be
+        // freed.
         let digested = self.page.digested();
         let mut gone = [None; FORGOTTEN_AT_ONCE];
         for place in &mut gone {
@@ -123,11 +122,11 @@ impl Leases {
         let Some(node) = self.get(key) else { return };
         {
             let mut state = node.state();
-            // Whoever gives it back already ends it.
+            // A lease that is already being given back ends there.
             if state.phase != Phase::Settled || state.mode.is_none() || node.seems_pinned() {
                 return;
             }
-            // It was not given back: if the daemon still has it, an answer may name it once more.
+            // The lease was not given back: if the daemon still has it, an answer may name it once more.
             state.mode = None;
             node.publish(&state, false);
         }

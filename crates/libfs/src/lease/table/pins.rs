@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use std::sync::Arc;
 use varve_format::InodeKey;
 
-/// Leases that most operations pin at once: for so many nothing is allocated.
+/// Leases that most operations pin at once: up to this number nothing is allocated.
 pub(crate) const AT_ONCE: usize = 3;
 
 /// Pinned leases: they stay until this is dropped.
@@ -35,7 +35,7 @@ impl Drop for Pins<'_> {
     }
 }
 
-/// A call of the kernel that waits, until this is dropped.
+/// A waiting call of the kernel, until this is dropped.
 pub(crate) struct Held<'n> {
     pub(super) node: &'n Arc<Node>,
     pub(super) number: u64,
@@ -70,7 +70,7 @@ pub(crate) struct SlotPin<'l> {
     pub(super) leases: &'l Leases,
     pub(super) node: &'l Arc<Node>,
     pub(super) lane: usize,
-    // It must end on the thread that it began on.
+    // A slot pin must end on the thread that it began on.
     pub(super) _here: std::marker::PhantomData<*const ()>,
 }
 

@@ -1,4 +1,4 @@
-//! Numbers for new inodes: asked for many at a time, with their leases, and kept by the directories that will
+//! Numbers for new inodes: requested many at a time, with their leases, and kept by the directories that will
 //! need them.
 
 use std::sync::{Arc, Weak};
@@ -11,9 +11,9 @@ use crate::hash::{KeyMap, KeySet};
 use crate::lease::node::Node;
 use crate::sync::lock_held_long;
 
-/// Numbers that a directory asks for at first.
+/// Numbers in a directory's first request.
 const NUMBERS_MIN: u16 = 16;
-/// Numbers that are kept unused, all directories together, before each asks for few only.
+/// Unused numbers, of all directories together, from which on each request asks for a few only.
 const SPARE_MAX: usize = 8192;
 
 /// Numbers for new inodes that are held and not used.
@@ -21,9 +21,9 @@ const SPARE_MAX: usize = 8192;
 pub(super) struct Spare {
     /// The directories that keep them.
     pub(super) keepers: KeyMap<Weak<Node>>,
-    /// Requests for more that are under way.
+    /// Number of requests for more that are under way.
     pub(super) asking: u32,
-    /// Numbers of which it was said meanwhile that they are free: an answer that brings them comes too late.
+    /// Numbers that were recalled while requests were under way: an answer that brings them comes too late.
     pub(super) denied: KeySet,
 }
 
@@ -50,12 +50,12 @@ impl Leases {
             Response::Inodes(batch) if !batch.is_empty() && batch.len() <= usize::from(count) => Ok(batch),
             _ => Err(OpError::Failed(Errno(libc::EIO))),
         });
-        // In this order, so that who finds the keeper of a number finds the number.
+        // In this order, so that a thread that finds the keeper of a number finds the number.
         let mut numbers = dir.numbers.lock();
         let mut spare = self.spare.lock();
         let answer = answer.map(|batch| {
-            // Taken from the end: the lowest first, so that neighbours in time are neighbours on media; what
-            // was there before goes first.
+            // Taken from the end: the lowest first, so that neighbours in time are neighbours on media;
+            // numbers that were kept before go first.
             let before = std::mem::take(&mut numbers.kept);
             for number in batch.into_iter().rev() {
                 if !spare.denied.contains(&number.0) {
@@ -72,9 +72,9 @@ impl Leases {
         answer
     }
 
-    /// Has `dir` keep numbers after it had none, unless another thread has seen to that meanwhile: of many
-    /// threads that make files in a directory at once, one asks. Were each to ask, for twice as many as the
-    /// one before, a session of 50 threads would hold tens of thousands.
+    /// Has `dir` keep numbers after it had none, unless another thread has done that meanwhile: of many
+    /// threads that make files in a directory at once, one asks. If each asked, for twice as many as the one
+    /// before, a session of 50 threads would hold tens of thousands.
     pub(crate) fn provide<T>(&self, dir: &Arc<Node>) -> OpResult<(), T> {
         let _one = lock_held_long(&*self.clock, &dir.provider);
         if dir.numbers.lock().kept.is_empty() {
@@ -83,20 +83,20 @@ impl Leases {
         Ok(())
     }
 
-    /// What [`take_number`](Self::take_number) asked for: numbers before they are needed, for a directory
-    /// that is still held.
+    /// Carries out the request of [`take_number`](Self::take_number): gets numbers before they are needed,
+    /// for a directory whose lease is still held.
     pub(crate) fn ask_ahead(&self, dir: &Arc<Node>) {
         if dir.try_pin(LeaseMode::Write) {
-            // A failure is seen by who needs one.
+            // A failure shows when a thread needs a number.
             let _: OpResult<(), ()> = self.alloc(dir);
             self.unpin(dir);
         }
         dir.numbers.lock().asking = false;
     }
 
-    /// Takes a number that `dir` keeps: a revocation of its lease waits until [`adopt`](Self::adopt) or
-    /// [`unreserve`](Self::unreserve). A directory that has asked more than once is given more before it has
-    /// none.
+    /// Takes a number that `dir` keeps: a recall of its lease waits until [`adopt`](Self::adopt) or
+    /// [`unreserve`](Self::unreserve). A directory that has asked more than once is given more before it runs
+    /// out.
     pub(crate) fn take_number(&self, dir: &Arc<Node>) -> Option<(InodeKey, LeaseNo)> {
         let mut numbers = dir.numbers.lock();
         let number = numbers.kept.pop()?;
@@ -109,7 +109,7 @@ impl Leases {
         Some(number)
     }
 
-    /// A number was not used: `dir` keeps it.
+    /// Returns an unused number to `dir`.
     pub(crate) fn put_number_back(&self, dir: &Arc<Node>, number: (InodeKey, LeaseNo)) {
         {
             let mut numbers = dir.numbers.lock();
@@ -119,7 +119,7 @@ impl Leases {
         self.unreserve(number.0);
     }
 
-    /// Takes the numbers that a directory keeps: its own lease goes.
+    /// Takes all numbers that a directory keeps, since its own lease goes.
     pub(crate) fn take_spare(&self, dir: &Node) -> Vec<(InodeKey, LeaseNo)> {
         let kept = {
             let mut numbers = dir.numbers.lock();

@@ -1,9 +1,9 @@
-//! Leases that come with one that is missing.
+//! Prefetched leases.
 
 use super::*;
 use varve_ipc::Grant;
 
-/// Grants what is wanted and what is named with it, and keeps what was asked for.
+/// Grants the wanted leases and the named neighbours, and keeps the requests.
 fn grant_all(asked: &Arc<Mutex<Vec<Request>>>) -> Answer {
     let asked = Arc::clone(asked);
     let number = AtomicU64::new(1000);
@@ -26,14 +26,14 @@ fn grant_all(asked: &Arc<Mutex<Vec<Request>>>) -> Answer {
     })
 }
 
-/// Every request is granted, with all neighbours; what was asked.
+/// Has every request granted, with all neighbours; returns the requests.
 fn all_granted(rig: &Rig) -> Arc<Mutex<Vec<Request>>> {
     let asked = Arc::default();
     assert!(rig.script.answer.set(grant_all(&asked)).is_ok());
     asked
 }
 
-/// Every request is granted; `meanwhile` happens before the answer to it is read.
+/// Has every request granted; `meanwhile` runs before the answer to it is read.
 fn granted_while(rig: &Rig, meanwhile: impl Fn(&Leases, &[Grant]) + Send + Sync + 'static) {
     let grants = grant_all(&Arc::default());
     let leases = Arc::downgrade(&rig.leases);
@@ -79,7 +79,7 @@ fn what_was_listed_comes_with_a_lease_and_is_not_asked_for_again() {
     assert_eq!(asked.lock().len(), 4);
     assert_eq!(nears[0].these[0], InodeKey::new(1620, 1));
     assert_eq!(nears[2].count, 0, "the numbers between are not wanted");
-    // Out of its turn: what comes behind it is here.
+    // Out of its turn: the lease on the next one is here.
     rig.leases
         .listed((0..40).map(|n| InodeKey::new(5000 + 10 * n, 1)));
     look(&rig, 5100);
@@ -115,10 +115,10 @@ fn lease_that_came_ahead_is_not_given_back_before_its_turn() {
     look(&rig, 1000);
     too_many(&rig);
     let ahead = |nodes: &[Arc<Node>]| nodes.iter().filter(|node| node.key().ino.0 > 1000).count();
-    // All were used since the last look; of these, four are still to be.
+    // All were used since the last search; four of these are still to be used.
     let idle = rig.leases.idle(0);
     assert_eq!((idle.len(), ahead(&idle)), (85 - 56, 0));
-    // The others are used again, and whoever asked for these does something else.
+    // The others are used again; these are not.
     for node in rig.leases.all() {
         if node.ahead.load(Ordering::Relaxed) == 0 {
             node.note_recent();
@@ -127,14 +127,14 @@ fn lease_that_came_ahead_is_not_given_back_before_its_turn() {
     assert_eq!(ahead(&rig.leases.idle(0)), 4);
 }
 
-/// The request waited until the daemon asked once more, half a second later.
+/// The request waited until the daemon repeated the recall, half a second later.
 #[test]
 fn lease_that_came_ahead_and_is_wanted_back_does_not_keep_a_request_waiting() {
     let mut rig = rig();
     let came = Arc::new(Mutex::new(None));
     let revoked = Arc::clone(&came);
     granted_while(&rig, move |leases, given| {
-        // Another request asks for a neighbour in the answer, which somebody else wants too.
+        // Another request asks for a neighbour in the answer, which another session wants too.
         let (key, number) = (given[1].attr.key, given[1].lease);
         let node = leases.node_of(key).unwrap();
         node.waiters.fetch_add(1, Ordering::SeqCst);
@@ -152,7 +152,7 @@ fn lease_that_came_ahead_and_is_wanted_back_does_not_keep_a_request_waiting() {
 }
 
 /// The node remembered that the newer lease was given back before it came, and went with the older one. The
-/// lease was taken in, and what was logged under it was refused.
+/// lease was installed, and entries logged under it were refused.
 #[test]
 fn lease_that_came_ahead_is_not_taken_in_when_its_node_went_meanwhile() {
     let rig = rig();
@@ -163,7 +163,7 @@ fn lease_that_came_ahead_is_not_taken_in_when_its_node_went_meanwhile() {
         let Some(grant) = neighbours.find(|grant| grant.mode == LeaseMode::Write) else {
             return;
         };
-        // What the worker does when the daemon wants the neighbour back, until its release was answered.
+        // The worker's part when the daemon recalls the neighbour, until its release was answered.
         let key = grant.attr.key;
         let Revoked::Unknown {
             replaced: Some((node, _)),
@@ -215,7 +215,7 @@ fn lease_that_came_ahead_while_the_older_goes_is_given_back_when_it_is_wanted() 
     rig.flush();
     assert_eq!(rig.released(), [(DIR, LeaseNo(1))]);
     assert_eq!(node.held_number(), Some(LeaseNo(3)));
-    // Who asks for it now is behind another, who waits until it is given back.
+    // A request for it waits behind another one, which waits until it is given back.
     node.waiters.fetch_add(1, Ordering::SeqCst);
     rig.revoke(3);
     rig.flush();

@@ -1,5 +1,5 @@
-//! The kernel's descriptor of a file that a description of ours stands for. Owns how the file is found on the
-//! mount and how long the descriptor lives; refuses to know what it is locked for.
+//! The kernel's descriptor of a file, kept beside one of this view's descriptions. Owns how the file is found
+//! on the mount and how long the descriptor lives; does not know the locks.
 
 use nix::fcntl::{FcntlArg, fcntl};
 use rustix::fs::{CWD, FlockOperation, Mode, OFlags, fstat, open, openat};
@@ -17,7 +17,7 @@ use crate::errno::{Errno, Result};
 use crate::fs::Fs;
 use crate::mounts::PoolMount;
 
-/// A file of the mount, open for a description of ours for as long as that lives.
+/// A file of the mount, open for a description of this view for as long as that lives.
 pub(in crate::posix) struct Beside {
     fd: Arc<OwnedFd>,
     key: InodeKey,
@@ -28,8 +28,8 @@ pub(in crate::posix) struct Beside {
 }
 
 impl Beside {
-    /// Opens the file of `of` on `mount`, as `of` was opened, with the rights of the process; where a name
-    /// has to be made for it, with `cred`'s.
+    /// Opens the file of `of` on `mount`, as `of` was opened, with the rights of the process; if a name has
+    /// to be made for it, with the rights of `cred`.
     pub(super) fn open(
         fs: &Fs,
         of: &Open,
@@ -44,7 +44,7 @@ impl Beside {
         }
         let key = of.file.key();
         let fd = reach(fs, of, cred, |path| {
-            // As a place only: whatever is there now is not opened, unless it is the file.
+            // As a path descriptor only: another file found there is not opened.
             let below = path.strip_prefix(b"/").filter(|below| !below.is_empty());
             let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let place = openat(&root, below.unwrap_or(b"."), flags, Mode::empty()).map_err(errno)?;
@@ -68,7 +68,7 @@ impl Beside {
         self.fd.as_fd()
     }
 
-    /// Where its mount is, or was.
+    /// Path of its mount, which may be gone.
     pub(super) fn at(&self) -> PathBuf {
         self.mount.at.clone()
     }
@@ -77,7 +77,7 @@ impl Beside {
         self.mount.device == mount.device
     }
 
-    /// The description may hold locks from now on.
+    /// Notes that the description may hold locks.
     pub(super) fn may_hold(&self) {
         self.described.store(true, Ordering::Relaxed);
     }
@@ -87,7 +87,7 @@ impl Beside {
         self.pool.take_record(self.key, &self.fd, call)
     }
 
-    /// The record locks that the process has on the file go.
+    /// Drops the record locks that the process has on the file.
     pub(super) fn closing(&self) {
         self.pool.closing(self.key);
     }
@@ -95,8 +95,8 @@ impl Beside {
 
 impl Drop for Beside {
     fn drop(&mut self) {
-        // A child of `fork` has the descriptor too, and cannot close it: it does not keep the locks. If this
-        // is the child, they are its parent's.
+        // A child of `fork` has the descriptor too, and cannot close it: unlocking here keeps it from keeping
+        // the locks. If this is the child, they are its parent's.
         if *self.described.get_mut() && self.pool.is_ours() {
             let _ = rustix::fs::flock(&self.fd, FlockOperation::Unlock);
             let _ = fcntl(&*self.fd, FcntlArg::F_OFD_SETLK(&everything()));
@@ -114,7 +114,7 @@ fn is(fd: &OwnedFd, device: u64, key: InodeKey) -> Result<bool> {
     Ok((stat.st_dev, stat.st_ino) == (device, key.number()))
 }
 
-/// Whether a path leads to something else, or nowhere.
+/// Whether a path leads to another file, or nowhere.
 fn is_elsewhere<T>(result: &Result<T>) -> bool {
     matches!(
         result,
@@ -122,8 +122,8 @@ fn is_elsewhere<T>(result: &Result<T>) -> bool {
     )
 }
 
-/// Tries paths below the root until one leads to the file: where it was opened, where it is now in that
-/// directory, and, if that has no name for it, under one that is made for a moment.
+/// Tries paths below the root until one leads to the file: the path of its open, its name in that directory
+/// at present, and, if it has none there, a temporary name.
 fn reach<T>(fs: &Fs, of: &Open, cred: &Cred, attempt: impl Fn(&[u8]) -> Result<T>) -> Result<T> {
     let (dir, name) = (of.place.0, &*of.place.1);
     let gone = || Err(Errno(libc::ENOENT));
@@ -144,7 +144,7 @@ fn reach<T>(fs: &Fs, of: &Open, cred: &Cred, attempt: impl Fn(&[u8]) -> Result<T
             return second;
         }
     }
-    // The first failure says more than that no name can be made.
+    // The first failure says more than a failure to make a name.
     let lent = fs.while_lent_a_name(of.file.key(), dir, cred, in_dir);
     lent.unwrap_or(first)
 }

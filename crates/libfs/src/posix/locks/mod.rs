@@ -1,6 +1,6 @@
 //! Locks: the kernel's, on a descriptor of the pool's mount that stands beside the description (DESIGN §7).
-//! So linked programs, those under `varve run` and all others on the mount have the same locks. Owns which
-//! call goes to the kernel and what closing a descriptor does to locks; refuses to know who else holds one.
+//! So linked programs, programs under `varve run` and all others on the mount share locks. Owns which call
+//! goes to the kernel and the effect of closing a descriptor on locks; does not know other holders.
 
 mod beside;
 mod pool;
@@ -20,21 +20,21 @@ use super::{Fd, Posix};
 use crate::errno::{Errno, Result};
 
 impl Posix {
-    /// The mount on which files are locked: the one at `mnt` in the pool's directory, else the only one that
-    /// there is.
+    /// The mount on which files are locked: the one at `mnt` in the pool's directory, else the pool's only
+    /// mount.
     ///
     /// # Errors
-    /// Why there is none: lock calls fail with `ENOLCK` then.
+    /// The reason why there is none: lock calls fail with `ENOLCK` then.
     pub fn lock_mount(&self) -> std::result::Result<PathBuf, NoLocks> {
         let pool = self.locks.as_ref().ok_or(NoLocks::NoPool)?;
         Ok(pool.mount()?.at)
     }
 
     /// Locks or unlocks a whole file for its open file description: `LOCK_SH`, `LOCK_EX` or `LOCK_UN`, with
-    /// `LOCK_NB` if it is not to wait.
+    /// `LOCK_NB` if it must not wait.
     ///
     /// # Errors
-    /// As `flock`, and those that [`fcntl_lock`](Self::fcntl_lock) has beside the kernel's.
+    /// As `flock`, and the errors of [`fcntl_lock`](Self::fcntl_lock) that the kernel does not have.
     pub fn flock(&self, fd: Fd, operation: i32) -> Result<()> {
         let waits = operation & libc::LOCK_NB == 0;
         let how = match (operation & !libc::LOCK_NB, waits) {
@@ -53,14 +53,15 @@ impl Posix {
         rustix::fs::flock(beside.fd(), how).map_err(|error| Errno(error.raw_os_error()))
     }
 
-    /// Locks, unlocks, or asks for locks on, a range of a file: `fcntl` with `F_SETLK`, `F_SETLKW`, `F_GETLK`
-    /// (locks of the process) or their `F_OFD_` forms (locks of the open file description).
+    /// Locks or unlocks a range of a file, or tests it for locks: `fcntl` with `F_SETLK`, `F_SETLKW`,
+    /// `F_GETLK` (locks of the process) or their `F_OFD_` forms (locks of the open file description).
     ///
     /// # Errors
     /// As `fcntl`. `ENOLCK` if the pool has no mount, or several of which none is at `mnt` in its directory
-    /// ([`lock_mount`](Self::lock_mount) says which), or if that on which the file was locked is gone, and
-    /// its locks with it. The first lock call on a description opens the file on the mount, with the rights
-    /// that the process has then, and fails as that does; `ENOENT` for a file that has no name any more.
+    /// ([`lock_mount`](Self::lock_mount) says which), or if the mount on which the file was locked is gone,
+    /// and its locks with it. The first lock call on a description opens the file on the mount, with the
+    /// rights that the process has then, and fails as that open does; `ENOENT` for a file that has no name
+    /// any more.
     pub fn fcntl_lock(&self, fd: Fd, command: i32, lock: &mut libc::flock) -> Result<()> {
         let is_record = matches!(command, libc::F_SETLK | libc::F_SETLKW | libc::F_GETLK);
         let asks = matches!(command, libc::F_GETLK | libc::F_OFD_GETLK);
@@ -83,7 +84,7 @@ impl Posix {
         };
         if is_record && takes {
             beside.take_record(call)?;
-            // As the kernel does it: a lock that came when the descriptor was closed already is nobody's.
+            // As the kernel does: a lock granted after the descriptor was closed is dropped.
             if !self.table.is(fd, &open) {
                 beside.closing();
                 return Err(Errno(libc::EBADF));
@@ -95,7 +96,7 @@ impl Posix {
         }
         call()?;
         if asks {
-            // Nobody is in the way: the rest stays as it was asked.
+            // No lock is in the way: the other fields stay as in the request.
             if i32::from(range.l_type) == libc::F_UNLCK {
                 lock.l_type = range.l_type;
             } else {
@@ -105,8 +106,8 @@ impl Posix {
         Ok(())
     }
 
-    /// The kernel's descriptor beside `open`, opened when it is locked first. One whose mount is gone is good
-    /// for giving back only.
+    /// Returns the kernel's descriptor beside `open`, which is opened at its first lock call. If its mount is
+    /// gone, it can only release locks.
     fn beside<'a>(&self, open: &'a Open, gives: bool) -> Result<&'a Beside> {
         let pool = self.locks.as_ref().ok_or(NoLocks::NoPool);
         let pool = pool.map_err(|why| why.errno())?;
@@ -123,8 +124,8 @@ impl Posix {
         Ok(open.beside.get_or_init(|| Box::new(beside)))
     }
 
-    /// A descriptor of `open` was closed: with any descriptor of a file go all locks that the process has on
-    /// ranges of it, and with its last the description's.
+    /// Handles the close of a descriptor of `open`: the close of any descriptor of a file drops all record
+    /// locks that the process has on it, and the close of the last one drops the description's locks.
     pub(super) fn closed(&self, open: Arc<Open>) {
         if let Some(pool) = &self.locks {
             pool.closing(open.file.key());
@@ -133,8 +134,8 @@ impl Posix {
     }
 }
 
-/// The same range, counted from the start of the file: the kernel knows neither the offset nor, until it asks
-/// the mount, the size.
+/// Converts a range to one counted from the start of the file: the kernel knows neither the offset nor, until
+/// it asks the mount, the size.
 fn from_start(open: &Open, lock: &libc::flock) -> Result<libc::flock> {
     let base = match i32::from(lock.l_whence) {
         libc::SEEK_SET => 0,

@@ -1,8 +1,9 @@
-//! What this process has of a pool's locks: the mount they are on, and the files on which the process itself
-//! (not a description) may hold some. Owns the rule that none of the kernel's descriptors of such a file is
-//! closed, since with any of them all its locks go; refuses to know descriptions.
+//! This process' part in a pool's locks: the mount that they are on, and the files on which the process
+//! itself (not a description) may hold some. Owns the rule that the kernel's descriptors of such a file stay
+//! open, since closing any of them drops all its locks; does not know descriptions.
 //!
-//! Record locks are the process', so there is one of these for a pool, however many sessions the process has.
+//! Record locks belong to the process, so there is one of these for a pool, however many sessions the process
+//! has.
 
 use nix::fcntl::{FcntlArg, fcntl};
 use parking_lot::Mutex;
@@ -17,26 +18,26 @@ use super::why::NoLocks;
 use crate::errno::{Errno, Result};
 use crate::mounts::{PoolMount, Table};
 
-/// Where `varve up` mounts a pool, in its directory.
+/// Name, in a pool's directory, of the directory where `varve up` mounts the pool.
 const MNT: &str = "mnt";
 
 /// Pools that this process has sessions of.
 static POOLS: Mutex<Vec<Weak<PoolLocks>>> = Mutex::new(Vec::new());
 
-/// The locks of one pool, as far as this process has to do with them.
+/// The locks of one pool, as far as they concern this process.
 pub(in crate::posix) struct PoolLocks {
     /// The process that made it: a child after `fork` has none of its record locks.
     process: u32,
     dir: PathBuf,
     seen: Mutex<Seen>,
     records: Mutex<HashMap<InodeKey, Records>>,
-    /// `records` holds something.
+    /// Whether `records` has entries.
     any: AtomicBool,
-    /// What was told last, which is not told again.
+    /// The last reason that was logged, which is not logged again.
     told: Mutex<Option<NoLocks>>,
 }
 
-/// The mount, as the table of mounts has it.
+/// The mount, as read from the table of mounts.
 #[derive(Default)]
 struct Seen {
     table: Option<Table>,
@@ -46,12 +47,12 @@ struct Seen {
 /// A file on which the process may hold record locks.
 #[derive(Default)]
 struct Records {
-    /// Threads that are about to have one.
+    /// Number of threads in a call that may take one.
     waiting: usize,
-    /// One was taken since a descriptor of the file was closed last.
+    /// One was taken since the last close of a descriptor of the file.
     held: bool,
-    /// The kernel's descriptors that are kept open meanwhile: all by which one may have been taken, and those
-    /// that are not needed any more.
+    /// The kernel's descriptors that are kept open meanwhile: all through which one may have been taken, and
+    /// those that are not needed any more.
     kept: Vec<Arc<OwnedFd>>,
 }
 
@@ -64,7 +65,7 @@ impl Records {
 }
 
 impl PoolLocks {
-    /// Those of the pool in `dir`, which is absolute and without symbolic links.
+    /// Returns the locks of the pool in `dir`, which is absolute and without symbolic links.
     pub(in crate::posix) fn of(dir: PathBuf) -> Arc<Self> {
         let process = std::process::id();
         let mut pools = POOLS.lock();
@@ -107,7 +108,7 @@ impl PoolLocks {
         if !stale && let Some(mount) = mount {
             return mount.clone();
         }
-        // The kernel says only once that it changed.
+        // The kernel reports a change only once.
         let before = mount.take().and_then(std::result::Result::ok);
         let mounts = table.read().map_err(unread)?;
         let chosen = choose(&self.dir, mounts, before.as_ref());
@@ -120,7 +121,7 @@ impl PoolLocks {
         self.mount().map_err(|why| self.tell(why))
     }
 
-    /// Says why, once, and what the call fails with.
+    /// Logs the reason, once, and returns the errno for the call.
     pub(super) fn tell(&self, why: NoLocks) -> Errno {
         let errno = why.errno();
         let mut told = self.told.lock();
@@ -131,7 +132,7 @@ impl PoolLocks {
         errno
     }
 
-    /// Makes `call`, which may give the process a record lock on `key`, and waits with it. `fd` is a
+    /// Makes `call`, which may give the process a record lock on `key`, and may wait for it. `fd` is a
     /// descriptor of that file.
     pub(super) fn take_record(
         &self,
@@ -156,7 +157,7 @@ impl PoolLocks {
         result
     }
 
-    /// A descriptor of `key` was closed: the record locks that the process has on it go.
+    /// Handles the close of a descriptor of `key`: drops the record locks that the process has on the file.
     pub(in crate::posix) fn closing(&self, key: InodeKey) {
         if !self.any.load(Ordering::Acquire) {
             return;
@@ -165,7 +166,7 @@ impl PoolLocks {
         let Some(records) = all.get_mut(&key) else {
             return;
         };
-        // A child after `fork` has none. The kernel does not refuse that.
+        // A child after `fork` has no record locks, and the kernel would not refuse to drop its parent's.
         for fd in records.kept.iter().filter(|_| self.is_ours()) {
             let _ = fcntl(&**fd, FcntlArg::F_SETLK(&everything()));
         }
@@ -178,7 +179,7 @@ impl PoolLocks {
         let mut all = self.records.lock();
         match all.get_mut(&key) {
             Some(records) => records.keep(&fd),
-            // Under the lock: nobody takes one meanwhile.
+            // Under the lock: no thread takes a record lock meanwhile.
             None => drop(fd),
         }
     }
@@ -194,7 +195,7 @@ impl PoolLocks {
     }
 }
 
-/// Giving back all of a file.
+/// The request that unlocks all of a file.
 pub(super) const fn everything() -> libc::flock {
     libc::flock {
         l_type: libc::F_UNLCK as i16,
@@ -205,8 +206,8 @@ pub(super) const fn everything() -> libc::flock {
     }
 }
 
-/// The mount of the pool in `dir` to lock on: the one it was `before`, while it is there; else that at `mnt`
-/// in the pool's directory, else the only one.
+/// Chooses the mount of the pool in `dir` to lock on: the one `before`, while it exists; else the one at
+/// `mnt` in the pool's directory, else the only one.
 fn choose(
     dir: &Path,
     mut mounts: Vec<PoolMount>,
@@ -299,7 +300,7 @@ mod tests {
         assert_eq!(over.map(|mount| mount.device), Ok(5));
     }
 
-    /// A file, descriptors of it, and what the process holds on it as others see it.
+    /// A file, descriptors of it, and the locks that the process holds on it as other processes see them.
     struct Locked {
         pool: Arc<PoolLocks>,
         file: tempfile::NamedTempFile,
@@ -331,7 +332,7 @@ mod tests {
             })
         }
 
-        /// Through the file's own descriptor: a description's locks and its process' are in each other's way.
+        /// Through the file's own descriptor: a description's locks and its process' locks conflict.
         fn is_held(&self) -> bool {
             let mut asked = libc::flock {
                 l_type: libc::F_WRLCK as i16,

@@ -1,10 +1,10 @@
-//! Why there is nothing to lock on. Owns the words and the errno; decides nothing.
+//! Reasons why there is no mount to lock on. Owns the messages and the errno; decides nothing.
 
 use std::path::PathBuf;
 
 use crate::errno::Errno;
 
-/// Why files cannot be locked. Every lock call fails with `ENOLCK` meanwhile.
+/// Reason why files cannot be locked. Every lock call fails with `ENOLCK` meanwhile.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NoLocks {
     /// The pool is served inside this process, from no directory.
@@ -20,10 +20,10 @@ pub enum NoLocks {
     NoTable {
         /// The pool's directory.
         pool: PathBuf,
-        /// What reading it failed with.
+        /// Error of the read.
         error: String,
     },
-    /// Nobody has mounted it, or not where this process sees it.
+    /// The pool is not mounted, or not in this process' view.
     #[error(
         "files of {pool} cannot be locked: locks are those of the pool's mount, and it is not mounted; \
         `varve up {pool}` or `varve mount {pool} DIR` mounts it"
@@ -32,7 +32,7 @@ pub enum NoLocks {
         /// The pool's directory.
         pool: PathBuf,
     },
-    /// It has several mounts, which do not share locks.
+    /// The pool has several mounts, which do not share locks.
     #[error(
         "files of {pool} cannot be locked: it is mounted at {at:?}, mounts do not share locks, and none of \
         them is {pool}/mnt; unmount all but one"
@@ -40,16 +40,16 @@ pub enum NoLocks {
     Several {
         /// The pool's directory.
         pool: PathBuf,
-        /// Where it is mounted.
+        /// Mount points.
         at: Vec<PathBuf>,
     },
-    /// Another file system lies over it.
+    /// Another file system is mounted over it.
     #[error(
         "files cannot be locked: something else is mounted over the mount at {at}; unmount that, or mount \
         the pool elsewhere"
     )]
     Covered {
-        /// Where it should be.
+        /// Expected mount point.
         at: PathBuf,
     },
     /// The mount on which the file was locked was unmounted, and its locks are gone.
@@ -57,13 +57,13 @@ pub enum NoLocks {
         "the mount at {at} is gone, and with it the locks of files that were locked on it: open them again"
     )]
     Gone {
-        /// Where it was.
+        /// Former mount point.
         at: PathBuf,
     },
 }
 
 impl NoLocks {
-    /// What the call fails with.
+    /// Errno of the call.
     #[must_use]
     pub const fn errno(&self) -> Errno {
         match self {

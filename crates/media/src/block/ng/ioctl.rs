@@ -1,4 +1,4 @@
-//! The three calls on a namespace's nodes that are no transfers.
+//! The three ioctls on a namespace's nodes that are not transfers.
 
 use std::fs::File;
 use std::io;
@@ -17,13 +17,13 @@ fn result(returned: libc::c_int) -> io::Result<u32> {
     u32::try_from(returned).map_err(|_| io::Error::last_os_error())
 }
 
-/// Number of the namespace behind a node.
+/// Returns the number of the namespace behind a node.
 pub(super) fn namespace_id(file: &File) -> io::Result<u32> {
     // SAFETY: takes no argument; the descriptor is open as long as `file` is borrowed.
     result(unsafe { libc::ioctl(file.as_raw_fd(), NVME_IOCTL_ID) })
 }
 
-/// Sends an admin command that reads into `out`; its status, 0 for success.
+/// Sends an admin command that reads into `out`. Returns its status, 0 for success.
 pub(super) fn administer(file: &File, command: &NvmeCommand, out: &mut [u8; 4096]) -> io::Result<u32> {
     // `struct nvme_passthru_cmd` is laid out as the command of io_uring, with the result in its last word.
     let mut bytes = command.bytes(out.as_mut_ptr() as u64, out.len() as u32);
@@ -33,7 +33,8 @@ pub(super) fn administer(file: &File, command: &NvmeCommand, out: &mut [u8; 4096
     result(unsafe { libc::ioctl(file.as_raw_fd(), NVME_IOCTL_ADMIN_CMD, bytes.as_mut_ptr()) })
 }
 
-/// Empties the kernel's cache of a block device. Best effort: who may not has used no cache of it either.
+/// Empties the kernel's cache of a block device. Best effort: a process without the right to do so has not
+/// used that cache either.
 pub(super) fn drop_cache(block: &File) {
     // SAFETY: the argument is ignored; the descriptor is open as long as `block` is borrowed.
     unsafe { libc::ioctl(block.as_raw_fd(), BLKFLSBUF, 0) };

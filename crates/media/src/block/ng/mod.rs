@@ -1,6 +1,6 @@
 //! A whole NVMe namespace by its character device (`/dev/ng0n1`): commands go from io_uring straight to the
-//! kernel's NVMe driver, past the block layer, and the device stays the kernel's. Owns what a transfer is as
-//! a command; rings are `ring`'s.
+//! kernel's NVMe driver, past the block layer, and the device stays the kernel's. Owns the translation of
+//! transfers into commands; `ring` owns the rings.
 
 #[allow(unsafe_code)]
 mod ioctl;
@@ -25,16 +25,16 @@ use crate::error::{DeviceName, MediaError, check_blocks, check_range};
 use crate::latch::Latch;
 use crate::traits::{BlockDevice, DeviceInfo, DeviceState, MediumKind};
 
-/// Bytes of one command at most: the kernel splits nothing here.
+/// Most bytes of one command: the kernel splits nothing here.
 const PIECE_BYTES_MAX: usize = 128 << 10;
 /// Bytes moved through one bounce buffer.
 const BOUNCE_BYTES: usize = PIECE_BYTES_MAX;
-/// What memory must be aligned to for the kernel to hand it to the device.
+/// Alignment in memory that the kernel requires to hand a buffer to the device.
 const MEMORY_ALIGN: usize = 4;
 /// Ranges of one deallocation, and sectors of a range.
 const RANGES_MAX: usize = 256;
 const RANGE_SECTORS_MAX: u64 = 1 << 20;
-/// How often a command is sent again that the device answers with "later".
+/// How often a command is sent again after the device answered "later".
 const TRIES_MAX: u32 = 4;
 
 /// A namespace behind its character device.
@@ -47,7 +47,7 @@ pub struct NgDevice {
     bounce: BufPool,
     latch: Latch,
     _file: File,
-    /// The block device, claimed so that nobody mounts it meanwhile.
+    /// The block device, claimed so that it cannot be mounted meanwhile.
     _claim: File,
 }
 
@@ -57,7 +57,7 @@ fn sibling(path: &Path) -> Option<PathBuf> {
     Some(path.with_file_name(format!("nvme{}", name.strip_prefix("ng")?)))
 }
 
-/// What a status means, as an error with an errno; `EAGAIN`: send it again.
+/// Returns the error for a status, with an errno; `EBUSY`: send the command again.
 fn status_error(field: u16) -> io::Error {
     let errno = match Status::parse(field).map(Status::meaning) {
         Some(Meaning::Errno(errno)) => errno,
@@ -97,7 +97,7 @@ fn command(nsid: u32, namespace: NamespaceIdentity, request: &Request) -> NvmeCo
     }
 }
 
-/// A number in a file of sysfs.
+/// Reads a number from a file of sysfs.
 fn queue_limit(places: &Places, namespace: &str, limit: &str) -> Option<usize> {
     let path = places.sys.join("block").join(namespace).join("queue").join(limit);
     std::fs::read_to_string(path).ok()?.trim().parse().ok()
@@ -107,7 +107,8 @@ impl NgDevice {
     /// Opens the character device of a namespace, and claims its block device.
     ///
     /// # Errors
-    /// `Refused`: it is none, is in use, or the kernel cannot pass commands on; says what to do. `Setup`.
+    /// `Refused`: it is not a namespace, is in use, or the kernel cannot pass commands on; the text names the
+    /// remedy. `Setup`.
     pub fn open(path: &Path) -> Result<Self, MediaError> {
         let name = DeviceName::from(format!("ng:{}", path.display()));
         let refused = |why: String| MediaError::Refused {
@@ -145,8 +146,8 @@ impl NgDevice {
             .into_owned();
         let limit = |limit| queue_limit(&places, &namespace_name, limit);
         let hardware = limit("max_hw_sectors_kb").unwrap_or(64) << 10;
-        // Each page of a caller's buffer may be a segment of its own, and one more where it does not begin
-        // with a page.
+        // Each page of a caller's buffer may be a segment of its own, plus one where it does not begin on a
+        // page.
         let segments = limit("max_segments").unwrap_or(17).saturating_sub(1) * 4096;
         let most = PIECE_BYTES_MAX.min(hardware).min(segments).max(4096);
         let piece_bytes = most.min(controller.transfer_max.unwrap_or(most)) / 4096 * 4096;
@@ -179,7 +180,7 @@ impl NgDevice {
         MediaError::from_io(&self.name, op, off, len as u64, error)
     }
 
-    /// Runs requests made by `make`, again if the device says that it may help.
+    /// Runs the requests that `make` builds, again if the device says that a retry may help.
     fn run(&self, mut make: impl FnMut() -> Vec<Request>) -> io::Result<()> {
         let mut tries = 0;
         loop {
@@ -215,7 +216,7 @@ impl NgDevice {
         })
     }
 
-    /// Reads what does not begin or end with a sector, or lies badly in memory.
+    /// Reads a range that is not aligned to sectors, or into a buffer that is not aligned in memory.
     fn read_through_bounce(&self, off: u64, out: &mut [u8]) -> io::Result<()> {
         let mut done = 0;
         while done < out.len() {
@@ -261,7 +262,7 @@ impl NgDevice {
     }
 }
 
-/// Claims a namespace's block device and empties the kernel's cache of it, which commands go past.
+/// Claims a namespace's block device and empties the kernel's cache of it, which commands bypass.
 fn claim(places: &Places, block: &Path) -> Result<File, String> {
     let name = block.file_name().unwrap_or_default().to_string_lossy();
     if let Some(used) = places.uses_of_namespace(&name).first() {
@@ -285,7 +286,7 @@ fn claim(places: &Places, block: &Path) -> Result<File, String> {
     Ok(claim)
 }
 
-/// Asks the controller and the namespace who they are.
+/// Identifies the controller and the namespace.
 fn identify(file: &File) -> Result<(ControllerIdentity, NamespaceIdentity, u32), String> {
     let nsid = ioctl::namespace_id(file).map_err(|error| {
         format!("is no NVMe namespace ({error}); `ls /dev/ng*` shows those that there are")
@@ -308,7 +309,7 @@ fn identify(file: &File) -> Result<(ControllerIdentity, NamespaceIdentity, u32),
     Ok((controller, namespace, nsid))
 }
 
-/// The best rings that work, shown by a read.
+/// Returns the best rings that work, as a read shows.
 fn rings(
     file: &File,
     nsid: u32,

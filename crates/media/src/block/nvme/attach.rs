@@ -15,10 +15,10 @@ use crate::block::NvmeAddress;
 use crate::error::{DeviceName, MediaError};
 use crate::traits::{BlockDevice, DeviceInfo, DeviceState};
 
-/// How often an idle device is looked at.
+/// Interval between checks of an idle device.
 const LOOK: Duration = Duration::from_millis(250);
 
-/// Notices that a device was removed while nobody used it. Ends when dropped.
+/// Notices the removal of an idle device. Ends when dropped.
 struct Watcher {
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -55,17 +55,17 @@ impl Drop for Watcher {
 /// A namespace of a controller that was taken from the kernel. Dropping it shuts the controller down and
 /// gives it back.
 pub struct AttachedNvme {
-    // In the order in which they must go.
+    // In the order in which they are dropped.
     _watcher: Watcher,
     device: Arc<NvmeDevice>,
     _taken: Taken,
 }
 
 impl AttachedNvme {
-    /// Takes the controller and its namespace; one that a process has left taken that has died, too.
+    /// Takes the controller and its namespace, also one that a dead process left taken.
     ///
     /// # Errors
-    /// `Refused`: it is in use, or something is missing; says what to do. `Setup`.
+    /// `Refused`: it is in use, or something is missing; the text names the remedy. `Setup`.
     pub fn open(address: NvmeAddress, options: NvmeOptions) -> Result<Self, MediaError> {
         let places = Places::default();
         let name = DeviceName::from(address.to_string());

@@ -1,5 +1,5 @@
-//! Taking a controller from the kernel's driver, and giving it back: at the end of its use, or at the next
-//! start after a crash. Owns the records of what was taken; refuses what the kernel uses.
+//! Takes a controller from the kernel's driver, and gives it back: at the end of its use, or at the next
+//! start after a crash. Owns the records of taken controllers; refuses a controller that the kernel uses.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -11,7 +11,7 @@ use rustix::fs::{FlockOperation, flock};
 use super::pci::Places;
 use crate::block::PciAddress;
 
-/// How a function is reached.
+/// The driver through which a function is reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
     Vfio,
@@ -27,7 +27,7 @@ impl Way {
     }
 }
 
-/// A controller that is this process' own until this is dropped.
+/// A controller that belongs to this process until this is dropped.
 #[derive(Debug)]
 pub(super) struct Taken {
     places: Places,
@@ -36,8 +36,7 @@ pub(super) struct Taken {
     record: Record,
 }
 
-/// What is remembered of a function while it is taken. Locked by its process, so that the death of that
-/// process is seen.
+/// The record of a taken function. Its process holds a lock on it, so that the death of that process shows.
 #[derive(Debug)]
 struct Record {
     path: PathBuf,
@@ -47,13 +46,13 @@ struct Record {
 }
 
 impl Drop for Record {
-    /// Lets the lock go at once: a child that is being started has a copy of the descriptor for a moment.
+    /// Releases the lock at once: a child that is being started has a copy of the descriptor for a moment.
     fn drop(&mut self) {
         let _ = flock(&self.lock, FlockOperation::Unlock);
     }
 }
 
-/// Locks a record, made if it is not there.
+/// Locks a record; with `create` makes it if it is missing.
 fn lock(path: &Path, create: bool) -> io::Result<Option<File>> {
     loop {
         let file = OpenOptions::new()
@@ -75,7 +74,7 @@ fn lock(path: &Path, create: bool) -> io::Result<Option<File>> {
     }
 }
 
-/// The driver that a record says to give the function back to.
+/// Returns the driver that a record names to give the function back to.
 fn former_of(file: &mut File) -> io::Result<Option<String>> {
     let mut text = String::new();
     file.read_to_string(&mut text)?;
@@ -113,7 +112,7 @@ impl Places {
         )
     }
 
-    /// Has the kernel bind a function to `driver`, or to what it thinks best.
+    /// Has the kernel bind a function to `driver`, or to the driver of the kernel's choice.
     fn rebind(&self, address: PciAddress, driver: Option<&str>) -> Result<(), String> {
         let function = self.function(address);
         let text = format!("{address}\n");
@@ -125,7 +124,7 @@ impl Places {
         self.tell(&self.sys.join("bus/pci/drivers_probe"), &text)
     }
 
-    /// Gives back what processes that have died had taken. What was done, a line each.
+    /// Gives back the controllers of dead processes. Returns a line of text for each.
     pub fn give_back_abandoned(&self) -> Vec<String> {
         let mut done = Vec::new();
         for entry in fs::read_dir(&self.records).into_iter().flatten().flatten() {
@@ -133,7 +132,7 @@ impl Places {
             let Some(address) = name.to_str().and_then(PciAddress::parse) else {
                 continue;
             };
-            // Of a process that lives, or another user's.
+            // Its process is alive, or it belongs to another user.
             let Ok(Some(mut file)) = lock(&entry.path(), false) else {
                 continue;
             };
@@ -161,7 +160,7 @@ impl Places {
     /// Takes a controller for this process.
     ///
     /// # Errors
-    /// Why not, and what to do.
+    /// Says why the controller cannot be taken, and the remedy.
     pub(super) fn take(&self, address: PciAddress) -> Result<Taken, String> {
         self.check_free(address)?;
         let path = self.record(address);
@@ -180,7 +179,7 @@ impl Places {
             .into_iter()
             .find(|way| driver.as_deref() == Some(way.driver()));
         let (way, former) = match (bound, driver) {
-            // As it was left by a crash, or by an operator.
+            // A crash or an operator left it bound so.
             (Some(way), _) => (way, left),
             (None, driver) => {
                 if let Some(other) = driver.as_deref().filter(|driver| *driver != "nvme") {
@@ -217,7 +216,7 @@ impl Places {
         Ok(taken)
     }
 
-    /// Refuses what is no controller, or is in use.
+    /// Refuses a function that is not a controller, or is in use.
     fn check_free(&self, address: PciAddress) -> Result<(), String> {
         let known = self.controllers();
         if !known.contains(&address) {
@@ -241,7 +240,8 @@ impl Places {
         }
         for namespace in self.namespaces(address) {
             let node = self.dev.join(&namespace);
-            // Fails while somebody has claimed the device or a part of it: a file system, or another pool.
+            // Fails while another process, a file system or another pool has claimed the device or a part of
+            // it.
             let opened = OpenOptions::new()
                 .read(true)
                 .custom_flags(libc::O_EXCL)
@@ -258,7 +258,7 @@ impl Places {
         Ok(())
     }
 
-    /// The better way that there is.
+    /// Returns the better of the available drivers.
     fn way(&self, address: PciAddress) -> Result<Way, String> {
         let has = |way: Way| self.has_driver(way.driver());
         match self.group(address) {
@@ -285,7 +285,7 @@ impl Taken {
         self.places.function(self.address)
     }
 
-    /// Writes down whom to give it back to, before it is taken.
+    /// Writes down the driver to give the function back to, before it is taken.
     fn remember(&mut self, former: Option<&str>) -> Result<(), String> {
         let text = format!("former {}\npid {}\n", former.unwrap_or(""), std::process::id());
         fs::write(&self.record.path, text)
@@ -349,10 +349,10 @@ mod tests {
     fn record_is_written_before_the_kernel_is_told_and_stays_when_it_fails() {
         let root = tempfile::tempdir().unwrap();
         let places = machine(root.path());
-        // This kernel binds nothing.
+        // The simulated kernel binds nothing.
         let error = places.take(address()).unwrap_err();
         assert!(error.contains("did not bind it to uio_pci_generic"), "{error}");
-        // It was given back at once: the last wish is none.
+        // It was given back at once: the last driver override is empty.
         assert!(wish(&places).ends_with('\n') && !places.record(address()).exists());
         let unbound = fs::read_to_string(places.sys.join("bus/pci/drivers/nvme/unbind")).unwrap();
         assert!(unbound.starts_with(ADDRESS), "{unbound}");
@@ -370,8 +370,8 @@ mod tests {
         assert_eq!(taken.record.former.as_deref(), Some("nvme"));
         assert_eq!(places.give_back_abandoned(), Vec::<String>::new());
         std::mem::forget(taken);
-        // The lock lives as long as the descriptor that was forgotten: another record stands for one of a
-        // dead process.
+        // The lock lives as long as the forgotten descriptor: another record stands for one of a dead
+        // process.
         fs::remove_file(places.record(address())).unwrap();
         fs::write(places.record(address()), "former nvme\npid 4000000\n").unwrap();
         let done = places.give_back_abandoned();

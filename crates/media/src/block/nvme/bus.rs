@@ -1,4 +1,4 @@
-//! What the driver needs of a machine: registers, memory that the device sees too, time. Two implementations
+//! The machine that the driver needs: registers, memory shared with the device, time. Two implementations
 //! reach hardware (`vfio`, `uio`); a third is a simulated controller of the tests. Knows nothing of NVMe.
 
 use std::sync::Arc;
@@ -9,13 +9,13 @@ use crate::error::MediaError;
 /// Bytes of a page as the device counts them. Bus addresses are contiguous within one.
 pub const PAGE_BYTES: usize = 4096;
 
-/// Memory that a device reads and writes by itself, at any time. So nothing here gives a reference to it:
-/// bytes are copied.
+/// Memory that a device reads and writes by itself, at any time. Nothing here gives a reference to it: bytes
+/// are copied.
 pub trait DmaMemory: Send + Sync {
     /// Length in bytes, whole pages.
     fn len_bytes(&self) -> usize;
 
-    /// The address by which the device knows the byte at `off`. `off` is less than the length.
+    /// Returns the device's address of the byte at `off`. `off` is less than the length.
     fn bus_address(&self, off: usize) -> u64;
 
     /// Copies bytes out.
@@ -30,8 +30,8 @@ pub trait DmaMemory: Send + Sync {
     /// If the range passes the end.
     fn write(&self, off: usize, src: &[u8]);
 
-    /// Loads the little-endian word at `off`, a multiple of 4. What the device wrote before it is seen by
-    /// later [`read`](Self::read)s.
+    /// Loads the little-endian word at `off`, a multiple of 4. Later [`read`](Self::read)s see all that the
+    /// device wrote before this word.
     ///
     /// # Panics
     /// If the range passes the end.
@@ -43,22 +43,22 @@ pub trait Bus: Send + Sync {
     /// Bytes of the register space.
     fn registers_bytes(&self) -> usize;
 
-    /// Reads the register at `off`, a multiple of 4 within the register space. All ones where there is no
-    /// device any more.
+    /// Reads the register at `off`, a multiple of 4 within the register space. All ones if the device is
+    /// gone.
     fn read32(&self, off: usize) -> u32;
 
-    /// Writes the register at `off`. Everything that was written to memory before is seen by the device
-    /// first. Goes nowhere where there is no device any more.
+    /// Writes the register at `off`. The device sees all earlier writes to memory first. Has no effect if the
+    /// device is gone.
     fn write32(&self, off: usize, value: u32);
 
-    /// Memory of zeros that both sides see, whole pages.
+    /// Allocates zeroed memory that both sides see, whole pages.
     ///
     /// # Errors
-    /// There is none; says what to do.
+    /// There is none; the text names the remedy.
     fn allocate(&self, len_bytes: usize) -> Result<Arc<dyn DmaMemory>, MediaError>;
 
-    /// Keeps the device from reading or writing memory until it is opened again: for one that does not do as
-    /// it is told.
+    /// Keeps the device from reading or writing memory until it is opened again: for a device that
+    /// misbehaves.
     fn stop_dma(&self);
 
     /// Whether the host wants the device back, as before an orderly removal.
@@ -66,10 +66,10 @@ pub trait Bus: Send + Sync {
         false
     }
 
-    /// Time since some moment.
+    /// Time since an arbitrary origin.
     fn now(&self) -> Duration;
 
-    /// Called while a caller waits for the device, which has made it wait for `waited` so far.
+    /// Called while a caller waits for the device, `waited` being the wait so far.
     fn pause(&self, waited: Duration);
 
     /// How the device is reached, in a few words.

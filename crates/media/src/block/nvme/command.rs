@@ -8,7 +8,7 @@ pub(super) const COMMAND_BYTES: usize = 64;
 /// Bytes of a completion queue's entry.
 pub(super) const COMPLETION_BYTES: usize = 16;
 
-/// Operations of an I/O queue; [`ng`](crate::block) sends the same ones by the kernel.
+/// Operations of an I/O queue; [`ng`](crate::block) sends the same ones through the kernel.
 pub(in crate::block) mod io {
     pub(in crate::block) const FLUSH: u8 = 0x00;
     pub(in crate::block) const WRITE: u8 = 0x01;
@@ -30,7 +30,7 @@ pub(in crate::block) mod admin {
     pub(in crate::block) const NUMBER_OF_QUEUES: u32 = 0x07;
 }
 
-/// A command without its identifier, which its queue gives.
+/// A command without its identifier, which its queue assigns.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Command {
     pub opcode: u8,
@@ -58,28 +58,28 @@ impl Command {
     }
 }
 
-/// How a command ended, as far as it is not success.
+/// Status of a command that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::block) struct Status {
     /// Status code type.
     kind: u8,
     /// Status code.
     code: u8,
-    /// Sending it again cannot help.
+    /// A retry cannot help.
     final_: bool,
 }
 
-/// What a status means for the caller.
+/// The consequence of a status for the caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::block) enum Meaning {
-    /// Passing trouble: send it again.
+    /// A passing condition: send the command again.
     Again,
-    /// This is the answer.
+    /// The errno to answer with.
     Errno(i32),
 }
 
 impl Status {
-    /// From the completion's status field, the phase bit taken off. `None`: success.
+    /// Parses the completion's status field, the phase bit removed. `None`: success.
     pub(in crate::block) const fn parse(field: u16) -> Option<Self> {
         let status = Self {
             code: field as u8,
@@ -93,7 +93,7 @@ impl Status {
         }
     }
 
-    /// What to do about it.
+    /// Returns the consequence for the caller.
     pub(in crate::block) const fn meaning(self) -> Meaning {
         match (self.kind, self.code) {
             // Capacity exceeded.
@@ -104,10 +104,10 @@ impl Status {
             (0, 0x0b) => Meaning::Errno(libc::ENXIO),
             // LBA out of range, invalid field or opcode: this driver and the device disagree.
             (0, 0x80 | 0x01 | 0x02) => Meaning::Errno(libc::EIO),
-            // Media errors: the device has tried again itself.
+            // Media errors: the device has already tried again itself.
             (2, _) => Meaning::Errno(libc::EIO),
             _ if self.final_ => Meaning::Errno(libc::EIO),
-            // Aborted, deleted queue, namespace not ready, path errors and what else says that it may pass.
+            // Aborted, deleted queue, namespace not ready, path errors and all others that may pass.
             _ => Meaning::Again,
         }
     }
@@ -124,7 +124,7 @@ impl std::fmt::Display for Status {
 pub(super) struct Completion {
     /// Command-specific result.
     pub result: u32,
-    /// Where the device is in the submission queue.
+    /// The device's position in the submission queue.
     pub sq_head: u16,
     /// Submission queue.
     pub sq_id: u16,
@@ -147,8 +147,8 @@ impl Completion {
     }
 }
 
-/// Addresses of a transfer of `len` bytes in pages of which the n-th begins at `page(n)`. What does not fit
-/// in the command goes to `list`, which the device finds at `list_address`.
+/// Returns the addresses of a transfer of `len` bytes in pages of which the n-th begins at `page(n)`.
+/// Addresses that do not fit in the command go to `list`, which the device finds at `list_address`.
 pub(super) fn prp(
     len: usize,
     page: impl Fn(usize) -> u64,

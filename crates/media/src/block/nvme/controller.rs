@@ -22,9 +22,9 @@ const SHUTDOWN_LIMIT: Duration = Duration::from_secs(10);
 /// Why the controller cannot be used.
 #[derive(Debug)]
 pub(super) enum ControllerError {
-    /// It does not behave.
+    /// It broke the protocol or does not answer.
     Breach(Breach),
-    /// It is not a device that can be used: what to do.
+    /// The device is not usable; the text names the remedy.
     Unusable(String),
     /// It refused a command.
     Refused(&'static str, Status),
@@ -55,14 +55,14 @@ impl std::fmt::Display for ControllerError {
     }
 }
 
-/// Who the controller and its namespace are.
+/// Identities of the controller and its namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Identity {
     pub controller: ControllerIdentity,
     pub namespace: NamespaceIdentity,
 }
 
-/// Looks whether the controller is there and well.
+/// Checks that the controller is present and has not failed.
 ///
 /// # Errors
 /// Removed, wanted back, or failed.
@@ -87,7 +87,7 @@ pub(super) struct Controller {
 }
 
 impl Controller {
-    /// Looks at the capabilities. The controller is as it was: [`enable`](Self::enable) comes next.
+    /// Reads the capabilities. Leaves the controller as it is: [`enable`](Self::enable) comes next.
     pub(super) fn new(bus: Arc<dyn Bus>, nsid: u32, timeout: Duration) -> Result<Self, ControllerError> {
         if bus.registers_bytes() < PAGE_BYTES {
             return Err(ControllerError::Unusable(
@@ -142,14 +142,14 @@ impl Controller {
         }
     }
 
-    /// Disables the controller. What was in flight is gone, and the device touches no memory any more.
+    /// Disables the controller. Commands in flight are lost, and the device touches no memory any more.
     pub(super) fn disable(&self) -> Result<(), Breach> {
         let configuration = self.bus.read32(CC);
         if configuration == ALL_ONES {
             return Err(Breach::Removed);
         }
         if configuration & CC_ENABLE != 0 {
-            // One that is still starting must be let start before it may be disabled.
+            // The specification requires a starting controller to become ready before it may be disabled.
             let _ = self.wait_status(CSTS_READY, CSTS_READY, self.capabilities.ready_limit, true);
             self.bus
                 .write32(CC, configuration & !CC_ENABLE & !(CC_SHUTDOWN | CC_SHUTDOWN << 1));
@@ -177,7 +177,8 @@ impl Controller {
         Ok(())
     }
 
-    /// Sends one admin command and waits for its end. Its result; data is left in the queue's first slot.
+    /// Sends one admin command and waits for its end. Returns its result; data is left in the queue's first
+    /// slot.
     fn execute(&mut self, command: Command, len: usize) -> Result<Result<u32, Status>, Breach> {
         let slot = self.admin.free_slot().ok_or(Breach::Timeout)?;
         self.admin.fill(slot, 0, &[0; PAGE_BYTES]);
@@ -213,7 +214,7 @@ impl Controller {
         Ok(bytes)
     }
 
-    /// Asks who it is.
+    /// Identifies the controller and its namespace.
     pub(super) fn identify(&mut self) -> Result<Identity, ControllerError> {
         let bytes = self.identify_bytes(CNS_CONTROLLER, 0)?;
         let controller = ControllerIdentity::parse(&bytes).map_err(ControllerError::Unusable)?;
@@ -231,7 +232,7 @@ impl Controller {
         })
     }
 
-    /// Asks for so many I/O queue pairs; how many there may be, at least 1 and at most `wanted`.
+    /// Asks for `wanted` I/O queue pairs. Returns the number granted, at least 1 and at most `wanted`.
     pub(super) fn negotiate_queues(&mut self, wanted: u16) -> Result<u16, ControllerError> {
         let doorbells = self.capabilities.queues_within(self.bus.registers_bytes()) - 1;
         let wanted = wanted.clamp(1, doorbells.min(usize::from(u16::MAX)) as u16);
@@ -254,7 +255,7 @@ impl Controller {
         Ok(wanted.min(u16::try_from(submission.min(completion) + 1).unwrap_or(u16::MAX)))
     }
 
-    /// Has the device make a queue pair, which must be clear.
+    /// Has the device create a queue pair, which must be clear.
     pub(super) fn create_queues(&mut self, pair: &QueuePair) -> Result<(), ControllerError> {
         let (submission, completion) = pair.addresses();
         let size = u32::from(pair.entries() - 1) << 16 | u32::from(pair.id());
@@ -278,7 +279,7 @@ impl Controller {
         Ok(())
     }
 
-    /// Lets the controller write what it has cached, and disables it. Best effort.
+    /// Has the controller write its cached data, and disables it. Best effort.
     pub(super) fn shut_down(&self) {
         let configuration = self.bus.read32(CC);
         if configuration == ALL_ONES || configuration & CC_ENABLE == 0 {

@@ -1,5 +1,5 @@
-//! An NVMe namespace as a block device. Owns which thread uses which queue pair, resets, and when the device
-//! is given up.
+//! An NVMe namespace as a block device. Owns the assignment of threads to queue pairs, resets, and the
+//! decision to give the device up.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -16,22 +16,22 @@ use crate::error::{DeviceName, MediaError, check_blocks, check_range};
 use crate::latch::Latch;
 use crate::traits::{BlockDevice, DeviceInfo, DeviceState, MediumKind};
 
-/// How often one call has the controller reset before it gives up.
+/// How often one call resets the controller before it gives up.
 const RESETS_MAX: u32 = 3;
 /// Most queue pairs: each takes 2 MiB.
 const QUEUE_PAIRS_MAX: usize = 16;
 /// Sectors of one range of a deallocation.
 const RANGE_SECTORS_MAX: u64 = 1 << 20;
 
-/// How the driver is to work. The default suits a daemon.
+/// Settings of the driver. The default suits a daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NvmeOptions {
     /// I/O queue pairs; 0: one for each processor, at most 16. The controller may give fewer.
     pub queue_pairs: usize,
-    /// Entries of a queue, 2 to 32: one less is in flight at most.
+    /// Entries of a queue, 2 to 32; at most one less is in flight.
     pub entries: u16,
-    /// How long a command may take while no other ends. Then the controller is reset and the command sent
-    /// again.
+    /// How long a command may take while no other ends. After that the controller is reset and the command
+    /// sent again.
     pub io_timeout: Duration,
     /// How long an administrative command may take.
     pub admin_timeout: Duration,
@@ -61,7 +61,7 @@ pub struct NvmeDevice {
     queues: Vec<Mutex<QueuePair>>,
     /// Resets so far. Changes while the controller and all queues are locked.
     resets: AtomicU64,
-    /// Somebody waits for all queues, to reset the controller.
+    /// A thread waits for all queues, to reset the controller.
     resetting: AtomicBool,
     /// Given up: no command is sent any more.
     dead: AtomicBool,
@@ -81,7 +81,7 @@ impl NvmeDevice {
     /// Resets the controller on `bus`, and takes its namespace `nsid` into use.
     ///
     /// # Errors
-    /// `Refused`: it is no controller that can be used, or does not behave. Its DMA is stopped then.
+    /// `Refused`: it is not a usable controller, or misbehaves. Its DMA is stopped then.
     pub fn open(
         bus: Arc<dyn Bus>,
         name: DeviceName,
@@ -169,7 +169,7 @@ impl NvmeDevice {
         self.identity.controller.has_write_cache
     }
 
-    /// Looks whether the device is still there, for a time when nobody uses it. Latches when it is not.
+    /// Checks that the device is still present, while it is idle. Latches if it is not.
     pub fn look(&self) -> DeviceState {
         if !self.dead.load(Ordering::Relaxed)
             && let Err(breach @ (Breach::Removed | Breach::WantedBack)) = check_status(&*self.bus)
@@ -179,7 +179,7 @@ impl NvmeDevice {
         self.state()
     }
 
-    /// This thread's queue pair; another one that is free while it is in use by a thread that shares it.
+    /// Returns this thread's queue pair, or a free one while another thread that shares it uses it.
     fn queue(&self) -> MutexGuard<'_, QueuePair> {
         let own = thread_number() % self.queues.len();
         let order = (own..self.queues.len()).chain(0..own);
@@ -191,7 +191,7 @@ impl NvmeDevice {
         self.queues[own].lock()
     }
 
-    /// Latches, for reads too. What the device does to its memory from now on is nobody's any more.
+    /// Latches, for reads too. From here on no code uses the memory that the device may still write.
     fn give_up(&self, reason: &str) -> MediaError {
         self.latch.set(format!(
             "{reason}; restart the daemon when the device is well again"
@@ -208,13 +208,13 @@ impl NvmeDevice {
         }
     }
 
-    /// Resets the controller, unless that was done since `resets`.
+    /// Resets the controller, unless another thread has done so since `resets`.
     fn recover(&self, resets: u64, breach: Breach) -> Result<(), MediaError> {
         let mut controller = self.controller.lock();
         if self.dead.load(Ordering::Relaxed) {
             return Err(self.failed());
         }
-        // A device that goes often fails first.
+        // A removal often shows as another failure first.
         let gone = check_status(&*self.bus).err().unwrap_or(breach);
         if matches!(gone, Breach::Removed | Breach::WantedBack) {
             return Err(self.give_up(&gone.to_string()));
@@ -258,7 +258,7 @@ impl NvmeDevice {
         Ok(())
     }
 
-    /// Carries pieces out, over resets. The range is for messages.
+    /// Carries out pieces, over resets. The range is for messages.
     fn run(&self, op: &'static str, off: u64, len: u64, pieces: &mut [Piece<'_>]) -> Result<(), MediaError> {
         let mut broken = 0;
         loop {
@@ -328,7 +328,7 @@ impl BlockDevice for NvmeDevice {
     fn flush(&self) -> Result<(), MediaError> {
         self.latch.check(&self.name)?;
         if !self.has_write_cache() {
-            // What a write has returned from is durable.
+            // A write that has returned is durable.
             return Ok(());
         }
         self.run("flush", 0, 0, &mut [Piece::new(Work::Flush)])
@@ -417,7 +417,7 @@ impl Drop for NvmeDevice {
         if !*self.dead.get_mut() {
             self.controller.get_mut().shut_down();
         }
-        // Before the memory goes that the device was told of.
+        // The memory whose addresses the device has is freed after this.
         self.bus.stop_dma();
     }
 }

@@ -1,4 +1,4 @@
-//! What a controller and a namespace say of themselves (base specification, §5.17; NVM command set
+//! The identify structures of a controller and a namespace (base specification, §5.17; NVM command set
 //! specification, §4.1.5), with every field checked. Pure; used by `nvme` and `ng`.
 
 /// Bytes of an identify structure.
@@ -8,20 +8,20 @@ pub(in crate::block) const CNS_NAMESPACE: u32 = 0;
 /// `CNS` of the controller.
 pub(in crate::block) const CNS_CONTROLLER: u32 = 1;
 
-/// What of the controller's structure is used.
+/// The fields of the controller's structure that are used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::block) struct ControllerIdentity {
     /// Serial number.
     pub serial: String,
     /// Model.
     pub model: String,
-    /// Most bytes of one transfer; `None`: any.
+    /// Most bytes of one transfer; `None`: no limit.
     pub transfer_max: Option<usize>,
     /// Namespaces are numbered up to this.
     pub namespaces: u32,
     /// A write may stay in a volatile cache until a flush.
     pub has_write_cache: bool,
-    /// Takes dataset management commands.
+    /// Supports dataset management commands.
     pub can_deallocate: bool,
 }
 
@@ -33,7 +33,7 @@ fn word(bytes: &[u8; IDENTIFY_BYTES], at: usize) -> u32 {
     u32::from(half(bytes, at)) | u32::from(half(bytes, at + 2)) << 16
 }
 
-/// Text of a fixed length; what is not printable is left out.
+/// Returns text of a fixed length, without its unprintable characters.
 fn text(bytes: &[u8]) -> String {
     let printable = bytes.iter().filter(|byte| (b' '..=b'~').contains(byte));
     let text: String = printable.map(|byte| char::from(*byte)).collect();
@@ -42,7 +42,7 @@ fn text(bytes: &[u8]) -> String {
 
 impl ControllerIdentity {
     /// # Errors
-    /// What this driver cannot work with.
+    /// Names the property that this driver cannot work with.
     pub(in crate::block) fn parse(bytes: &[u8; IDENTIFY_BYTES]) -> Result<Self, String> {
         for (name, at, wanted) in [("submission", 512, 6), ("completion", 513, 4)] {
             let (least, most) = (bytes[at] & 0xf, bytes[at] >> 4);
@@ -69,7 +69,7 @@ impl ControllerIdentity {
     }
 }
 
-/// A namespace that can be used.
+/// A usable namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::block) struct NamespaceIdentity {
     /// Log2 of the sector's bytes: 9 or 12.
@@ -80,7 +80,7 @@ pub(in crate::block) struct NamespaceIdentity {
 
 impl NamespaceIdentity {
     /// # Errors
-    /// The namespace is not there, or is formatted in a way that is not served: says how to format it.
+    /// The namespace does not exist, or has an unsupported format; the text says how to format it.
     pub(in crate::block) fn parse(bytes: &[u8; IDENTIFY_BYTES], nsid: u32) -> Result<Self, String> {
         let sectors = u64::from(word(bytes, 0)) | u64::from(word(bytes, 4)) << 32;
         if sectors == 0 {

@@ -1,12 +1,11 @@
 //! An NVMe driver in user space: a controller taken from the kernel, with its queues in this process. Owns
-//! the protocol; what a machine must give for it is behind [`Bus`].
+//! the protocol; [`Bus`] is the interface to the machine.
 //!
 //! # Invariants
-//! - Nothing that the device says is believed: fields are checked where they are parsed (`registers`,
-//!   `identify`), completions where they are taken (`queue`). Whatever it does, calls end within their time
-//!   limits.
-//! - Memory that the device was told of is used for something else only when the command has ended or the
-//!   controller is disabled, and is given back only after [`Bus::stop_dma`].
+//! - The device is not trusted: fields are checked where they are parsed (`registers`, `identify`),
+//!   completions where they are taken (`queue`). Whatever it does, calls end within their time limits.
+//! - Memory whose address the device has is reused only when the command has ended or the controller is
+//!   disabled, and is freed only after [`Bus::stop_dma`].
 //! - A command whose end was not seen is sent again after a reset: reads, whole-block writes, flushes and
 //!   deallocations may all be repeated.
 

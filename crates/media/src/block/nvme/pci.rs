@@ -1,6 +1,5 @@
-//! PCI functions as sysfs shows them: which driver has one, what the kernel uses of it, what drivers there
-//! are. Reads only; whatever is changed is `binding`'s. The places are values, so that tests have machines of
-//! their own.
+//! PCI functions as sysfs shows them: their drivers, their uses by the kernel, the loaded drivers. Reads
+//! only; `binding` makes all changes. The places are values, so that tests have machines of their own.
 
 use std::fs;
 use std::io;
@@ -11,7 +10,7 @@ use crate::block::PciAddress;
 /// Class of an NVMe controller: mass storage, non-volatile memory.
 const CLASS: &str = "0x0108";
 
-/// Where the kernel shows what.
+/// Directories in which the kernel shows its devices.
 #[derive(Debug, Clone)]
 pub struct Places {
     /// sysfs.
@@ -35,8 +34,8 @@ impl Default for Places {
     }
 }
 
-/// Root's records are everybody's to see; an ordinary user, who works with controllers that were bound
-/// beforehand, has records of its own.
+/// Root's records are visible to all users; an ordinary user, whose controllers were bound beforehand, has
+/// records of its own.
 fn records() -> PathBuf {
     let user = rustix::process::geteuid();
     if user.is_root() {
@@ -56,7 +55,7 @@ fn first_line(path: &Path) -> io::Result<String> {
         .to_owned())
 }
 
-/// Last part of the path that a link points to.
+/// Returns the last part of the path that a link points to.
 fn link_name(path: &Path) -> Option<String> {
     let target = fs::read_link(path).ok()?;
     Some(target.file_name()?.to_string_lossy().into_owned())
@@ -72,12 +71,12 @@ fn names(dir: &Path) -> Vec<String> {
     names
 }
 
-/// Why the kernel cannot do without a device.
+/// A reason why the kernel needs a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Use {
     /// The block device, such as `nvme0n1p2`.
     pub node: String,
-    /// What it is used for.
+    /// The use.
     pub what: String,
 }
 
@@ -96,13 +95,13 @@ impl Places {
         self.sys.join("bus/pci/devices").join(address.to_string())
     }
 
-    /// Whether it is there and is an NVMe controller.
+    /// Whether the function exists and is an NVMe controller.
     #[must_use]
     pub fn is_controller(&self, address: PciAddress) -> bool {
         first_line(&self.function(address).join("class")).is_ok_and(|class| class.starts_with(CLASS))
     }
 
-    /// Driver that has a function.
+    /// The driver bound to a function.
     #[must_use]
     pub fn driver(&self, address: PciAddress) -> Option<String> {
         link_name(&self.function(address).join("driver"))
@@ -114,13 +113,13 @@ impl Places {
         self.sys.join("bus/pci/drivers").join(driver).is_dir()
     }
 
-    /// IOMMU group of a function; `None`: no IOMMU watches it.
+    /// IOMMU group of a function; `None`: no IOMMU covers it.
     #[must_use]
     pub fn group(&self, address: PciAddress) -> Option<String> {
         link_name(&self.function(address).join("iommu_group"))
     }
 
-    /// Other functions of its IOMMU group that have a driver which keeps the group from VFIO.
+    /// Other functions of its IOMMU group whose driver keeps the group from VFIO.
     #[must_use]
     pub fn group_neighbours(&self, address: PciAddress) -> Vec<(String, String)> {
         let devices = names(&self.function(address).join("iommu_group/devices"));
@@ -128,7 +127,7 @@ impl Places {
         others
             .filter_map(|name| {
                 let driver = link_name(&self.sys.join("bus/pci/devices").join(&name).join("driver"))?;
-                // The kernel knows of these that they touch no memory by themselves.
+                // The kernel knows that these do not access memory by themselves.
                 let harmless = driver.starts_with("vfio") || driver == "pcieport" || driver == "pci-stub";
                 (!harmless).then_some((name, driver))
             })
@@ -160,7 +159,7 @@ impl Places {
         nodes
     }
 
-    /// What the kernel does with the namespaces of a controller.
+    /// Uses of a controller's namespaces by the kernel.
     #[must_use]
     pub fn uses(&self, address: PciAddress) -> Vec<Use> {
         let namespaces = self.namespaces(address);
@@ -170,7 +169,7 @@ impl Places {
             .collect()
     }
 
-    /// What the kernel does with a block device and its partitions.
+    /// Uses of a block device and its partitions by the kernel.
     #[must_use]
     pub fn uses_of_namespace(&self, namespace: &str) -> Vec<Use> {
         let mounts = fs::read_to_string(self.proc.join("self/mountinfo")).unwrap_or_default();
@@ -209,8 +208,8 @@ impl Places {
     }
 }
 
-/// The block device of an entry below a controller. With several paths to a namespace (`nvme0c1n1`), the
-/// kernel's block device has the name without the path.
+/// Returns the block device of an entry below a controller. With several paths to a namespace (`nvme0c1n1`),
+/// the kernel's block device has the name without the path.
 fn namespace_name(name: &str) -> Option<String> {
     let rest = name.strip_prefix("nvme")?;
     let (left, nsid) = rest.rsplit_once('n')?;

@@ -1,5 +1,5 @@
-//! A submission and a completion queue over memory that the device shares: entries, doorbells, phase,
-//! identifiers. Believes nothing that a completion says: what cannot be is a [`Breach`]. Knows no operation.
+//! A submission and a completion queue in memory shared with the device: entries, doorbells, phase,
+//! identifiers. Trusts no completion: an impossible one is a [`Breach`]. Knows no operation.
 
 use std::sync::Arc;
 
@@ -8,13 +8,13 @@ use super::command::{COMMAND_BYTES, COMPLETION_BYTES, Command, Completion, Statu
 use super::registers::Capabilities;
 use crate::error::MediaError;
 
-/// Entries of a queue at most: what fits in a page, and lets every slot have a list of its own in another.
+/// Most entries of a queue: they fit in a page, and every slot has a list of its own in another page.
 pub(super) const ENTRIES_MAX: u16 = 32;
 /// Bits of a command's identifier that name its slot; the others count the slot's commands.
 const SLOT_BITS: u32 = 5;
 /// Bytes of a slot's list of pages.
 const LIST_BYTES: usize = PAGE_BYTES / ENTRIES_MAX as usize;
-/// Bytes that a slot's list can describe: one page is named by the command.
+/// Most bytes that the list of a slot can describe: the command names one page itself.
 pub(super) const TRANSFER_MAX: usize = (LIST_BYTES / 8) * PAGE_BYTES;
 
 const SUBMISSION_OFF: usize = 0;
@@ -31,15 +31,15 @@ const _: () = {
 /// Why a queue cannot go on before the controller is reset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Breach {
-    /// The device broke the protocol: how.
+    /// The device broke the protocol; the text says how.
     Protocol(&'static str),
     /// A command did not come back in time.
     Timeout,
-    /// The controller says that it has failed.
+    /// The controller reports a fatal error.
     Fatal,
     /// Its registers read as all ones.
     Removed,
-    /// The host wants it back.
+    /// The host wants the device back.
     WantedBack,
     /// Another thread is about to reset the controller.
     Reset,
@@ -62,7 +62,7 @@ impl std::fmt::Display for Breach {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Ended {
     pub slot: usize,
-    /// What [`QueuePair::submit`] was given.
+    /// The ticket given to [`QueuePair::submit`].
     pub ticket: usize,
     /// `None`: success.
     pub status: Option<Status>,
@@ -74,7 +74,7 @@ pub(super) struct Ended {
 struct Slot {
     /// Identifier and ticket of the command in flight.
     busy: Option<(u16, usize)>,
-    /// Commands that the slot has had.
+    /// Commands issued from this slot so far.
     count: u16,
 }
 
@@ -89,7 +89,7 @@ pub(super) struct QueuePair {
     tail: u16,
     head: u16,
     phase: bool,
-    /// The device was not told of the tail, or of the head.
+    /// Whether the device still has to be told of the tail, and of the head.
     unrung: (bool, bool),
     slots: Vec<Slot>,
     in_flight: usize,
@@ -97,8 +97,8 @@ pub(super) struct QueuePair {
 }
 
 impl QueuePair {
-    /// Queue `id` with so many entries (2 to [`ENTRIES_MAX`]), and a buffer of `slot_bytes` (whole pages, at
-    /// most [`TRANSFER_MAX`]) for each command in flight, of which there is one less.
+    /// Makes queue `id` with this number of entries (2 to [`ENTRIES_MAX`]), and a buffer of `slot_bytes`
+    /// (whole pages, at most [`TRANSFER_MAX`]) for each command in flight, one less than there are entries.
     ///
     /// # Errors
     /// No memory.
@@ -131,7 +131,8 @@ impl QueuePair {
         })
     }
 
-    /// As it was when new. Only while the controller is disabled: nothing may be in flight on the device.
+    /// Returns to the initial state. Only while the controller is disabled: nothing may be in flight on the
+    /// device.
     pub(super) fn clear(&mut self) {
         self.memory
             .write(SUBMISSION_OFF, &[0; COMPLETION_OFF - SUBMISSION_OFF]);
@@ -185,7 +186,7 @@ impl QueuePair {
     }
 
     /// Queues a command that transfers the first `len` bytes of a free slot's buffer; with `len` 0 its
-    /// addresses are left as they are. The device looks at it after the next [`ring`](Self::ring).
+    /// addresses are left as they are. The device fetches it after the next [`ring`](Self::ring).
     pub(super) fn submit(&mut self, slot: usize, mut command: Command, len: usize, ticket: usize) {
         assert!(self.slots[slot].busy.is_none() && len <= self.slot_bytes);
         let (memory, data_off) = (&self.memory, self.data_off(slot));
@@ -209,7 +210,7 @@ impl QueuePair {
         self.in_flight += 1;
     }
 
-    /// Tells the device what was submitted and what was taken.
+    /// Tells the device the new tail and head.
     pub(super) fn ring(&mut self, bus: &dyn Bus) {
         // The head first: the device may wait for room.
         if std::mem::take(&mut self.unrung.1) {
@@ -223,7 +224,7 @@ impl QueuePair {
     /// The next command that has ended, if one has.
     ///
     /// # Errors
-    /// The completion is of no command in flight, or contradicts itself.
+    /// The completion matches no command in flight, or contradicts itself.
     pub(super) fn poll(&mut self) -> Result<Option<Ended>, Breach> {
         let at = COMPLETION_OFF + usize::from(self.head) * COMPLETION_BYTES;
         let last = self.memory.load_u32(at + 12);
@@ -232,7 +233,7 @@ impl QueuePair {
         }
         let mut bytes = [0; COMPLETION_BYTES];
         self.memory.read(at, &mut bytes);
-        // What was looked at is what counts, whatever the device does to it meanwhile.
+        // The phase and status that were checked count, even if the device changes them meanwhile.
         bytes[12..].copy_from_slice(&last.to_le_bytes());
         let completion = Completion::parse(&bytes);
         if completion.sq_id != self.id {

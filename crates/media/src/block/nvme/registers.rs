@@ -1,5 +1,5 @@
-//! The controller's registers (NVM Express base specification 2.0, §3.1): offsets, fields, and what of them
-//! is acceptable. Pure.
+//! The controller's registers (NVM Express base specification 2.0, §3.1): offsets, fields, and their
+//! acceptable values. Pure.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ pub(super) const ACQ: usize = 0x30;
 /// First doorbell.
 pub(super) const DOORBELLS: usize = 0x1000;
 
-/// What a register reads as where no device answers.
+/// Value of every register where no device answers.
 pub(super) const ALL_ONES: u32 = u32::MAX;
 
 /// Controller is ready.
@@ -34,15 +34,15 @@ pub(super) const CSTS_SHUTDOWN: u32 = 3 << 2;
 /// Shutdown is complete.
 pub(super) const CSTS_SHUTDOWN_DONE: u32 = 2 << 2;
 
-/// Controller is to be enabled.
+/// Enables the controller.
 pub(super) const CC_ENABLE: u32 = 1;
-/// An orderly shutdown is asked for.
+/// Requests an orderly shutdown.
 pub(super) const CC_SHUTDOWN: u32 = 1 << 14;
 
-/// Shortest time that a controller is given to become ready: some say 0.
+/// Shortest time that a controller is given to become ready: some report 0.
 const READY_MIN: Duration = Duration::from_secs(5);
 
-/// What of `CAP` the driver uses.
+/// The fields of `CAP` that the driver uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Capabilities {
     /// Entries that an I/O queue may have at most, 2 to 65,536.
@@ -56,10 +56,10 @@ pub(super) struct Capabilities {
 }
 
 impl Capabilities {
-    /// Takes the register apart.
+    /// Decodes the register.
     ///
     /// # Errors
-    /// What this driver cannot work with.
+    /// Names the property that this driver cannot work with.
     pub(super) fn parse(cap: u64) -> Result<Self, String> {
         let entries_max = (cap & 0xffff) as u32 + 1;
         if entries_max < 2 {
@@ -95,8 +95,8 @@ impl Capabilities {
         DOORBELLS + (2 * queue as usize + completion as usize) * self.doorbell_bytes
     }
 
-    /// How many queue pairs, the admin queue among them, have their doorbells within so many bytes of
-    /// registers.
+    /// Returns the number of queue pairs, the admin queue included, whose doorbells lie within
+    /// `registers_bytes` of registers.
     pub(super) const fn queues_within(&self, registers_bytes: usize) -> usize {
         registers_bytes.saturating_sub(DOORBELLS) / (2 * self.doorbell_bytes)
     }

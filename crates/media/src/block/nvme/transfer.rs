@@ -1,6 +1,6 @@
-//! Reads, writes, flushes and deallocations as commands of one queue pair: cut to what a command may carry,
-//! as many in flight as there are slots, polled until all have ended. Knows sectors; what happens to a device
-//! that does not answer is `device`'s.
+//! Reads, writes, flushes and deallocations as commands of one queue pair: cut to the size of a command, as
+//! many in flight as there are slots, polled until all have ended. Knows sectors; `device` handles a device
+//! that does not answer.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -11,28 +11,28 @@ use super::controller::check_status;
 use super::identify::NamespaceIdentity;
 use super::queue::{Breach, Ended, QueuePair};
 
-/// How often a command is sent again that the device answers with "later".
+/// How often a command is sent again after the device answered "later".
 const TRIES_MAX: u8 = 4;
-/// How often the status register is looked at while nothing comes: reading it costs a microsecond.
+/// Interval between reads of the status register while nothing completes: each costs a microsecond.
 const LOOK: Duration = Duration::from_millis(1);
 /// Ranges of one dataset management command.
 pub(super) const RANGES_MAX: usize = 256;
 /// Bytes of a range.
 const RANGE_BYTES: usize = 16;
 
-/// What a command does.
+/// The operation of a command.
 pub(super) enum Work<'a> {
     /// Reads bytes from an offset, both of any alignment.
     Read { off: u64, out: &'a mut [u8] },
-    /// Writes whole sectors; durably if the device has a write cache and is to go past it.
+    /// Writes whole sectors; durably if the device has a write cache and the write is to bypass it.
     Write { off: u64, src: &'a [u8], durable: bool },
-    /// Makes what is written durable.
+    /// Makes all completed writes durable.
     Flush,
     /// Frees ranges: first sector, sectors.
     Deallocate { ranges: Vec<(u64, u32)> },
 }
 
-/// A command to be sent, or that has ended well.
+/// A command to be sent, or one that has succeeded.
 pub(super) struct Piece<'a> {
     pub work: Work<'a>,
     done: bool,
@@ -48,7 +48,7 @@ impl<'a> Piece<'a> {
         }
     }
 
-    /// Cuts a read so that each piece, made whole sectors, fits in `piece_bytes`.
+    /// Cuts a read so that each piece, extended to whole sectors, fits in `piece_bytes`.
     pub(super) fn cut_read(
         pieces: &mut Vec<Self>,
         mut off: u64,
@@ -81,19 +81,19 @@ impl<'a> Piece<'a> {
     }
 }
 
-/// What commands need to know of their namespace.
+/// Properties of the namespace that commands depend on.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Target {
     pub nsid: u32,
     pub namespace: NamespaceIdentity,
-    /// The most that a command may wait while nothing else ends.
+    /// Most time that a command may wait while nothing else ends.
     pub timeout: Duration,
 }
 
-/// How a run over a queue ended, if not well.
+/// How a run over a queue failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Failure {
-    /// A command was answered with this; none is in flight.
+    /// A command ended with this status; none is in flight.
     Status(Status, i32),
     /// The queue cannot be used before a reset; commands may be in flight.
     Breach(Breach),
@@ -159,7 +159,7 @@ impl Target {
         }
     }
 
-    /// First sector and bytes of the whole sectors that hold a range.
+    /// Returns the first sector and the bytes of the whole sectors that hold a range.
     const fn sectors(&self, off: u64, len: usize) -> (u64, usize) {
         let sector = self.namespace.sector_bytes();
         let first = off / sector;
@@ -167,7 +167,7 @@ impl Target {
         (first, (end - first * sector) as usize)
     }
 
-    /// Takes an ended command in. `Ok(true)`: it is to be sent again.
+    /// Handles an ended command. `Ok(true)`: it is to be sent again.
     fn finish(&self, queue: &QueuePair, piece: &mut Piece<'_>, ended: Ended) -> Result<bool, Failure> {
         match ended.status {
             None => {
@@ -192,7 +192,7 @@ impl Target {
     /// Sends every piece that is not done and waits until all have ended.
     ///
     /// # Errors
-    /// `Status`: the first that a command was refused with; the others have ended too. `Breach`: at once.
+    /// `Status`: that of the first command that failed; the others have ended too. `Breach`: at once.
     pub(super) fn drive(
         &self,
         bus: &dyn Bus,

@@ -3,8 +3,8 @@
 /// x^32 + … of CRC-32C (Castagnoli), without its top term.
 const POLYNOMIAL: u32 = 0x1EDC_6F41;
 
-/// `x^exponent mod P`, bit-reflected and shifted by one, as the multiplication of reflected operands wants
-/// it.
+/// Returns `x^exponent mod P`, bit-reflected and shifted by one, the form for a multiplication of reflected
+/// operands.
 const fn power(exponent: u32) -> u64 {
     let mut value: u32 = 1;
     let mut step = 0;
@@ -19,7 +19,8 @@ const fn power(exponent: u32) -> u64 {
     (value.reverse_bits() as u64) << 1
 }
 
-/// The factors (low half, high half) that move a 128-bit lane forward over `distance_bits` of message.
+/// Returns the factors (low half, high half) that move a 128-bit lane forward over `distance_bits` of
+/// message.
 const fn factors(distance_bits: u32) -> (u64, u64) {
     (power(distance_bits + 32), power(distance_bits - 32))
 }

@@ -1,4 +1,4 @@
-//! Kernels without instructions of their own: what the others are tested against.
+//! Kernels without special instructions, against which the others are tested.
 
 use super::LINE_BYTES;
 
@@ -57,7 +57,7 @@ pub(super) fn crc_bytes(mut state: u32, bytes: &[u8]) -> u32 {
     })
 }
 
-/// Copies whole lines, each through the stack, so that what is checked is what is stored.
+/// Copies whole lines, each through the stack, so that the checksum covers the stored bytes.
 ///
 /// # Safety
 /// `lines * 64` bytes must be readable at `src` and writable at `dst`, without overlap.

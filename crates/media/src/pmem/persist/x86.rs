@@ -1,5 +1,4 @@
-//! The kernels of x86-64. Each takes line-aligned destinations and whole lines; the callers cut the edges
-//! off.
+//! The kernels of x86-64. Each takes line-aligned destinations and whole lines; the callers handle the edges.
 
 use std::arch::x86_64::{
     __m128i, __m256i, __m512i, _mm_clflush, _mm_clmulepi64_si128, _mm_crc32_u8, _mm_crc32_u64,
@@ -12,7 +11,7 @@ use std::arch::x86_64::{
 use super::{LINE_BYTES, fold, portable};
 
 /// Lengths for which the copy with 64-byte loads beats `memcpy` out of memory (by up to a fifth at 2 KiB);
-/// elsewhere they are equal.
+/// for other lengths they are equal.
 pub(super) const COPY_OUT_BYTES: std::ops::Range<usize> = 512..16 << 10;
 
 /// Moves the raw state over `bytes`.
@@ -31,8 +30,8 @@ pub(super) fn crc_bytes_sse42(state: u32, bytes: &[u8]) -> u32 {
         .fold(wide as u32, |state, byte| _mm_crc32_u8(state, *byte))
 }
 
-/// Reduces what folding has left: a line that is congruent to everything before it, with the state mixed in
-/// already.
+/// Reduces the result of folding: a line that is congruent to everything before it, with the state already
+/// mixed in.
 #[target_feature(enable = "sse4.2")]
 fn reduce(line: [u64; 8]) -> u32 {
     line.into_iter().fold(0, |state, word| _mm_crc32_u64(state, word)) as u32
@@ -50,7 +49,7 @@ fn factors512(factors: (u64, u64)) -> __m512i {
     _mm512_broadcast_i32x4(_mm_set_epi64x(factors.1 as i64, factors.0 as i64))
 }
 
-/// Folds whole lines, which `step` gives one after another, to a line that is congruent to all of them; two
+/// Folds whole lines, which `step` returns one after another, to a line that is congruent to all of them; two
 /// accumulators, so that the multiplier's latency hides behind loads and stores even in cache. `step` is
 /// called once for each number below `lines`, in order.
 #[target_feature(enable = "avx512f,vpclmulqdq,sse4.2")]
@@ -249,8 +248,8 @@ pub(super) unsafe fn lines_sse2<const CRC: bool>(
     state
 }
 
-/// Copies out with 64-byte loads. No software prefetch: it costs up to 40 % at 4 KiB, by fetching what nobody
-/// reads.
+/// Copies out with 64-byte loads. No software prefetch: it costs up to 40 % at 4 KiB, by fetching unused
+/// lines.
 ///
 /// # Safety
 /// AVX-512F must be there; `len >= 64` bytes readable at `src`, writable at `dst`, without overlap.

@@ -1,21 +1,21 @@
-//! What a spread of demand over devices comes to: mean value analysis of a closed network (Reiser and
+//! Mean access time for a spread of demand over devices: mean value analysis of a closed network (Reiser and
 //! Lavenberg, 1980). Pure arithmetic.
 //!
-//! Each device is a queue with a demand `d_k`, the time its channels spend on one average request, divided by
-//! their number; what its channels do beside each other is delay, not queueing (Seidmann's approximation):
-//! `z`. With `n` requests in the system
+//! Each device is a queue with a demand `d_k`, the time that its channels spend on one average request,
+//! divided by their number; the rest of the service time is delay without queueing (Seidmann's
+//! approximation): `z`. With `n` requests in the system
 //!
 //! ```text
 //! r_k(n) = d_k · (1 + q_k(n-1)),   x(n) = n / (z + Σ r_k(n)),   q_k(n) = x(n) · r_k(n)
 //! ```
 //!
 //! With one request this is the sum of the service times, so the fastest device takes all; with many it is
-//! the slowest queue, so queues become equal. All that lies between is what `balance` needs and what equal
-//! response times (Wardrop) only approach.
+//! the slowest queue, so queues become equal. `balance` needs the whole range between, which equal response
+//! times (Wardrop) only approximate.
 
 use crate::DeviceId;
 
-/// Most requests that are looked at one by one; beyond, the slowest queue rules anyway.
+/// Most requests that are iterated over; beyond, the slowest queue dominates.
 const REQUESTS_MAX: f64 = 64.0;
 
 /// Demand on each device, in channel × microseconds of all counted accesses.
@@ -25,11 +25,11 @@ pub(super) struct Demand {
     pub(super) queue: Vec<f64>,
     /// Delay part, over all devices.
     pub(super) delay: f64,
-    /// Accesses that this is of.
+    /// The counted accesses.
     pub(super) accesses: f64,
 }
 
-/// What one unit asks of one device.
+/// The demand of one unit on one device.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct Part {
     pub(super) queue: f64,
@@ -54,15 +54,14 @@ impl Demand {
         }
     }
 
-    /// Adds a part (or takes it away, scaled by -1).
+    /// Adds a part (or removes it, scaled by -1).
     pub(super) fn add(&mut self, device: DeviceId, part: Part) {
         let queue = &mut self.queue[device.index()];
         *queue = (*queue + part.queue).max(0.0);
         self.delay = (self.delay + part.delay).max(0.0);
     }
 
-    /// Mean time of an access with `requests` in the system, in microseconds, as it would be after the
-    /// changes.
+    /// Mean time of an access with `requests` in the system after `changes`, in microseconds.
     pub(super) fn response_us(&self, requests: f64, changes: &[(DeviceId, Part)]) -> f64 {
         let per = 1.0 / self.accesses.max(1.0);
         let mut demand = [0.0; DeviceId::MAX];
@@ -116,7 +115,7 @@ mod tests {
 
     #[test]
     fn many_requests_wait_for_the_slowest_queue() {
-        // The rate comes near to one over the largest demand.
+        // The rate approaches one over the largest demand.
         let response = solve(&[3.0, 6.0], 0.0, 60.0);
         assert!((60.0 / response * 6.0 - 1.0).abs() < 0.01, "{response}");
     }

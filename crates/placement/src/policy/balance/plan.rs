@@ -1,17 +1,17 @@
-//! A plan of `balance`: what moves, what is copied, what makes room.
+//! A plan of `balance`: moves, copies, and steps that make room.
 
 use super::model::{Demand, Part};
 use super::{Balance, Counts};
 use crate::policy::{Act, Budget, Cause, Place, Plan, Step, View, Waiting};
 use crate::{DeviceId, DeviceView, UnitId};
 
-/// Candidates that are looked at with the whole model.
+/// Candidates that are evaluated with the whole model.
 const CANDIDATES: usize = 512;
-/// Units of a device looked at for cold ones.
+/// Units of a device examined for cold ones.
 const LOOKS: usize = 2048;
-/// Reads to one write, from which on a second copy is worth it.
+/// Reads per write from which a second copy pays off.
 const READ_MOSTLY: u32 = 20;
-/// How much dearer the second copy's device may be.
+/// Largest cost of the second copy's device, relative to the first.
 const NEAR: f64 = 4.0;
 
 struct Known {
@@ -26,7 +26,7 @@ struct Candidate {
     gain: f64,
 }
 
-/// Marginal price of demand on each device, and of delay: how much longer an access takes on average.
+/// Marginal price of demand on each device, and of delay: the increase of the mean access time.
 struct Prices {
     queue: Vec<f64>,
     delay: f64,
@@ -94,7 +94,7 @@ impl Balance {
         plan
     }
 
-    /// Units with heat, where they are, and what they ask of the devices.
+    /// Returns units with heat and their places, and the demand on the devices.
     fn look(&mut self, view: &View<'_>) -> (Vec<Known>, Demand) {
         let mut known = Vec::new();
         let mut demand = Demand::new(view.devices.len());
@@ -108,7 +108,7 @@ impl Balance {
             let first = self.part_of(view.device(place.device), counts, view);
             match place.second {
                 None => demand.add(place.device, first),
-                // Whichever answers sooner: in proportion to their speed.
+                // Reads go to the device that answers sooner: in proportion to their speed.
                 Some(second) => {
                     let other = self.part_of(view.device(second), counts, view);
                     let share = other.queue / (first.queue + other.queue).max(1e-9);
@@ -124,7 +124,7 @@ impl Balance {
         (known, demand)
     }
 
-    /// Units that would be served better elsewhere and have lost what the move costs; those that gain most
+    /// Units that another device would serve better and that have lost the cost of their move; largest gain
     /// first.
     fn candidates(&self, known: &[Known], prices: &Prices, view: &View<'_>) -> Vec<Candidate> {
         let mut all = Vec::new();
@@ -167,8 +167,8 @@ impl Balance {
         all
     }
 
-    /// The move, if the whole model still says so after those accepted before it. `room`: what makes room for
-    /// it, at its cost.
+    /// Returns the move, if the whole model still favours it after the moves accepted before. `room` is a
+    /// step that makes room for it; its cost is included.
     fn accept(
         &self,
         known: &Known,
@@ -215,7 +215,7 @@ impl Balance {
         })
     }
 
-    /// What can make room on each device that candidates want and that has none.
+    /// Steps that can make room on each full device that candidates want.
     fn make_room(
         &mut self,
         candidates: &[Candidate],
@@ -250,7 +250,7 @@ impl Balance {
         gone
     }
 
-    /// Second copies that can be dropped from a device, and units on it that are not used; the former last.
+    /// Second copies that can be dropped from a device, and unused units on it; the copies come last.
     fn victims(&mut self, on: DeviceId, most: usize, rooms: &[u64], view: &View<'_>) -> Vec<Step> {
         let to = roomiest(on, rooms, view);
         let hand = &mut self.hands[on.index()];
@@ -287,7 +287,7 @@ impl Balance {
         moves
     }
 
-    /// Second copies of the hottest units that are mostly read.
+    /// Plans second copies of the hottest units that are mostly read.
     fn copies(&self, known: &[Known], prices: &Prices, left: &mut u64, view: &View<'_>, plan: &mut Plan) {
         if Self::requests(view) < 2.0 {
             return;
@@ -346,7 +346,7 @@ impl Balance {
     }
 }
 
-/// The other device with most room.
+/// The device with most room, except `than`.
 fn roomiest(than: DeviceId, rooms: &[u64], view: &View<'_>) -> Option<DeviceId> {
     let others = view
         .devices
@@ -357,7 +357,7 @@ fn roomiest(than: DeviceId, rooms: &[u64], view: &View<'_>) -> Option<DeviceId> 
     (rooms[most.index()] > 0).then_some(most)
 }
 
-/// Units that a device takes.
+/// Number of units that still fit a device.
 fn room(device: &DeviceView, view: &View<'_>) -> u64 {
     if !device.state.takes_new() {
         return 0;

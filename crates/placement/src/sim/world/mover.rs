@@ -6,10 +6,10 @@ use crate::policy::{Act, Catalog, Cause, Step, View};
 use crate::sim::device::Device;
 use crate::{DeviceId, Op, UnitId};
 
-/// What a write to a unit whose copy is under way costs at the new place.
+/// Bytes of a repeated write at the new place, for a unit that was written while it was copied.
 const AGAIN_BYTES: u32 = 16 << 10;
 
-/// A step under way.
+/// A step in flight.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Under {
     unit: UnitId,
@@ -20,7 +20,7 @@ pub(super) struct Under {
 }
 
 impl World {
-    /// Starts what may be started. `in_memory`: a unit whose data need not be read.
+    /// Starts all steps that may start. `in_memory`: a unit whose data need not be read.
     pub(super) fn pump(&mut self, in_memory: Option<UnitId>) {
         loop {
             let now_ms = self.now_ns / 1_000_000;
@@ -36,10 +36,10 @@ impl World {
         }
     }
 
-    /// Looks at a step again, now that it starts.
+    /// Checks a step again when it starts, and begins it.
     ///
     /// # Errors
-    /// Why it cannot.
+    /// The reason why it cannot start.
     fn begin(&mut self, no: StepNo, step: &Step, part: Part) -> Result<(), String> {
         let Some(entry) = self.map.get(step.unit) else {
             return Err("it is gone".into());
@@ -74,7 +74,7 @@ impl World {
         }
         if place.is_on(step.to) {
             if step.act == Act::Move && place.second.is_some() {
-                // The copy is there already.
+                // The copy is already there.
                 self.map.keep_only(step.unit, step.to, self.now_ns / 1_000_000);
                 self.refresh_all();
             }
@@ -96,7 +96,7 @@ impl World {
         Ok(())
     }
 
-    /// Who planned a step hears that it cannot be carried out.
+    /// Reports to the planner of a step, a job or the policy, that it cannot be carried out.
     fn refused(&mut self, step: &Step, reason: &str) {
         let bytes = self.options.unit.bytes();
         if let Some(job) = self.job_of(step) {
@@ -105,7 +105,7 @@ impl World {
         self.policy.failed(step, &view!(self));
     }
 
-    /// The job of a step. Its reason names it; one runs at a time in the simulator.
+    /// The job of a step: the running one, since the simulator runs one job at a time.
     fn job_of(&mut self, step: &Step) -> Option<&mut Job> {
         let asked = matches!(step.cause, Cause::Asked | Cause::Rule);
         let mut jobs = self.jobs.jobs.iter_mut().filter(|_| asked);
@@ -141,7 +141,7 @@ impl World {
         self.submit(request, slot * self.options.unit.bytes());
     }
 
-    /// A read or a write of a step has ended.
+    /// Handles the end of a read or a write of a step.
     pub(super) fn moved_part(&mut self, no: StepNo) {
         let Some(under) = self.steps.get(&no).copied() else {
             return;
@@ -157,14 +157,14 @@ impl World {
             return;
         }
         if version != under.version && !under.again {
-            // Written meanwhile: that goes to the new place too.
+            // The unit was written meanwhile, so the new place is written again.
             self.steps.insert(no, Under { again: true, ..under });
             return self.send_io(no, under.to, Op::Write, under.slot, AGAIN_BYTES);
         }
         self.commit(no, under);
     }
 
-    /// The part that comes next.
+    /// The part after the current one.
     fn part_of(&self, no: StepNo) -> Option<Option<Part>> {
         self.mover.part(no).map(|part| match part {
             Part::Read => Some(Part::Write),
@@ -180,7 +180,7 @@ impl World {
             .zip(place)
             .is_some_and(|(cause, place)| place.held_against(cause).is_some())
         {
-            // Held since it began.
+            // Held since the step began.
             return self.give_up(no, under);
         }
         self.steps.remove(&no);
@@ -212,7 +212,7 @@ impl World {
         self.pump(None);
     }
 
-    /// Frees what steps under way have taken.
+    /// Frees the slots of all steps in flight.
     pub(super) fn drop_steps(&mut self) {
         for (_, under) in std::mem::take(&mut self.steps) {
             self.map.unreserve(under.to, under.slot);

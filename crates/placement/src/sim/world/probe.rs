@@ -22,7 +22,7 @@ fn mean_us(model: &Model, op: Op, bytes: u32, rng: &mut fastrand::Rng) -> f64 {
     let mut device = Device::new(model.clone());
     let (mut now_ns, mut started) = (0, Vec::new());
     for tag in 0..TRIES {
-        // Within the part that data will have at first.
+        // Within the part that data occupies at first.
         let at = rng.u64(0..model.total_bytes / 65536 / 4) * 65536;
         let io = Io {
             tag: tag as usize,

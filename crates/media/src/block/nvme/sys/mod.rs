@@ -11,12 +11,12 @@ use std::time::Duration;
 pub(super) use uio::UioBus;
 pub(super) use vfio::VfioBus;
 
-/// How long a waiting thread spins, and then only lets others run, before it sleeps between looks.
+/// How long a waiting thread spins, and how long it then only yields, before it sleeps between polls.
 const SPIN: Duration = Duration::from_micros(20);
 const YIELD: Duration = Duration::from_millis(1);
 const NAP: Duration = Duration::from_micros(50);
 
-/// What a thread does between two looks at a completion queue.
+/// Passes the time between two polls of a completion queue.
 fn pause(waited: Duration) {
     if waited < SPIN {
         std::hint::spin_loop();
@@ -29,7 +29,7 @@ fn pause(waited: Duration) {
 
 /// Command register of a PCI function's configuration space.
 const PCI_COMMAND: u64 = 4;
-/// Answers accesses to its memory.
+/// The function answers accesses to its memory.
 const PCI_MEMORY: u16 = 1 << 1;
-/// May read and write memory.
+/// The function may read and write memory.
 const PCI_BUS_MASTER: u16 = 1 << 2;

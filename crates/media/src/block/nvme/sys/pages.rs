@@ -1,4 +1,4 @@
-//! Anonymous memory that a device is told of. Reached by raw copies only, since the device may write it at
+//! Anonymous memory whose address a device has. Accessed by raw copies only, since the device may write it at
 //! any time.
 
 use std::fs::File;
@@ -16,9 +16,8 @@ pub(super) struct Pages {
     len: usize,
 }
 
-// SAFETY: the mapping lives as long as the value; it is reached by raw copies and atomic loads only. Two
-// threads that copy to the same place get some mixture of both, as with the device itself, which writes it
-// too.
+// SAFETY: the mapping lives as long as the value; it is accessed by raw copies and atomic loads only. Two
+// threads that copy to one place leave some mixture of both, as with the device itself, which writes it too.
 unsafe impl Send for Pages {}
 // SAFETY: as above.
 unsafe impl Sync for Pages {}
@@ -43,13 +42,13 @@ impl Pages {
         }
         let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
         let pages = Self { base, len };
-        // A child must not make this process' page the copy: the device goes on with the one that it was told
-        // of. SAFETY: exactly the range of this mapping.
+        // After a fork, copy-on-write must not leave the original page to the child: the device goes on with
+        // the page whose address it has. SAFETY: exactly the range of this mapping.
         if unsafe { libc::madvise(base.as_ptr().cast(), len, libc::MADV_DONTFORK) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        // Populated, and written: a page of zeros that is only read may be everybody's.
-        // SAFETY: within the mapping, which nobody else knows yet.
+        // Populated, and written: a page of zeros that is only read may be the shared zero page.
+        // SAFETY: within the mapping, which is not shared with any other thread yet.
         unsafe { std::ptr::write_bytes(base.as_ptr(), 0, len) };
         Ok(pages)
     }
@@ -80,11 +79,11 @@ impl Pages {
 
     pub(super) fn write(&self, off: usize, src: &[u8]) {
         self.check(off, src.len());
-        // SAFETY: as in `read`, the other way round.
+        // SAFETY: as in `read`, in the other direction.
         unsafe { std::ptr::copy_nonoverlapping(src.as_ptr(), self.base.as_ptr().add(off), src.len()) };
     }
 
-    /// Loads a word; what the device wrote before it is seen by later reads.
+    /// Loads a word; later reads see all that the device wrote before it.
     pub(super) fn load(&self, off: usize) -> u32 {
         self.check(off, 4);
         assert!(off.is_multiple_of(4));
@@ -94,7 +93,7 @@ impl Pages {
         u32::from_le(word.load(Ordering::Acquire))
     }
 
-    /// The physical address of each huge page.
+    /// Returns the physical address of each huge page.
     pub(super) fn physical(&self) -> io::Result<Vec<u64>> {
         let pagemap = File::open("/proc/self/pagemap")?;
         let address = |huge: usize| -> io::Result<u64> {
@@ -103,7 +102,7 @@ impl Pages {
             pagemap.read_exact_at(&mut entry, page as u64 * 8)?;
             let entry = u64::from_ne_bytes(entry);
             let number = entry & ((1 << 55) - 1);
-            // Not present, or hidden from who may not see it.
+            // Not present, or hidden from a process without the right to see it.
             if entry >> 63 == 0 || number == 0 {
                 return Err(io::Error::from_raw_os_error(libc::EPERM));
             }
@@ -115,7 +114,7 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: exactly the mapping of this value. The device was kept from it before (`Bus::stop_dma`).
+        // SAFETY: exactly the mapping of this value. The device lost access to it before (`Bus::stop_dma`).
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
     }
 }

@@ -1,5 +1,5 @@
-//! A device by `uio_pci_generic`, where there is no IOMMU: it is told physical addresses, of huge pages since
-//! those stay where they are. Nothing keeps it from other memory, so this is second to VFIO.
+//! A device by `uio_pci_generic`, where there is no IOMMU: it gets physical addresses, of huge pages since
+//! those do not move. Nothing keeps it from other memory, so VFIO is preferred.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -19,7 +19,7 @@ pub(in super::super) struct UioBus {
     name: DeviceName,
     window: Window,
     config: File,
-    /// There as long as the kernel's driver has the device.
+    /// Exists as long as the kernel's driver has the device.
     nodes: PathBuf,
     /// Open as long as the device is used: when it closes, also by the death of the process, the kernel ends
     /// the device's access to memory.
@@ -125,7 +125,7 @@ impl Bus for UioBus {
     }
 }
 
-/// Huge pages and where they lie.
+/// Huge pages and their physical addresses.
 struct UioMemory {
     pages: Pages,
     physical: Vec<u64>,

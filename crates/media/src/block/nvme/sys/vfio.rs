@@ -1,4 +1,4 @@
-//! A device by VFIO: the IOMMU lets it reach what it was given, and nothing else.
+//! A device by VFIO: the IOMMU confines it to the memory that it was given.
 
 use std::fs;
 use std::io;
@@ -23,7 +23,7 @@ use super::window::Window;
 use super::{PCI_BUS_MASTER, PCI_COMMAND, PCI_MEMORY, pause};
 use crate::error::{DeviceName, MediaError};
 
-/// First address that devices are told: above what old ones cannot reach anyway, below what IOMMUs keep for
+/// First address given to devices: above the range of old devices, below the range that IOMMUs keep for
 /// interrupts.
 const IOVA_FIRST: u64 = 0x1000_0000;
 /// Interrupts are at 0xfee0_0000 on x86.
@@ -33,7 +33,7 @@ const IOVA_END: u64 = 0xf000_0000;
 pub(in super::super) struct VfioBus {
     name: DeviceName,
     window: Window,
-    /// Taken out when the device is let go of.
+    /// Taken out when the device is released.
     device: Mutex<Option<VfioDevice>>,
     container: Arc<VfioContainer>,
     /// Signalled when the kernel wants the device back.
@@ -41,13 +41,13 @@ pub(in super::super) struct VfioBus {
     wanted_back: AtomicBool,
     next_address: AtomicU64,
     origin: Instant,
-    /// After the device, which looks at it when it goes.
+    /// Dropped after the device, which needs it for its own drop.
     _place: Place,
 }
 
-/// A directory called as the function, with the link to its IOMMU group. `vfio-ioctls` wants to see that link
-/// when it lets go of a device, and panics where it is not there: in sysfs it goes with a device that is
-/// pulled out.
+/// A directory named like the function, with the link to its IOMMU group. `vfio-ioctls` reads that link when
+/// it releases a device, and panics if it is missing: in sysfs it disappears with a device that is pulled
+/// out.
 struct Place(PathBuf);
 
 impl Place {
@@ -56,7 +56,7 @@ impl Place {
         let place = Self(records.join("groups").join(sysfs.file_name().unwrap_or_default()));
         fs::create_dir_all(&place.0)?;
         let link = place.0.join("iommu_group");
-        // Of a process that was killed: the record is locked, so nobody uses it.
+        // Left by a killed process: the record is locked, so no other process uses it.
         let _ = fs::remove_file(&link);
         symlink(group, link)?;
         Ok(place)
@@ -70,7 +70,7 @@ impl Drop for Place {
     }
 }
 
-/// What a failure means to a person.
+/// Turns a failure into an error with advice for a person.
 fn explain(name: &DeviceName, error: &VfioError) -> MediaError {
     let advice = match error {
         VfioError::OpenContainer(_) => "; load it with `modprobe vfio-pci`, and run as root",
@@ -97,8 +97,8 @@ fn explain(name: &DeviceName, error: &VfioError) -> MediaError {
 }
 
 impl VfioBus {
-    /// Opens the function at `sysfs`, its directory in sysfs. `records` is a directory for what lives as long
-    /// as the bus.
+    /// Opens the function at `sysfs`, its directory in sysfs. `records` is a directory for files that live as
+    /// long as the bus.
     pub(in super::super) fn open(
         name: &DeviceName,
         sysfs: &Path,
@@ -192,8 +192,8 @@ impl Bus for VfioBus {
             return;
         };
         set_command(&device, 0, PCI_BUS_MASTER);
-        // The mapping of the registers keeps the device open too, and the kernel waits for it when it takes
-        // the device away.
+        // The mapping of the registers keeps the device open too, and the kernel waits for it before it
+        // removes the device.
         let _ = self.window.close();
         if let Some(request) = &self.request {
             let _ = device.disable_irq(VFIO_PCI_REQ_IRQ_INDEX);
@@ -225,7 +225,7 @@ impl Bus for VfioBus {
     }
 }
 
-/// Memory that the IOMMU shows to the device.
+/// Memory that the IOMMU maps for the device.
 struct VfioMemory {
     pages: Pages,
     address: u64,
@@ -256,7 +256,7 @@ impl DmaMemory for VfioMemory {
 
 impl Drop for VfioMemory {
     fn drop(&mut self) {
-        // Fails where the device is closed already, and with it everything that it was shown.
+        // Fails where the device is closed already, and all its mappings with it.
         let _ = self.container.vfio_dma_unmap(self.address, self.pages.len());
     }
 }

@@ -1,5 +1,5 @@
-//! A device's registers, mapped. One access is one load or store of four bytes; a device that has gone reads
-//! as all ones.
+//! A device's registers, mapped. One access is one load or store of four bytes; the registers of a removed
+//! device read as all ones.
 
 use std::fs::File;
 use std::io;
@@ -15,13 +15,13 @@ pub(super) struct Window {
     len: usize,
 }
 
-// SAFETY: the mapping lives as long as the value and is reached by single accesses only, which the device
-// orders.
+// SAFETY: the mapping lives as long as the value and is accessed by single loads and stores only, which the
+// device orders.
 unsafe impl Send for Window {}
 // SAFETY: as above.
 unsafe impl Sync for Window {}
 
-/// Maps `len` bytes, whole pages, of nothing or of a descriptor.
+/// Maps `len` bytes, whole pages, of anonymous memory or of a descriptor.
 fn map(fd: Option<(RawFd, i64)>, len: usize) -> io::Result<NonNull<u8>> {
     let (fd, off, flags) = match fd {
         Some((fd, off)) => (fd, off, libc::MAP_SHARED),
@@ -74,19 +74,19 @@ impl Window {
         unsafe { guard::load_word(self.word(off)) }.unwrap_or(u32::MAX)
     }
 
-    /// What was stored before, by any means, is seen by the device first.
+    /// Writes a register. The device sees all earlier stores first, whatever their kind.
     pub(super) fn write(&self, off: usize, value: u32) {
         fence(Ordering::SeqCst);
         // SAFETY: as in `read`; nothing refers to registers.
         unsafe { guard::store_word(self.word(off), value) };
     }
 
-    /// Lets go of the device: from now on registers read as all ones and are written in vain.
+    /// Releases the device: from here on registers read as all ones, and writes have no effect.
     pub(super) fn close(&self) -> io::Result<()> {
         let blank = map(None, self.len)?;
-        // SAFETY: `blank` is a new mapping of `len` bytes that nobody else knows. It is filled, and then
-        // moved over the window's own range, which is replaced at once: who accesses a register meanwhile
-        // meets the device or the blank.
+        // SAFETY: `blank` is a new mapping of `len` bytes that no other thread knows. It is filled, and then
+        // moved over the window's own range, which is replaced at once: a concurrent access meets the device
+        // or the blank.
         let moved = unsafe {
             std::ptr::write_bytes(blank.as_ptr(), 0xff, self.len);
             libc::mremap(
@@ -106,7 +106,7 @@ impl Window {
 
 impl Drop for Window {
     fn drop(&mut self) {
-        // SAFETY: exactly the mapping of this value, which nothing refers to any more.
+        // SAFETY: exactly the mapping of this value, to which nothing refers any more.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
     }
 }
