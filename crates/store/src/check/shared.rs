@@ -2,7 +2,7 @@
 
 use super::Finding;
 use std::collections::BTreeMap;
-use varve_format::{Extent, Ino, SharedRun};
+use varve_format::{Extent, FileBlock, Ino, SharedRun};
 
 /// The runs of a pool, and the references that its files hold.
 #[derive(Debug, Default)]
@@ -40,6 +40,31 @@ impl References {
         *self.edges.entry(first).or_default() += 1;
         *self.edges.entry(end).or_default() -= 1;
         Ok(())
+    }
+
+    /// The parts of an extent that runs cover, each with true, and those between with false.
+    pub(crate) fn parts(&self, extent: &Extent) -> Vec<(Extent, bool)> {
+        let (first, end) = (extent.block.0, extent.block.0 + u64::from(extent.len));
+        let mut parts: Vec<(Extent, bool)> = Vec::new();
+        let mut push = |from: u64, to: u64, has_run: bool| {
+            let file = |number: u64| FileBlock(extent.file_block.0 + (number - first));
+            let Some(part) = extent.clip(file(from), file(to)) else {
+                return;
+            };
+            match parts.last_mut() {
+                Some((last, known)) if *known == has_run && last.joins(&part) => last.len += part.len,
+                _ => parts.push((part, has_run)),
+            }
+        };
+        let mut next = first;
+        let from = self.runs.partition_point(|run| run.end() <= first);
+        for run in self.runs[from..].iter().map_while(|run| run.clip(first, end)) {
+            push(next, run.first, false);
+            push(run.first, run.end(), true);
+            next = run.end();
+        }
+        push(next, end, false);
+        parts
     }
 
     /// The runs as they are by what was counted: parts that no extent names are left out.
@@ -156,5 +181,11 @@ mod tests {
             [part(0, 4, 2, 1), part(6, 4, 2, 1), part(20, 5, 1, 0)]
         );
         assert_eq!(wrong.counted(), [run(0, 4, 1), run(4, 2, 2), run(6, 4, 1)]);
+        let lens = |first, len| -> Vec<(u32, bool)> {
+            let parts = wrong.parts(&extent(first, len));
+            parts.iter().map(|(part, has_run)| (part.len, *has_run)).collect()
+        };
+        assert_eq!(lens(5, 40), [(5, true), (10, false), (5, true), (20, false)]);
+        assert_eq!((lens(0, 10), lens(12, 3)), (vec![(10, true)], vec![(3, false)]));
     }
 }

@@ -105,16 +105,8 @@ impl Store {
         }
         let mut inode = core.reader().get(ino)?;
         let mut root = file_root(&inode)?;
-        for run in ExtentTree::of(ino).replace(core, &mut root, at..FileBlock(at.0 + 1), &new)? {
-            core.free_span(
-                crate::space::Span {
-                    tier: run.tier,
-                    start: run.block.0,
-                    len: u64::from(run.len),
-                },
-                true,
-            )?;
-        }
+        let old = ExtentTree::of(ino).replace(core, &mut root, at..FileBlock(at.0 + 1), &new)?;
+        core.free_runs(&old)?;
         inode.content = Content::File(root);
         core.put(&inode)?;
         tx.commit()?;

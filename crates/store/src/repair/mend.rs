@@ -10,15 +10,17 @@ use super::{RepairOptions, RepairReport};
 use crate::pool::Store;
 use crate::reader::POOL_INO;
 use crate::seeded::{Bug, armed};
+use crate::tx::shared::SHARED;
 use crate::{Result, StoreError};
 use std::collections::BTreeMap;
+use varve_format::features::Incompat;
 use varve_format::inode::{INODE_SIZE, INODES_PER_BLOCK};
 use varve_format::session::{GRANT_ROW_SIZE, GrantRow, SESSION_ROW_SIZE, SessionRow};
 use varve_format::space::{BITS_PER_BLOCK, CHECKSUMS_PER_BLOCK, UnitRow};
 use varve_format::state::PoolState;
 use varve_format::{
     BLOCK_BYTES, BLOCK_HEADER_SIZE, BLOCK_SIZE, Block, BlockHeader, BlockKind, BlockNo, Extent, ExtentFlags,
-    FileBlock, FileKind, Ino, Tier, TreeRoot, init_block, sum_of_metadata, verify_block,
+    FileBlock, FileKind, Ino, SharedRoot, Tier, TreeRoot, init_block, sum_of_metadata, verify_block,
 };
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromZeros, IntoBytes};
@@ -42,6 +44,7 @@ impl Store {
         self.mend_units(survey, report)?;
         self.mend_inode_file(survey, options, report)?;
         self.mend_images(survey, options, report)?;
+        self.mend_runs(survey, report)?;
         for (ino, found) in &survey.found {
             self.note_doubts(survey, *ino, found, report);
             self.mend_inode(*ino, found, report)?;
@@ -213,6 +216,11 @@ impl Store {
         }
         state.inode_root.copy_from_slice(TreeRoot::EMPTY.as_bytes());
         state.inodes_used = U64::new((survey.found.len() + survey.reserved.len()) as u64);
+        let may_share = self.layout.features().incompat.get() & Incompat::SHARED_EXTENTS.bits();
+        if may_share != 0 {
+            state.features.incompat.set(may_share);
+            state.next_shared = U64::new(survey.numbers_end().saturating_add(NUMBER_LEAP));
+        }
         Ok(state)
     }
 
@@ -435,10 +443,36 @@ impl Store {
             }
         }
         state.open_unit[0] = U64::new(0);
+        let numbers = survey.numbers_end();
+        if numbers > state.next_shared.get() {
+            state.next_shared = U64::new(numbers);
+        }
         if state != old {
             self.put_state(&state)?;
             report.mended("counters of the pool");
         }
+        Ok(())
+    }
+
+    /// The tree of the shared runs, with the counts that the files' extents give. Blocks of an old one are left to
+    /// the bitmaps' last pass.
+    fn mend_runs(&self, survey: &Survey, report: &mut RepairReport) -> Result<()> {
+        if survey.runs.is_sound() {
+            return Ok(());
+        }
+        let mut tx = self.begin()?;
+        tx.use_reserve();
+        let core = &mut tx.core;
+        let mut root = SharedRoot::default();
+        for run in &survey.runs.wanted {
+            SHARED.add(core, &mut root, run)?;
+        }
+        core.change_state(|state| state.shared.copy_from_slice(root.as_bytes()))?;
+        tx.commit()?;
+        report.mended(format!(
+            "shared blocks: their tree made again ({})",
+            survey.runs.why()
+        ));
         Ok(())
     }
 
@@ -597,6 +631,14 @@ impl Store {
 }
 
 impl Survey {
+    /// The number after the last of the shared space that a run or an extent has.
+    fn numbers_end(&self) -> u64 {
+        let extents = self.found.values().flat_map(|found| &found.shared);
+        let extents = extents.map(|extent| extent.block.0 + u64::from(extent.len));
+        let runs = self.runs.wanted.iter().map(|run| run.end());
+        extents.chain(runs).max().unwrap_or(0)
+    }
+
     /// What bitmaps or structures claim.
     fn union(&self) -> [BlockSet; 3] {
         Tier::ALL.map(|tier| self.claims[tier as usize].with(&self.marked[tier as usize]))
@@ -615,6 +657,21 @@ impl Survey {
                 if from < to && found.inode.attr.kind() == FileKind::Regular {
                     let at = (extent.file_block.0 + from - extent.block.0) * BLOCK_BYTES;
                     report.lost(*ino, Some((at, at + (to - from) * BLOCK_BYTES)), what);
+                }
+            }
+            for run in self.runs.wanted.iter().filter(|run| run.tier == tier) {
+                let numbers = |block: u64| {
+                    run.first + block.clamp(run.block.0, run.block.0 + u64::from(run.len)) - run.block.0
+                };
+                let (from, to) = (numbers(blocks.start), numbers(blocks.end));
+                for part in found.shared.iter().filter_map(|extent| {
+                    let file = |number: u64| {
+                        FileBlock((extent.file_block.0 + number).saturating_sub(extent.block.0))
+                    };
+                    extent.clip(file(from), file(to))
+                }) {
+                    let at = part.file_block.0 * BLOCK_BYTES;
+                    report.lost(*ino, Some((at, part.end().0 * BLOCK_BYTES)), what);
                 }
             }
         }

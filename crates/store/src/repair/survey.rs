@@ -2,10 +2,12 @@
 
 mod claims;
 mod scan;
+mod shared;
 
 use crate::pool::Store;
 use crate::reader::{MetaReader, POOL_INO, View, dir_root, state_in};
 use crate::{Result, StoreError};
+use shared::FoundRuns;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ops::Range;
 use varve_extent_tree::{CheckVisitor, ExtentTree, TreeError};
@@ -31,6 +33,8 @@ pub(super) struct Name {
 pub(super) struct Found {
     pub(super) inode: Inode,
     pub(super) extents: Vec<Extent>,
+    /// Shared extents, with their numbers of the shared space.
+    pub(super) shared: Vec<Extent>,
     /// Extents were taken out, or double blocks are to be copied: the tree must be made again.
     pub(super) dropped: Vec<Extent>,
     pub(super) copies: Vec<Extent>,
@@ -97,6 +101,7 @@ pub(super) struct Survey {
     pub(super) bad_images: BTreeMap<Ino, String>,
     /// Images that lay in another's place: they go where they belong.
     pub(super) misplaced: BTreeMap<Ino, InodeSlot>,
+    pub(super) runs: FoundRuns,
     /// Blocks that somebody uses.
     pub(super) claims: [BlockSet; 3],
     /// Those of them that hold metadata.
@@ -156,6 +161,7 @@ impl Store {
             reserved: BTreeSet::new(),
             bad_images: BTreeMap::new(),
             misplaced: BTreeMap::new(),
+            runs: FoundRuns::default(),
             claims: sets(),
             meta: sets(),
             marked: sets(),
@@ -165,6 +171,7 @@ impl Store {
         let bad_state = survey.bad_fixed.contains_key(&reader.state_block().0);
         survey.state = reader.state().ok().filter(|_| !bad_state);
         self.load_marks(&mut survey);
+        self.find_runs(&reader, &mut survey);
         let mut nodes = self.find_inode_file(&reader, &mut survey)?;
         self.read_images(&reader, &mut survey);
         for (ino, slot) in std::mem::take(&mut survey.misplaced) {
@@ -176,8 +183,12 @@ impl Store {
             }
         }
         nodes.extend(survey.inode_file.values().copied());
-        self.claim_all(&nodes, &mut survey);
+        nodes.extend(survey.runs.nodes());
+        self.claim_metadata(&nodes, &mut survey);
+        self.claim_runs(&mut survey)?;
+        self.claim_data(&mut survey);
         self.salvage_leaves(&mut survey)?;
+        Self::count_references(&mut survey);
         Ok(survey)
     }
 
@@ -411,6 +422,7 @@ fn look<V: View>(reader: &MetaReader<'_, V>, inode: &Inode) -> Found {
     let mut found = Found {
         inode: inode.clone(),
         extents: Vec::new(),
+        shared: Vec::new(),
         dropped: Vec::new(),
         copies: Vec::new(),
         names: Vec::new(),
@@ -498,9 +510,12 @@ impl Survey {
             .found
             .values()
             .flat_map(|found| found.extents.iter().chain(&found.copies));
+        let runs = self.runs.wanted.iter().map(|run| (run.tier, run.block, run.len));
         extents
-            .filter(|extent| extent.tier == tier)
-            .flat_map(|extent| extent.block.0..extent.block.0 + u64::from(extent.len))
+            .map(|extent| (extent.tier, extent.block, extent.len))
+            .chain(runs)
+            .filter(|(at, ..)| *at == tier)
+            .flat_map(|(_, block, len)| block.0..block.0 + u64::from(len))
             .filter(|block| among.contains(block))
             .collect()
     }

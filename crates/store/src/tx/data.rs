@@ -479,7 +479,7 @@ impl TxState<'_> {
 
     /// Frees data, neighbours at once, wherever in the file they were. Of shared blocks, those that no other extent
     /// names.
-    fn free_runs(&mut self, runs: &[Run]) -> Result<()> {
+    pub(crate) fn free_runs(&mut self, runs: &[Run]) -> Result<()> {
         let mut spans: Vec<Span> = runs.iter().filter(|run| !run.shared).map(span_of).collect();
         for run in runs.iter().filter(|run| run.shared) {
             spans.append(&mut self.release_shared(run.block.0..run.block.0 + u64::from(run.len))?);

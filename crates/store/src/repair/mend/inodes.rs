@@ -219,6 +219,7 @@ fn copy_shared(
             ..*copy
         });
     }
+    extents.extend(&found.shared);
     extents.sort_unstable_by_key(|extent| extent.file_block);
     extents.retain(|extent| extent.file_block.0 < FILE_BLOCKS_MAX);
     Ok(extents)

@@ -3,13 +3,14 @@
 use super::{BlockSet, Found, Name, Survey};
 use crate::Result;
 use crate::pool::Store;
+use crate::reader::is_shared;
 use std::collections::HashMap;
 use varve_format::inode::Content;
 use varve_format::{BlockHeader, BlockKind, BlockNo, Extent, ExtentValue, Ino, NodeRef, verify_block};
 
 impl Store {
     /// Who uses which block; takes out what two cannot both have.
-    pub(super) fn claim_all(&self, pool: &[BlockNo], survey: &mut Survey) {
+    pub(super) fn claim_metadata(&self, pool: &[BlockNo], survey: &mut Survey) {
         let usable = |block: &BlockNo| {
             let home = block.home();
             home.filter(|(tier, number)| self.layout.usable(*tier, *number))
@@ -31,8 +32,14 @@ impl Store {
                 }
             }
         }
+    }
+
+    /// Gives data blocks to the files that have them alone. Shared extents are set apart.
+    pub(super) fn claim_data(&self, survey: &mut Survey) {
         for found in survey.found.values_mut() {
             let old = std::mem::take(&mut found.extents);
+            let (shared, old): (Vec<_>, Vec<_>) = old.into_iter().partition(is_shared);
+            found.shared = shared;
             let mut end = 0;
             for extent in old {
                 let last = extent.block.0.saturating_add(u64::from(extent.len) - 1);
@@ -137,7 +144,13 @@ impl Store {
         let free = found
             .extents
             .iter()
+            .chain(&found.shared)
             .all(|known| known.end() <= extent.file_block || extent.end() <= known.file_block);
+        if free && is_shared(&extent) {
+            found.shared.push(extent);
+            found.shared.sort_unstable_by_key(|extent| extent.file_block);
+            return;
+        }
         let usable = self.layout.usable(extent.tier, extent.block.0) && self.layout.usable(extent.tier, last);
         if !free || !usable || (extent.block.0..=last).any(|block| claims[extent.tier as usize].has(block)) {
             return;
