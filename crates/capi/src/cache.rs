@@ -217,7 +217,7 @@ unsafe fn elements<'a, T>(first: *const T, count: size_t) -> Outcome<&'a [T]> {
     if count > 1 << 20 {
         return Err(Errno(libc::EINVAL));
     }
-    // SAFETY: not NULL and of a bounded length; the caller answers for the rest.
+    // SAFETY: not NULL and of a bounded length; the caller vouches for the rest.
     Ok(unsafe { std::slice::from_raw_parts(first, count) })
 }
 
@@ -241,7 +241,7 @@ impl<'a> Attrs<'a> {
                 expires_s: 0,
             });
         }
-        // SAFETY: not NULL; the caller answers for what it points to.
+        // SAFETY: not NULL; the caller vouches for its target.
         let attrs = unsafe { attrs.read() };
         // SAFETY: the caller's promise.
         let meta = unsafe { input(attrs.meta, attrs.meta_len) }?;
@@ -336,7 +336,7 @@ pub unsafe extern "C" fn varve_cache_open(
     guard(std::ptr::null_mut(), || {
         let given = match options.is_null() {
             true => varve_cache_options::default(),
-            // SAFETY: not NULL; the caller answers for what it points to.
+            // SAFETY: not NULL; the caller vouches for its target.
             false => unsafe { options.read() },
         };
         let both = given.second_request_window > 0 && given.admit_probability != 0.0;

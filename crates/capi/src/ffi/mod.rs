@@ -87,7 +87,7 @@ pub(crate) unsafe fn c_path<'a>(path: *const c_char) -> Outcome<&'a [u8]> {
     if path.is_null() {
         return Err(Errno(libc::EFAULT));
     }
-    // SAFETY: not NULL, and the caller answers for the rest.
+    // SAFETY: not NULL, and the caller vouches for the rest.
     Ok(unsafe { CStr::from_ptr(path) }.to_bytes())
 }
 
@@ -110,8 +110,8 @@ pub(crate) unsafe fn input<'a>(buffer: *const libc::c_void, len: usize) -> Outco
     if len == 0 {
         return Ok(&[]);
     }
-    // SAFETY: not NULL and not longer than a slice may be, as was just checked; the caller answers for the
-    // rest.
+    // SAFETY: not NULL and not longer than a slice may be, as was just checked; the caller vouches for
+    // the rest.
     Ok(unsafe { std::slice::from_raw_parts(buffer.cast(), len) })
 }
 
@@ -136,7 +136,7 @@ pub(crate) unsafe fn store<T>(to: *mut T, value: T) -> Outcome<()> {
     if to.is_null() {
         return Err(Errno(libc::EFAULT));
     }
-    // SAFETY: not NULL, and the caller answers for the rest.
+    // SAFETY: not NULL, and the caller vouches for the rest.
     unsafe { to.write(value) };
     Ok(())
 }
