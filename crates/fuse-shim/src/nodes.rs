@@ -67,7 +67,7 @@ mod tests {
         nodes.learn(key);
         assert_eq!(nodes.forget(number, 1), None);
         assert_eq!(nodes.key(number), Some(key));
-        // Its successor is another node, whatever the kernel still has to say of this one.
+        // A later inode in this slot has another number, so late forgets of this one do not affect it.
         let next = InodeKey::new(7, 4);
         nodes.learn(next);
         assert_eq!(nodes.forget(number, 1), Some(key));
