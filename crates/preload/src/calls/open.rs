@@ -36,7 +36,7 @@ fn open_path_only(p: &Process, start: Start<'_>, flags: i32) -> Here<isize> {
     p.place(ofd, flags & libc::O_CLOEXEC != 0).map(|fd| fd as isize)
 }
 
-/// Makes the descriptors real of a call on an `O_PATH` descriptor, since the kernel has its own answer to
+/// Makes the descriptors of a call on an `O_PATH` descriptor real, since the kernel has its own answer to
 /// most calls on it. `None` for the calls that are served, which also take descriptors open for reading.
 pub(super) fn on_path_only(p: &Process, a: &Args) -> Option<Answer> {
     if !p.has_path_only() {

@@ -1,4 +1,4 @@
-//! What a process holds while it forks, and how its child starts.
+//! The locks that a process holds while it forks, and the start of its child.
 //!
 //! Once the C library's `fork` holds the locks of its own allocator, no code that calls into it may run until
 //! the child exists, and LibFS makes threads. So the work is done by handlers of `pthread_atfork`, and the

@@ -288,7 +288,7 @@ mod tests {
     use super::*;
     use std::sync::atomic::AtomicU64;
 
-    /// A block with a pattern of its own in all its bytes.
+    /// A block filled with a pattern of its own.
     struct Block {
         bytes: *mut u8,
         layout: Layout,
@@ -419,7 +419,7 @@ mod tests {
             }
             for _ in 0..200 {
                 let held = hold();
-                // SAFETY: the child calls only what is tried here, and ends.
+                // SAFETY: the child makes only the calls under test, and ends.
                 let child = unsafe { kernel::call(libc::SYS_fork as usize, [0; 6]) };
                 drop(held);
                 if child == 0 {

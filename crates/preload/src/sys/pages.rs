@@ -669,7 +669,7 @@ mod tests {
         assert!(parse(b"7f00-8f00 r--p 00100000 00:1b 42    /\xff\xfe").is_some());
     }
 
-    /// The rules of the kernel that everything rests on.
+    /// The kernel's rules that this module depends on.
     fn pages_are_seen_when_shown_and_waited_for_when_taken_out(live: &std::path::Path) {
         use std::os::unix::ffi::OsStrExt;
         use std::os::unix::fs::MetadataExt;
@@ -703,7 +703,7 @@ mod tests {
             assert_eq!(faults.next(None), Some(at + PAGE));
             file.store((1 << 40) + PAGE as u64, &[fill; PAGE], &faults)
                 .unwrap();
-            // It is in the file, and nobody sees it.
+            // It is in the file and not shown.
             let other = load(1);
             assert_eq!(faults.next(None), Some(at + PAGE));
             for alone in [at, at + 2 * PAGE] {
@@ -716,7 +716,7 @@ mod tests {
             faults.show(at + PAGE..at + 2 * PAGE).unwrap();
             assert_eq!((waits.join().unwrap(), other.join().unwrap()), (fill, fill));
             assert_eq!(load(1).join().unwrap(), fill);
-            // By whoever has the file, not only its mapper.
+            // Any process that has the file can remove pages, not only the mapper.
             let other = std::fs::File::options()
                 .write(true)
                 .open(live.join(&name))
@@ -732,7 +732,7 @@ mod tests {
             Err(Errno(libc::EFAULT)),
             "stored, and taken out"
         );
-        // What is beyond the end waits as soon as the file reaches it, as all else does.
+        // A load beyond the end waits once the file reaches that offset.
         let offset = file
             .map_nothing(at + 3 * PAGE, PAGE, libc::PROT_READ, &faults)
             .unwrap();
@@ -740,7 +740,7 @@ mod tests {
         let waits = load(3);
         assert_eq!(faults.next(None), Some(at + 3 * PAGE));
         file.store(offset, &[5; PAGE], &faults).unwrap();
-        // Over what is there, too.
+        // A page that is there already is replaced.
         file.store(offset, &[4; PAGE], &faults).unwrap();
         faults.show(at + 3 * PAGE..at + 4 * PAGE).unwrap();
         assert_eq!(waits.join().unwrap(), 4);
@@ -766,7 +766,7 @@ mod tests {
         }
     }
 
-    /// Where one page is written, there may be 512 then.
+    /// Mounted so that a write of one page may add 512.
     #[test]
     fn what_everything_rests_on_is_so_in_huge_pages() {
         let path = std::env::temp_dir().join(format!("varve-huge-{}", std::process::id()));

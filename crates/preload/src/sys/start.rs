@@ -68,7 +68,7 @@ pub unsafe fn run(begin: fn() -> Option<Handlers>) {
 /// that set up rings. False if none in the C library can be replaced.
 ///
 /// # Safety
-/// Before the program has threads.
+/// To be called before the program has threads.
 unsafe fn patch_libraries() -> bool {
     let rings = [libc::SYS_io_setup, libc::SYS_io_uring_setup].map(|number| number as u32);
     let wanted = |number: u32| entry::is_wanted(number as usize);
