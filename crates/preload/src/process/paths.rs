@@ -41,7 +41,7 @@ impl Process {
     ///
     /// # Errors
     /// ENOTDIR if `dirfd` is a served file that is no directory; ENOENT for an empty path with a served
-    /// descriptor.
+    /// descriptor; [`Stop::Kernel`] if there can be no session.
     pub fn start<'a>(&self, dirfd: i32, path: &'a [u8]) -> Here<Option<Start<'a>>> {
         if self.off.load(Ordering::Acquire) {
             return Ok(None);
