@@ -179,7 +179,7 @@ varve_fs *varve_embed(const char *pool, uint32_t flags);
 
 // Makes a pool of plain files in directory `dir`, as `varve mkfs` does: sizes as "64M", "shm:64M" (NVM in
 // memory only) or "0" (no such tier); NULL for the defaults. EEXIST if the directory holds a pool already,
-// EINVAL for invalid sizes.
+// EINVAL for invalid sizes or if the directory is not empty.
 int varve_mkpool(const char *dir, const char *nvm, const char *ssd, const char *hdd);
 
 // Makes all changes durable, ends the session, and stops serving the pool if this process serves it. The

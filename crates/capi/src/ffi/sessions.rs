@@ -135,7 +135,7 @@ pub unsafe extern "C" fn varve_embed(pool: *const c_char, flags: u32) -> *mut va
 
 /// Makes a pool of plain files in directory `dir`, as `varve mkfs` does: sizes as "64M", "shm:64M" (NVM in
 /// memory only) or "0" (no such tier); NULL for the defaults. EEXIST if the directory holds a pool already,
-/// EINVAL for invalid sizes.
+/// EINVAL for invalid sizes or if the directory is not empty.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_mkpool(
     dir: *const c_char,
