@@ -171,7 +171,7 @@ impl<'a, V: View> Fold<'a, V> {
     /// Folds one transaction, wholly or not at all; a refusal is counted and returned inside.
     ///
     /// # Errors
-    /// Only the view's; the transaction is not in the fold then, all others are.
+    /// Only the view's. The transaction is not in the fold then; all other transactions are.
     pub fn transaction(
         &mut self,
         actor: Actor,

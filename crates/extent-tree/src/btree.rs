@@ -200,7 +200,7 @@ impl BTree {
         Ok(())
     }
 
-    /// [`scan`](Self::scan) of one leaf. Breaks behind the range, too.
+    /// As [`scan`](Self::scan), for one leaf. Breaks behind the range, too.
     fn scan_leaf<M: MetaRead>(
         &self,
         bytes: &Block,

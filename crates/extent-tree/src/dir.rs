@@ -32,7 +32,7 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// The directory `owner` in the pool whose secret is `key`.
+    /// Returns the index of the directory `owner` in the pool whose secret is `key`.
     #[must_use]
     pub const fn of(owner: Ino, key: HashKey) -> Self {
         Self::with_hash(owner, key, HashKey::name_hash)

@@ -5,7 +5,7 @@ use varve_format::{BlockKind, BlockNo, ExtentFault, HeaderFault, Ino, NameFault,
 /// An error of a tree.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TreeError {
-    /// A block is not what its parent says.
+    /// A block contradicts its parent.
     #[error("tree of inode {owner}, block {block}: {fault}")]
     Corrupt {
         /// Inode of the tree.
@@ -83,7 +83,7 @@ pub enum Fault {
     /// A node without records.
     #[error("node is empty")]
     Empty,
-    /// A key outside what the parent says, or not above its neighbour.
+    /// A key outside the bounds in the parent, or not above its neighbour.
     #[error("key {key:#x} of record {index} is out of order or bounds")]
     Order {
         /// Which record.
@@ -125,11 +125,11 @@ pub enum Fault {
 
 /// Receives the results of a tree walk for `fsck`. `E` is the error type of the block I/O.
 pub trait CheckVisitor<E> {
-    /// `block` belongs to the tree.
+    /// Reports that `block` belongs to the tree.
     fn block(&mut self, block: BlockNo, kind: BlockKind);
     /// Reports a fault; the walk continues without the nodes below it.
     fn fault(&mut self, error: TreeError);
-    /// A block that should be there could not be read (bad checksum, device error); the walk goes on without
-    /// it.
+    /// Reports a block of the tree that could not be read (bad checksum, device error); the walk continues
+    /// without it.
     fn unreadable(&mut self, block: BlockNo, error: E);
 }

@@ -60,7 +60,7 @@ pub struct ExtentTree {
 }
 
 impl ExtentTree {
-    /// The tree of `owner`.
+    /// Returns the tree of `owner`.
     #[must_use]
     pub const fn of(owner: Ino) -> Self {
         Self {
@@ -270,8 +270,8 @@ impl ExtentTree {
         self.replace(io, root, range, &written).map(|_| ())
     }
 
-    /// If all of `range` lies in one run that begins at `from`, maps it to the run at `to`, flags unchanged,
-    /// and returns true; else changes nothing and returns false (the mapping changed while the data was being
+    /// Maps `range` to the run at `to`, flags unchanged, and returns true, if all of it lies in one run that
+    /// begins at `from`; else changes nothing and returns false (the mapping changed while the data was being
     /// copied). The caller decides what happens to the old blocks and, if the result is true, to the new
     /// ones.
     ///

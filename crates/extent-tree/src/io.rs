@@ -21,7 +21,7 @@ pub trait MetaRead {
 /// A block's number names its tier ([`BlockNo::home`]). Only blocks in NVM are changed.
 ///
 /// After any error out of a function that takes a `MetaIo`, the transaction must be given up and the root
-/// that was passed in be set back to what it was: changes of several blocks may be half done.
+/// that was passed in be restored: changes of several blocks may be half done.
 pub trait MetaIo: MetaRead {
     /// Calls `f` to change `block` in place. `f` must not change the header (the first 32 bytes); the
     /// implementation updates the checksum.

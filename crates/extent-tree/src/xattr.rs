@@ -38,7 +38,7 @@ pub struct Xattrs {
 }
 
 impl Xattrs {
-    /// The attributes of `owner` in the pool whose secret is `key`.
+    /// Returns the attributes of `owner` in the pool whose secret is `key`.
     #[must_use]
     pub const fn of(owner: Ino, key: HashKey) -> Self {
         Self {

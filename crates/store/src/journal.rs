@@ -316,9 +316,9 @@ impl Journal {
         })
     }
 
-    /// After accepted damage: passes the sound records behind it to `apply`, ascending, and empties the ring.
-    /// Changes of the damaged record may be in place already (they are, unless the power failed). Replay has
-    /// just put older records over them, so the later records are needed, too.
+    /// Passes the sound records behind accepted damage to `apply`, ascending, and empties the ring. Changes
+    /// of the damaged record may be in place already (they are, unless the power failed). Replay has just put
+    /// older records over them, so the later records are needed, too.
     pub(crate) fn skip_damage(&mut self, nvm_blocks: u64, apply: &mut Apply<'_>) -> Result<()> {
         let mut later = Vec::new();
         Self::each_header(&self.region, self.uuid, self.len, &mut |at, header| {
@@ -471,7 +471,7 @@ impl Journal {
 mod tests {
     use super::diff;
 
-    /// What a transaction reckons with for a block that it has not compared yet.
+    /// `DIFF_MAX` is the cost that a transaction assumes for a block not compared yet.
     #[test]
     fn no_differences_cost_more_than_is_reckoned_with() {
         let old = vec![0_u8; 4096];

@@ -203,7 +203,7 @@ impl Layout {
         self.sb.has_cold_metadata() && self.blocks(Tier::Ssd) + self.blocks(Tier::Hdd) > 0
     }
 
-    /// First block of one of a unit's footers.
+    /// Returns the first block of one of a unit's footers.
     pub(crate) fn footer_start(&self, tier: Tier, unit: u64, footer: u8) -> u64 {
         let blocks = self.unit_blocks(tier);
         unit * blocks + self.unit_data_blocks(tier) + u64::from(footer) * footer_blocks(blocks)
@@ -267,8 +267,8 @@ impl Layout {
         (BlockNo(start + block / BITS_PER_BLOCK), block % BITS_PER_BLOCK)
     }
 
-    /// Place of checksum number `index` in a tier's NVM table (NVM: the block; else: its index in the open
-    /// unit).
+    /// Returns the place of checksum number `index` in a tier's NVM table (NVM: the block; else: its index in
+    /// the open unit).
     pub(crate) fn checksum(&self, tier: Tier, index: u64) -> Place {
         let start = self.sb.tier(tier).checksums.start.get();
         Place {
@@ -277,7 +277,7 @@ impl Layout {
         }
     }
 
-    /// Place of a unit's row.
+    /// Returns the place of a unit's row.
     pub(crate) fn unit_row(&self, tier: Tier, unit: u64) -> Place {
         row_place(
             self.sb.tier(tier).units,
@@ -287,7 +287,7 @@ impl Layout {
         )
     }
 
-    /// Place of a session row.
+    /// Returns the place of a session row.
     pub(crate) fn session_row(&self, slot: u64) -> Place {
         row_place(
             self.sb.sessions,
@@ -297,7 +297,7 @@ impl Layout {
         )
     }
 
-    /// Place of a grant row.
+    /// Returns the place of a grant row.
     pub(crate) fn grant_row(&self, slot: u64) -> Place {
         row_place(
             self.sb.grants,

@@ -43,21 +43,21 @@ impl Splice {
         extents.get(index)
     }
 
-    /// Old extents whose first file block no longer begins an extent.
+    /// Returns the old extents whose first file block no longer begins an extent.
     pub(super) fn removed(&self) -> impl Iterator<Item = &Extent> {
         self.old
             .iter()
             .filter(|extent| Self::find(&self.new, extent.file_block).is_none())
     }
 
-    /// New extents that begin where an old one began and differ from it.
+    /// Returns the new extents that begin where an old one began and differ from it.
     pub(super) fn changed(&self) -> impl Iterator<Item = &Extent> {
         self.new
             .iter()
             .filter(|extent| Self::find(&self.old, extent.file_block).is_some_and(|old| old != *extent))
     }
 
-    /// New extents that begin where no old one began.
+    /// Returns the new extents that begin where no old one began.
     pub(super) fn inserted(&self) -> impl Iterator<Item = &Extent> {
         self.new
             .iter()

@@ -48,7 +48,7 @@ pub(crate) struct MetaReader<'a, V> {
     pub(crate) layout: &'a Layout,
 }
 
-/// Checks that a fixed block is what it should be.
+/// Checks kind, owner and number in a block's header.
 fn expect(bytes: &Block, kind: BlockKind, owner: Ino, block: BlockNo) -> Result<()> {
     varve_format::BlockHeader::of(bytes)
         .expect(kind, owner, block)

@@ -120,7 +120,8 @@ impl TxState<'_> {
         Ok(())
     }
 
-    /// Commits. On an error nothing is committed, unless a device failed: then the pool is latched.
+    /// Commits the transaction. On an error nothing is committed, unless a device failed: then the pool is
+    /// latched.
     pub(crate) fn commit(mut self) -> Result<TxId> {
         if self.poisoned {
             return Err(StoreError::Poisoned);

@@ -96,7 +96,7 @@ impl TxState<'_> {
         let mut root = self.reader().inode_root()?;
         let range = FileBlock(index)..FileBlock(index + 1);
         ExtentTree::of(POOL_INO).replace(self, &mut root, range, &[extent])?;
-        // Also when the root is the same as before.
+        // Also when the root itself is unchanged.
         self.inode_file_changed = true;
         self.change_state(|state| state.inode_root.copy_from_slice(root.as_bytes()))
     }
