@@ -145,8 +145,8 @@ impl Store {
         read().0
     }
 
-    /// Notes the files that may be torn: the files that sessions could write which have not ended. None in a
-    /// pool that was not written in place.
+    /// Notes the files that may be torn: those that could be written by sessions that have not ended. None in
+    /// a pool that was not written in place.
     pub(crate) fn note_torn(&self) -> Result<()> {
         if self.layout.sb.features().log_incompat.get() & LogIncompat::IN_PLACE.bits() == 0 {
             return Ok(());
