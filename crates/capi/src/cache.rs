@@ -1,10 +1,10 @@
-//! The functions of `varve_cache.h`: a cache store (`varve-cache`) for C. Beside [`crate::ffi`] the other
+//! The functions of `varve_cache.h`: a cache store (`varve-cache`) for C. Beside [`crate::ffi`] the only
 //! module with `unsafe` code, by the same rules; decides nothing.
 //!
 //! # Safety
 //! As in [`crate::ffi`]: buffers are as long as their lengths say, strings are NUL-terminated, results point
-//! to memory of their type, arrays have as many elements as their counts say, and nobody changes any of them
-//! during the call. NULL is refused where something is needed. Handles may be anything.
+//! to memory of their type, arrays have as many elements as their counts say, and none of them changes during
+//! the call. NULL is refused where a value is needed. Handles may have any value.
 #![allow(unsafe_code)]
 #![allow(
     clippy::missing_safety_doc,
@@ -24,13 +24,14 @@ use std::sync::Arc;
 use std::time::Duration;
 use varve_libfs::Errno;
 
-/// An open cache. All threads of the process may use it at once; one process at a time has it open.
+/// An open cache. All threads of the process may use it at once; only one process at a time can have it open.
 #[allow(non_camel_case_types)]
 pub struct varve_cache {
     _private: (),
 }
 
-/// An object that was found. It keeps nothing from being overwritten: a reader that is too slow gets ESTALE.
+/// An object that was found. It does not protect the object from being overwritten: a reader that is too slow
+/// gets ESTALE.
 #[allow(non_camel_case_types)]
 pub struct varve_cache_hit {
     _private: (),
@@ -42,44 +43,47 @@ pub struct varve_cache_stream {
     _private: (),
 }
 
-/// How a cache is run. Zeros are the defaults, and so is NULL in place of it.
+/// Options of an open cache. Zeros are the defaults, and so is NULL in place of the structure.
 #[allow(non_camel_case_types)]
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
 pub struct varve_cache_options {
-    /// Memory for hot objects, bytes; 0: 16 MiB.
+    /// Memory for hot objects, in bytes; 0: 16 MiB.
     pub hot_bytes: u64,
-    /// At most so much is lost at a power cut, as long as puts or `varve_cache_tick`s come; 0: 2,000.
+    /// Longest interval in milliseconds between flushes, as long as puts or `varve_cache_tick`s come: a power
+    /// cut loses at most the puts of that interval; 0: 2,000.
     pub flush_ms: u32,
-    /// Write only what is put for the second time within about so many objects; 0: everything.
+    /// Write an object only when it is put for the second time within about this number of objects; 0: write
+    /// all.
     pub second_request_window: u32,
-    /// Write only this share of the objects, between 0 and 1; 0: everything. Not with a window.
+    /// Write only this share of the objects, chosen at random, between 0 and 1; 0: write all. Not together
+    /// with a window.
     pub admit_probability: f64,
     /// VARVE_CACHE_DEGRADED, or 0.
     pub flags: u32,
 }
 
-/// Open a cache of which devices are missing: their share of keys is missed and not stored.
+/// Open a cache although devices are missing: lookups of keys on them miss, and puts are not stored.
 pub const VARVE_CACHE_DEGRADED: u32 = 1;
-/// Make a store where there is one; what it holds is lost.
+/// Make a store even if there is one already; its contents are lost.
 pub const VARVE_CACHE_FORCE: u32 = 2;
 
-/// What goes with an object. Zeros are good, and so is NULL in place of it.
+/// Attributes of an object. Zeros are valid, and so is NULL in place of the structure.
 #[allow(non_camel_case_types)]
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct varve_cache_attrs {
-    /// Given back with the object; at most 256 KiB.
+    /// Metadata, returned with the object; at most 256 KiB.
     pub meta: *const c_void,
-    /// Bytes of it.
+    /// Length of the metadata in bytes.
     pub meta_len: size_t,
-    /// Tags by which it can be purged, NUL-terminated.
+    /// Tags by which the object can be purged, NUL-terminated.
     pub tags: *const *const c_char,
-    /// How many, at most 16.
+    /// Number of tags, at most 16.
     pub tag_count: size_t,
-    /// A host by which it can be purged, NUL-terminated, or NULL.
+    /// Host by which the object can be purged, NUL-terminated, or NULL.
     pub host: *const c_char,
-    /// From when on it is not served, seconds since 1970; 0: never.
+    /// Time from which it is no longer served, in seconds since 1970; 0: never.
     pub expires_s: u64,
 }
 
@@ -90,30 +94,30 @@ pub struct varve_cache_attrs {
 pub struct varve_cache_object {
     /// Its key.
     pub key: *const c_void,
-    /// Bytes of it, at most 2,048.
+    /// Length of the key in bytes, at most 2,048.
     pub key_len: size_t,
     /// Its body.
     pub body: *const c_void,
-    /// Bytes of it.
+    /// Length of the body in bytes.
     pub body_len: size_t,
-    /// What goes with it, or NULL.
+    /// Its attributes, or NULL.
     pub attrs: *const varve_cache_attrs,
 }
 
-/// What is known of an object that was found.
+/// Properties of an object that was found.
 #[allow(non_camel_case_types)]
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct varve_cache_info {
-    /// Bytes of the body.
+    /// Length of the body in bytes.
     pub body_len: u64,
-    /// Bytes of the metadata.
+    /// Length of the metadata in bytes.
     pub meta_len: u64,
-    /// The number of the write that it comes from; later writes to a device have greater ones.
+    /// Sequence number of the write that stored it; later writes to a device have greater numbers.
     pub version: u64,
-    /// When it was put, seconds since 1970.
+    /// Time when it was put, in seconds since 1970.
     pub written_s: u64,
-    /// From when on it is not served, seconds since 1970; 0: never.
+    /// Time from which it is no longer served, in seconds since 1970; 0: never.
     pub expires_s: u64,
 }
 
@@ -124,47 +128,47 @@ pub struct varve_cache_info {
 pub struct varve_cache_counters {
     /// Lookups that found their object.
     pub hits: u64,
-    /// Of these, from memory.
+    /// Hits that were served from memory.
     pub memory_hits: u64,
-    /// Lookups that did not.
+    /// Lookups that found no object.
     pub misses: u64,
-    /// Objects or pieces that were damaged, or overwritten before they were read.
+    /// Objects or pieces found damaged, or overwritten before they were read.
     pub damaged: u64,
     /// Objects found expired or purged.
     pub outdated: u64,
     /// Objects put.
     pub puts: u64,
-    /// Of these, written.
+    /// Objects put that were written.
     pub admitted: u64,
-    /// Bytes of keys, metadata and bodies that were written for puts.
+    /// Bytes of keys, metadata and bodies written for puts.
     pub admitted_bytes: u64,
-    /// Bytes written to the devices, for whatever reason.
+    /// Bytes written to the devices for any purpose.
     pub written_bytes: u64,
-    /// Objects read beside the one asked for.
+    /// Objects read ahead, along with the one requested.
     pub prefetched: u64,
     /// Objects removed.
     pub removed: u64,
-    /// Reads that failed.
+    /// Failed reads.
     pub read_errors: u64,
-    /// Bytes of memory that the index takes.
+    /// Bytes of memory used by the index.
     pub index_bytes: u64,
-    /// Devices that are missing or were given up.
+    /// Devices that are missing or were given up after errors.
     pub devices_lost: u64,
 }
 
 /// Purge one object.
 pub const VARVE_CACHE_KEY: c_int = 1;
-/// Purge what was put with a tag.
+/// Purge the objects put with a tag.
 pub const VARVE_CACHE_TAG: c_int = 2;
-/// Purge what was put with a host.
+/// Purge the objects put with a host.
 pub const VARVE_CACHE_HOST: c_int = 3;
-/// Purge what has a key that begins so.
+/// Purge the objects whose key has a prefix.
 pub const VARVE_CACHE_PREFIX: c_int = 4;
 /// Purge everything.
 pub const VARVE_CACHE_ALL: c_int = 5;
 
-/// The errno of an error. In words it goes to standard error when VARVE_DEBUG is set: an errno cannot say
-/// which device failed.
+/// Returns the errno of an error. If VARVE_DEBUG is set, prints the error to standard error as well: an errno
+/// cannot tell which device failed.
 fn errno(error: &StoreError) -> Errno {
     if std::env::var_os("VARVE_DEBUG").is_some() {
         note(error);
@@ -185,7 +189,7 @@ fn errno(error: &StoreError) -> Errno {
 fn device_errno(error: &DeviceError) -> Errno {
     match error.source.raw_os_error() {
         Some(errno) => Errno(errno),
-        // The one that a device makes itself: somebody else has it open.
+        // An error that the device makes itself: another process has it open.
         None if error.source.kind() == std::io::ErrorKind::WouldBlock => Errno(libc::EWOULDBLOCK),
         None => Errno(libc::EIO),
     }
@@ -199,10 +203,10 @@ fn hit(hit: *const varve_cache_hit) -> Outcome<Arc<Hit>> {
     CACHE_HITS.get(hit.addr()).map_err(Errno)
 }
 
-/// The elements of an array.
+/// Returns the elements of an array.
 ///
 /// # Safety
-/// NULL, or `count` elements that stay as they are while the result is used.
+/// `first` is NULL, or points to `count` elements that do not change while the result is used.
 unsafe fn elements<'a, T>(first: *const T, count: size_t) -> Outcome<&'a [T]> {
     if count == 0 {
         return Ok(&[]);
@@ -213,11 +217,11 @@ unsafe fn elements<'a, T>(first: *const T, count: size_t) -> Outcome<&'a [T]> {
     if count > 1 << 20 {
         return Err(Errno(libc::EINVAL));
     }
-    // SAFETY: not NULL and of a bounded length; the caller answers for the rest.
+    // SAFETY: not NULL and of a bounded length; the caller vouches for the rest.
     Ok(unsafe { std::slice::from_raw_parts(first, count) })
 }
 
-/// [`varve_cache_attrs`] as Rust has them; the tags need a place of their own.
+/// [`varve_cache_attrs`] in Rust types; the slices of the tags need storage of their own.
 struct Attrs<'a> {
     meta: &'a [u8],
     tags: Vec<&'a [u8]>,
@@ -227,7 +231,7 @@ struct Attrs<'a> {
 
 impl<'a> Attrs<'a> {
     /// # Safety
-    /// The caller's promise at the top, for as long as the result is used.
+    /// The caller's promise at the top of this file holds for as long as the result is used.
     unsafe fn of(attrs: *const varve_cache_attrs) -> Outcome<Self> {
         if attrs.is_null() {
             return Ok(Self {
@@ -237,7 +241,7 @@ impl<'a> Attrs<'a> {
                 expires_s: 0,
             });
         }
-        // SAFETY: not NULL; the caller answers for what it points to.
+        // SAFETY: not NULL; the caller vouches for its target.
         let attrs = unsafe { attrs.read() };
         // SAFETY: the caller's promise.
         let meta = unsafe { input(attrs.meta, attrs.meta_len) }?;
@@ -268,7 +272,7 @@ impl<'a> Attrs<'a> {
     }
 }
 
-/// 0, 1 or an errno.
+/// Returns 0 (stored), 1 (not admitted) or an errno.
 const fn put_outcome(outcome: PutOutcome) -> Outcome<c_int> {
     match outcome {
         PutOutcome::Stored { .. } => Ok(0),
@@ -278,10 +282,10 @@ const fn put_outcome(outcome: PutOutcome) -> Outcome<c_int> {
     }
 }
 
-/// Makes a cache on files or block devices: `count` names in `devices`. Files that are not there are made,
-/// `bytes` long each; 0 for block devices, and for files that are there already. `policy`: as `varve cache
-/// model` prints them, "log-prefetch" for instance; NULL for that. `flags`: VARVE_CACHE_FORCE, or 0. EEXIST
-/// if there is a store already, ENOSPC if the devices are too small.
+/// Makes a cache on files or block devices: `count` names in `devices`. Files that do not exist are made with
+/// a length of `bytes` each; 0 for block devices, and for files that exist. `policy`: a name as `varve cache
+/// model` prints it; NULL for "log-prefetch". `flags`: VARVE_CACHE_FORCE, or 0. EEXIST if there is a store
+/// already, ENOSPC if the devices are too small.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_cache_mkstore(
     devices: *const *const c_char,
@@ -322,7 +326,7 @@ pub unsafe extern "C" fn varve_cache_mkstore(
 }
 
 /// Opens the cache on these devices, in any order. NULL and errno on failure: ENODATA if there is no store,
-/// EWOULDBLOCK if another process has it open, EINVAL if devices are missing or of different caches.
+/// EWOULDBLOCK if another process has it open, EINVAL if devices are missing or belong to different caches.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_cache_open(
     devices: *const *const c_char,
@@ -332,7 +336,7 @@ pub unsafe extern "C" fn varve_cache_open(
     guard(std::ptr::null_mut(), || {
         let given = match options.is_null() {
             true => varve_cache_options::default(),
-            // SAFETY: not NULL; the caller answers for what it points to.
+            // SAFETY: not NULL; the caller vouches for its target.
             false => unsafe { options.read() },
         };
         let both = given.second_request_window > 0 && given.admit_probability != 0.0;
@@ -371,8 +375,9 @@ pub unsafe extern "C" fn varve_cache_open(
     })
 }
 
-/// Writes everything and the index, so that the next start is quick, and closes the cache. Objects that were
-/// found are still readable; streams put nothing any more. The handle is gone, whatever this returns.
+/// Writes all objects and the index, so that the next start is quick, and closes the cache. Objects that were
+/// found are still readable; streams can put nothing any more. The handle is invalid afterwards, whatever
+/// this returns.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_cache_close(c: *mut varve_cache) -> c_int {
     zero(|| {
@@ -381,8 +386,8 @@ pub unsafe extern "C" fn varve_cache_close(c: *mut varve_cache) -> c_int {
     })
 }
 
-/// Looks an object up; give it back with `varve_cache_release`. NULL and ENOENT if it is not there: damage,
-/// expiry, a purge and a device that fails are misses too.
+/// Looks an object up; release it with `varve_cache_release`. NULL and ENOENT if it is not found: damage,
+/// expiry, a purge and a failing device are misses too.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_cache_get(
     c: *mut varve_cache,
@@ -398,7 +403,7 @@ pub unsafe extern "C" fn varve_cache_get(
     })
 }
 
-/// What is known of an object that was found.
+/// Returns the properties of an object that was found.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_cache_hit_info(h: *mut varve_cache_hit, info: *mut varve_cache_info) -> c_int {
     zero(|| {
@@ -415,7 +420,7 @@ pub unsafe extern "C" fn varve_cache_hit_info(h: *mut varve_cache_hit, info: *mu
     })
 }
 
-/// The metadata of an object that was found: how many bytes it has, of which as many as `len` are stored in
+/// Returns the length of the metadata of an object that was found, and copies its first `len` bytes to
 /// `buffer`. ESTALE if it was overwritten or damaged meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_cache_hit_meta(
@@ -434,8 +439,9 @@ pub unsafe extern "C" fn varve_cache_hit_meta(
     })
 }
 
-/// As pread(2), of the body of an object that was found: how many bytes were read, 0 at its end. Call it with
-/// a growing offset to stream a large one. ESTALE if the bytes were overwritten or damaged meanwhile.
+/// Reads from the body of an object that was found, as pread(2). Returns the number of bytes read, 0 at the
+/// end. Call it with a growing offset to stream a large body. ESTALE if the bytes were overwritten or damaged
+/// meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_cache_read(
     h: *mut varve_cache_hit,
@@ -452,14 +458,14 @@ pub unsafe extern "C" fn varve_cache_read(
     })
 }
 
-/// Gives an object back that was found. The handle is gone.
+/// Releases an object that was found. The handle is invalid afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_cache_release(h: *mut varve_cache_hit) -> c_int {
     zero(|| CACHE_HITS.take(h.addr()).map(drop).map_err(Errno))
 }
 
 /// Looks an object up and reads a range of its body, as `varve_cache_get`, `varve_cache_read` and
-/// `varve_cache_release`. `body_len`: NULL, or gets the length of the whole body.
+/// `varve_cache_release`. `body_len`: NULL, or receives the length of the whole body.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_cache_get_range(
     c: *mut varve_cache,
@@ -487,9 +493,9 @@ pub unsafe extern "C" fn varve_cache_get_range(
     })
 }
 
-/// Puts an object. 0: it is in the cache, and durable after the next flush. 1: it was not admitted. An older
-/// version is gone in any case. EFBIG if it is larger than half the log, ENODEV if its device is missing or
-/// was given up, ENAMETOOLONG if a bound of `varve_cache_attrs` or of keys is passed.
+/// Puts an object. Returns 0 if it is in the cache, durable after the next flush; 1 if it was not admitted.
+/// An older version is gone in either case. EFBIG if it is larger than half the log, ENODEV if its device is
+/// missing or was given up, ENAMETOOLONG if a limit of `varve_cache_attrs` or of keys is exceeded.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_cache_put(
     c: *mut varve_cache,
@@ -510,8 +516,8 @@ pub unsafe extern "C" fn varve_cache_put(
     })
 }
 
-/// Puts objects that will be asked for together, at most 1,024: the first one first, the others when it was
-/// read. Policies with prefetch read them all at once then. 0, whatever was admitted.
+/// Puts at most 1,024 objects that are requested together: the first one first, the others after it was read.
+/// Policies with prefetch then read all of them at once. Returns 0 no matter which were admitted.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_cache_put_related(
     c: *mut varve_cache,
@@ -547,9 +553,9 @@ pub unsafe extern "C" fn varve_cache_put_related(
     })
 }
 
-/// Begins to put an object of `body_len` bytes, piece by piece; large ones go to the device as they come. End
-/// it with
-/// `varve_cache_put_end` or `varve_cache_put_abort`. NULL and errno on failure, as `varve_cache_put`.
+/// Begins to put an object of `body_len` bytes, piece by piece; large objects go to the device as the pieces
+/// come. End it with `varve_cache_put_end` or `varve_cache_put_abort`. NULL and errno on failure, as
+/// `varve_cache_put`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_cache_put_begin(
     c: *mut varve_cache,
@@ -573,7 +579,7 @@ pub unsafe extern "C" fn varve_cache_put_begin(
     })
 }
 
-/// The next bytes of an object. EMSGSIZE if there are more than were declared.
+/// Appends the next bytes of an object. EMSGSIZE if there are more than were declared.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_cache_put_write(
     s: *mut varve_cache_stream,
@@ -590,8 +596,8 @@ pub unsafe extern "C" fn varve_cache_put_write(
     })
 }
 
-/// Puts the object, now that its bytes are there; returns as `varve_cache_put`. EMSGSIZE if there are fewer
-/// than were declared: nothing is put then. The handle is gone, whatever this returns.
+/// Ends the put of an object after its last bytes; returns as `varve_cache_put`. EMSGSIZE if there are fewer
+/// bytes than were declared: nothing is put then. The handle is invalid afterwards, whatever this returns.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_cache_put_end(s: *mut varve_cache_stream) -> c_int {
     guard(-1, || {
@@ -601,7 +607,7 @@ pub unsafe extern "C" fn varve_cache_put_end(s: *mut varve_cache_stream) -> c_in
     })
 }
 
-/// Puts nothing after all. The handle is gone.
+/// Abandons the put of an object. The handle is invalid afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_cache_put_abort(s: *mut varve_cache_stream) -> c_int {
     zero(|| {
@@ -611,7 +617,8 @@ pub unsafe extern "C" fn varve_cache_put_abort(s: *mut varve_cache_stream) -> c_
     })
 }
 
-/// Deletes an object: it is not found from now on. Durable after the next flush. 0 also if it was not there.
+/// Deletes an object: later lookups do not find it. Durable after the next flush. Returns 0 also if there was
+/// no such object.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_cache_delete(
     c: *mut varve_cache,
@@ -626,8 +633,9 @@ pub unsafe extern "C" fn varve_cache_delete(
     })
 }
 
-/// Purges what was put into a scope before: `kind` is VARVE_CACHE_KEY, _TAG, _HOST, _PREFIX or _ALL, `what`
-/// the bytes of the key, tag, host or prefix. Durable when this returns; costs the same whatever it covers.
+/// Purges the objects put into a scope so far: `kind` is VARVE_CACHE_KEY, _TAG, _HOST, _PREFIX or _ALL,
+/// `what` the bytes of the key, tag, host or prefix. Durable when this returns; the cost does not depend on
+/// the size of the scope.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_cache_purge(
     c: *mut varve_cache,
@@ -651,20 +659,20 @@ pub unsafe extern "C" fn varve_cache_purge(
     })
 }
 
-/// Makes everything before durable. Durable when this returns.
+/// Makes all earlier changes durable when this returns.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_cache_flush(c: *mut varve_cache) -> c_int {
     zero(|| cache(c)?.flush().map_err(|error| errno(&error)))
 }
 
-/// Flushes if the interval has gone by. Call it about once a second, so that what was put is durable also
-/// when nothing follows.
+/// Flushes if the flush interval has passed. Call it about once a second, so that puts become durable even if
+/// no other call follows.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_cache_tick(c: *mut varve_cache) -> c_int {
     zero(|| cache(c)?.tick().map_err(|error| errno(&error)))
 }
 
-/// Counters since the cache was opened.
+/// Returns the counters since the cache was opened.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_cache_stats(
     c: *mut varve_cache,

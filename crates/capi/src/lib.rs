@@ -1,9 +1,9 @@
 //! Varve for C programs: `libvarve.so`, `varve.h`, `varve_cache.h`, `varve.pc`. Owns handles and the C ABI;
-//! what calls do is LibFS' and the cache's.
+//! LibFS and the cache implement the calls.
 //!
-//! Every function of `varve.h` is in [`ffi`], every one of `varve_cache.h` in [`cache`]: the modules with
+//! The functions of `varve.h` are in [`ffi`], those of `varve_cache.h` in [`cache`]: the modules with
 //! `unsafe` code. Handles are table indices in the shape of pointers, never dereferenced: a stale or made-up
-//! one is `EBADF` and nothing worse.
+//! one only gets `EBADF`.
 #![deny(unsafe_code)]
 
 pub mod cache;

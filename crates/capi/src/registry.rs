@@ -1,4 +1,4 @@
-//! What handles stand for. Knows numbers and objects; nothing of C.
+//! The objects behind handles. Knows numbers and objects; nothing of C.
 
 use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
@@ -24,7 +24,7 @@ pub(crate) struct Dir {
     pub(crate) at: Mutex<DirAt>,
 }
 
-/// Where reading a directory is.
+/// Position of a read through a directory.
 #[derive(Default)]
 pub(crate) struct DirAt {
     pub(crate) cookie: u64,
@@ -32,25 +32,25 @@ pub(crate) struct DirAt {
     pub(crate) end: bool,
 }
 
-/// A transaction that is being put together.
+/// A transaction that is being assembled.
 pub(crate) struct Group {
     pub(crate) session: Arc<Session>,
     pub(crate) calls: Mutex<PosixTransaction>,
 }
 
-/// Objects by number. A number is never given out twice.
+/// Objects by handle number. A number is never used twice.
 pub(crate) struct Handles<T> {
     next: AtomicUsize,
     objects: RwLock<Option<HashMap<usize, Arc<T>>>>,
 }
 
-/// Numbers of one kind are this far apart, so that no number is of two kinds and none looks like a small
-/// integer.
+/// Distance between the numbers of one kind, so that kinds share no number. Numbers begin high enough not to
+/// look like small integers.
 const STEP: usize = 16;
 const FIRST: usize = 1 << 20;
 
 impl<T> Handles<T> {
-    /// `kind` is below 16 and not used twice.
+    /// Makes the handles of a kind; `kind` is below [`STEP`] and used once.
     const fn new(kind: usize) -> Self {
         Self {
             next: AtomicUsize::new(FIRST + kind),
@@ -65,7 +65,7 @@ impl<T> Handles<T> {
         number
     }
 
-    /// `EINVAL` for 0, `EBADF` for what is not there.
+    /// Returns the object of a handle: `EINVAL` for 0, `EBADF` for an unknown number.
     pub(crate) fn get(&self, number: usize) -> Result<Arc<T>, i32> {
         let objects = self.objects.read();
         let found = objects.as_ref().and_then(|objects| objects.get(&number));
@@ -91,7 +91,7 @@ pub(crate) static DIRS: Handles<Dir> = Handles::new(2);
 pub(crate) static GROUPS: Handles<Group> = Handles::new(3);
 pub(crate) static CACHES: Handles<Cache> = Handles::new(4);
 pub(crate) static CACHE_HITS: Handles<Hit> = Handles::new(5);
-/// `None`: it has ended while another thread looked at it.
+/// `None` if the stream was ended while another thread was using it.
 pub(crate) static CACHE_STREAMS: Handles<Mutex<Option<PutStream>>> = Handles::new(6);
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! One file's data as a batch leaves it: what was written, what became a hole, how much of the old content
-//! still counts. Knows neither where the old content is nor where the new goes.
+//! The effect of a batch on one file's data: the bytes written, the holes made, and the length of old content
+//! that remains. Does not know where old or new content is stored.
 //!
 //! Which blocks hold data does not depend on where batches end: a block that was written to is a hole again
 //! only when one operation makes a hole of all of it, or cuts the file before it. LibFS answers `lseek` by
@@ -20,7 +20,7 @@ pub struct ByteRange {
 }
 
 impl ByteRange {
-    /// Whether all of `other` lies in it.
+    /// Returns whether all of `other` lies in this range.
     #[must_use]
     pub const fn covers(&self, other: &Self) -> bool {
         self.offset <= other.offset
@@ -31,16 +31,16 @@ impl ByteRange {
 /// Bytes of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WriteData<'a> {
-    /// Copied out of the log, and what its writer wrote.
+    /// Bytes copied out of the log; the checksum of their entry is right.
     Here(&'a [u8]),
-    /// In the log still. What they are is seen when they are written to their place.
+    /// Bytes still in the log. The checksum of their entry is verified when they are copied to their blocks.
     LogResident(LogResident),
 }
 
 /// Bytes that were left in a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogResident {
-    /// Which one of the batches that are folded together.
+    /// Index of the batch among those that are folded together.
     pub source: u32,
     /// Index of the entry in that batch.
     pub entry: u32,
@@ -51,7 +51,7 @@ pub struct LogResident {
 }
 
 impl<'a> WriteData<'a> {
-    /// How many.
+    /// Returns the number of bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a write of nothing is no operation")]
     pub const fn len(&self) -> usize {
@@ -61,7 +61,7 @@ impl<'a> WriteData<'a> {
         }
     }
 
-    /// The first `mid` bytes, and the others. `mid` is at most their length.
+    /// Splits the data into the first `mid` bytes and the rest. `mid` is at most the length.
     #[must_use]
     pub const fn split_at(self, mid: usize) -> (Self, Self) {
         match self {
@@ -82,7 +82,7 @@ impl<'a> WriteData<'a> {
         }
     }
 
-    /// The bytes, if they are at hand.
+    /// Returns the bytes if they were copied out of the log.
     #[must_use]
     pub const fn here(&self) -> Option<&'a [u8]> {
         match self {
@@ -92,40 +92,41 @@ impl<'a> WriteData<'a> {
     }
 }
 
-/// What to do with one file's data; in the order of the fields, `size` last.
+/// The changes to one file's data, to be made in the order of the fields, `size` last.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct FilePlan<'a> {
     /// The file is cut to this length first.
     pub truncate: Option<u64>,
-    /// Holes to make; never where `pieces` write.
+    /// Holes to make; none overlaps `pieces`.
     pub holes: Vec<ByteRange>,
     /// Bytes to write, ascending, not overlapping. A zero may lie behind `size`, in the block of the end,
     /// which holds data.
     pub pieces: Vec<(u64, WriteData<'a>)>,
     /// Whole blocks to allocate, unwritten, where there is a hole still.
     pub allocate: Vec<ByteRange>,
-    /// Blocks of which an operation changed a part, ascending, if `pieces` has any of a log. If the batch is cut elsewhere after a crash,
-    /// that operation reads the block: it must not be written in place.
+    /// Blocks that an operation changed in part, ascending; empty unless `pieces` has bytes still in a log.
+    /// If the batch is cut elsewhere after a crash, that operation reads the block, so the block must not be
+    /// overwritten in place.
     pub partial: Vec<u64>,
-    /// Length in the end.
+    /// Final length of the file.
     pub size: u64,
 }
 
 impl FilePlan<'_> {
-    /// Whether all operations of the batch leave these blocks alone, or change them whole.
+    /// Returns whether no operation of the batch changes a part of one of these blocks.
     #[must_use]
     pub fn is_whole(&self, blocks: Range<u64>) -> bool {
         let at = self.partial.partition_point(|block| *block < blocks.start);
         self.partial.get(at).is_none_or(|block| *block >= blocks.end) || armed(Bug::PartialInPlace)
     }
 
-    /// Whether no block changes.
+    /// Returns whether no block changes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.truncate.is_none() && self.holes.is_empty() && self.pieces.is_empty() && self.allocate.is_empty()
     }
 
-    /// Bytes that are written.
+    /// Returns the number of bytes to write.
     #[must_use]
     pub fn data_bytes(&self) -> u64 {
         self.pieces.iter().map(|(_, data)| data.len() as u64).sum()
@@ -139,10 +140,10 @@ struct Segment<'a> {
     data: Option<WriteData<'a>>,
 }
 
-/// Segments by their first byte; they do not overlap. All are in one of the two.
+/// Segments that do not overlap, by their first byte. Only one of the two containers is in use at a time.
 #[derive(Debug, Clone, Default)]
 struct Segments<'a> {
-    /// As long as each comes behind all others, as most do: an append costs no search.
+    /// In use while each new segment lies behind all others, as most do: an append costs no search.
     in_order: Vec<(u64, Segment<'a>)>,
     mixed: BTreeMap<u64, Segment<'a>>,
 }
@@ -162,13 +163,13 @@ impl<'a> Segments<'a> {
         in_order.or_else(|| self.mixed.last_key_value().map(|(_, segment)| *segment))
     }
 
-    /// All of them as a map.
+    /// Moves all segments to the map and returns it.
     fn mixed(&mut self) -> &mut BTreeMap<u64, Segment<'a>> {
         self.mixed.extend(self.in_order.drain(..));
         &mut self.mixed
     }
 
-    /// Puts in a segment that begins where all others have ended, or later.
+    /// Adds a segment that begins at or behind the end of all others.
     fn push(&mut self, start: u64, segment: Segment<'a>) {
         if self.mixed.is_empty() {
             self.in_order.push((start, segment));
@@ -189,15 +190,15 @@ pub(crate) struct FileFold<'a> {
     writes: u64,
     /// Bytes in `segments`.
     bytes: u64,
-    /// Segments that began where none ended, at the time; an estimate.
+    /// Estimated number of stretches: segments that did not continue another one when they were added.
     stretches: u64,
-    /// Blocks that were written to, of which a part was cut or zeroed since.
+    /// Written blocks of which a part was cut or zeroed later.
     kept: BTreeSet<u64>,
-    /// Blocks of which a part was written, cut or zeroed; in any order, perhaps more than once.
+    /// Blocks that an operation wrote, cut or zeroed in part; in any order, perhaps more than once.
     partial: Vec<u64>,
 }
 
-/// What a block is written with that holds data and has none of its own left.
+/// The byte written to a block that counts as data although none of its written bytes is left.
 const ZERO: WriteData<'static> = WriteData::Here(&[0]);
 
 impl<'a> FileFold<'a> {
@@ -208,12 +209,12 @@ impl<'a> FileFold<'a> {
         self.writes += 1;
     }
 
-    /// Stretches of bytes and holes, about, and the bytes in all of them.
+    /// Returns the approximate number of stretches (data and holes), and the number of data bytes.
     pub(crate) fn extent(&self) -> (u64, u64) {
         (self.stretches.min(self.segments.len() as u64), self.bytes)
     }
 
-    /// New length, where the old one was `size`.
+    /// Folds a change of length from `size` to `new_size`. Growing changes no block.
     pub(crate) fn truncate(&mut self, size: u64, new_size: u64) {
         if new_size > size {
             return;
@@ -252,7 +253,7 @@ impl<'a> FileFold<'a> {
         );
     }
 
-    /// `start..end` changes: of the blocks at its ends a part only, where it does not end with them.
+    /// Notes the blocks at both ends of `start..end` that a change of this range covers only in part.
     fn note_partial(&mut self, start: u64, end: u64) {
         for at in [start, end] {
             let block = at / BLOCK_BYTES;
@@ -262,8 +263,8 @@ impl<'a> FileFold<'a> {
         }
     }
 
-    /// `start..end` is about to become zeros: blocks that lie in it in part keep that they were written to,
-    /// whole ones do not.
+    /// Prepares for zeroing `start..end`: written blocks that lie partly in it still count as data (`kept`),
+    /// blocks wholly in it no longer do.
     fn keep_edges(&mut self, start: u64, end: u64) {
         for at in [start, end] {
             let block = at / BLOCK_BYTES;
@@ -277,7 +278,7 @@ impl<'a> FileFold<'a> {
         }
     }
 
-    /// Whether a byte of the block was written to and is not overwritten with zeros.
+    /// Returns whether a byte of the block was written and not zeroed later.
     fn has_data(&mut self, block: u64) -> bool {
         let start = block.saturating_mul(BLOCK_BYTES);
         let end = start.saturating_add(BLOCK_BYTES);
@@ -290,8 +291,8 @@ impl<'a> FileFold<'a> {
         before.is_some_and(|one| overlaps(&one)) || segments.range(start..end).any(|one| overlaps(&one))
     }
 
-    /// Zeros to write where a block was written to and nothing of that is left: a byte of it that is zero by
-    /// now, perhaps behind the end.
+    /// Returns the zeros to write to blocks in `kept` that have no written byte left: one byte a block, at a
+    /// position that reads as zero, perhaps behind the end of the file.
     fn zeros_kept(&self, pieces: &[(u64, WriteData<'a>)], holes: &[(u64, u64)]) -> Vec<(u64, WriteData<'a>)> {
         let mut zeros = Vec::new();
         for block in &self.kept {
@@ -306,7 +307,7 @@ impl<'a> FileFold<'a> {
             let zero = match (hole, self.truncate) {
                 (Some((at, _)), _) => (*at).max(start),
                 (None, Some(cut)) if cut < end => cut.max(start),
-                // It is in no hole and before all cuts: its data went with an older part of it.
+                // The block is in no hole and before all cuts: no byte of it is known to be zero.
                 _ => continue,
             };
             zeros.push((zero, ZERO));
@@ -314,7 +315,7 @@ impl<'a> FileFold<'a> {
         zeros
     }
 
-    /// Removes what lies in `start..end`.
+    /// Removes all segments in `start..end`, and splits those that cross its ends.
     fn clear(&mut self, start: u64, end: u64) {
         if self.segments.last().is_none_or(|last| last.end <= start) {
             return;
@@ -342,7 +343,7 @@ impl<'a> FileFold<'a> {
             let before = |segments: &BTreeMap<u64, Segment<'a>>, at| {
                 segments.range(..at).next_back().map(|(_, before)| *before)
             };
-            // The last that begins before the end: one that ends before the start has nothing behind it to
+            // The last segment that begins before `end`. If it ends at `start` or before, there is nothing to
             // clear.
             let mut last = before(self.segments.mixed(), end);
             if last.is_some_and(|last| last.end > start) {
@@ -356,7 +357,7 @@ impl<'a> FileFold<'a> {
         self.bytes += data.map_or(0, |data| data.len() as u64);
     }
 
-    /// Stretches of bytes to write, neighbours counted as one; and how many writes are saved by that.
+    /// Returns the number of writes saved by merging neighbouring stretches of data.
     fn merged(&self) -> u64 {
         let (mut stretches, mut end) = (0, None);
         for (start, segment) in self.segments.iter().filter(|(_, segment)| segment.data.is_some()) {
@@ -366,8 +367,8 @@ impl<'a> FileFold<'a> {
         self.writes.saturating_sub(stretches)
     }
 
-    /// What to do with a file that had `old` bytes (`None`: it is new) and has `size` in the end; and the
-    /// writes saved by merging.
+    /// Returns the plan for a file that had `old` bytes (`None`: it is new) and has `size` bytes in the end,
+    /// and the number of writes saved by merging.
     pub(crate) fn plan(&self, old: Option<u64>, size: u64) -> (FilePlan<'a>, u64) {
         let mut plan = FilePlan {
             truncate: old.and_then(|old| self.truncate.map(|to| to.min(old))),
@@ -377,7 +378,7 @@ impl<'a> FileFold<'a> {
         for (offset, segment) in self.segments.iter() {
             match segment.data {
                 Some(data) => plan.pieces.push((offset, data)),
-                // Where nothing is left of the old content there is nothing to punch.
+                // No old content is left here, so there is nothing to punch.
                 None if old.is_none() || plan.truncate.is_some_and(|to| to <= offset) => {}
                 None => plan.holes.push(ByteRange {
                     offset,
@@ -397,7 +398,7 @@ impl<'a> FileFold<'a> {
             len: (end - first) * BLOCK_BYTES,
         });
         plan.allocate = ranges.collect();
-        // Only what lies in a log is asked for.
+        // The list is used only for bytes that lie in a log.
         if plan.pieces.iter().any(|(_, data)| data.here().is_none()) {
             plan.partial.clone_from(&self.partial);
             plan.partial.sort_unstable();

@@ -1,8 +1,8 @@
 //! The state of the inodes and names that a batch touches, as its operations change it one after another.
-//! Reads the digested state through a [`View`] when it meets something for the first time; writes nothing.
+//! Reads the digested state of an inode or a name through a [`View`] at its first use; writes nothing.
 //!
-//! An operation first checks everything and then changes; so a refused transaction of one entry leaves no
-//! trace by itself, one of several is undone from copies.
+//! An operation makes all checks before its first change. So a refused transaction of one entry leaves no
+//! trace; a refused transaction of several entries is undone from copies.
 
 use crate::bytes::FileFold;
 use crate::op::{Actor, Counts, Grants, Need, Op, Refusal, RefusedTx, Slot, Stop, View};
@@ -18,7 +18,7 @@ use varve_format::{
 pub(crate) struct Node<'a> {
     /// Digested attributes; `None`: made in this batch.
     pub(crate) old: Option<InodeAttr>,
-    /// Attributes now.
+    /// Attributes after the operations so far.
     pub(crate) attr: InodeAttr,
     /// Deleted for good.
     pub(crate) gone: bool,
@@ -29,14 +29,14 @@ pub(crate) struct Node<'a> {
     /// Sessions that closed it for the last time in this batch.
     pub(crate) left: Vec<SessionId>,
     pub(crate) changed: bool,
-    /// Surely has no file capabilities.
+    /// The inode is known to have no file capabilities.
     pub(crate) no_capability: bool,
-    /// Bytes of journal record for what is not in `file`.
+    /// Estimated bytes of journal record beyond those for the stretches in `file`.
     pub(crate) more_bytes: u64,
 }
 
 impl Node<'_> {
-    /// Bytes of journal record, about.
+    /// Returns the approximate bytes of journal record for this inode.
     fn record_bytes(&self) -> u64 {
         match (self.changed, self.gone) {
             (false, _) => 0,
@@ -50,29 +50,29 @@ impl Node<'_> {
     }
 }
 
-/// What an inode number stands for.
+/// The state of an inode number.
 #[derive(Debug, Clone)]
 pub(crate) enum Known<'a> {
     Free,
     Reserved(Generation),
     Node(Box<Node<'a>>),
-    /// Made and deleted in this batch: only its reserved number is given back. Nothing else of it is kept, so
-    /// that files that come and go in one batch pass through the same memory.
+    /// An inode made and deleted in this batch. Only its reserved number is kept, to be given back; the
+    /// memory of the rest is reused by the next short-lived file.
     Vanished(InodeKey),
 }
 
 /// A name as the batch leaves it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Name {
-    /// What it named in the digested state.
+    /// Inode that it names in the digested state.
     pub(crate) old: Option<InodeKey>,
-    /// What it names now.
+    /// Inode that it names after the operations so far.
     pub(crate) now: Option<InodeKey>,
-    /// Counts changes: names are given to the directory in the order in which they came to be.
+    /// Order of the last change: names are added to the directory in the order in which they were made.
     pub(crate) order: u64,
 }
 
-/// Copies of what a transaction of several entries touched.
+/// Copies of the inodes and names that a transaction of several entries touched, from before it.
 #[derive(Default)]
 struct Undo<'a> {
     nodes: hashbrown::HashMap<Ino, Option<Known<'a>>>,
@@ -80,11 +80,11 @@ struct Undo<'a> {
     record_bytes: u64,
 }
 
-/// Folds operations; see the module's text. `'a` is the life of the batches' bytes.
+/// Folds operations; see the module's text. `'a` is the lifetime of the batches' bytes.
 pub struct Fold<'a, V: View> {
     pub(crate) view: V,
     pub(crate) nodes: hashbrown::HashMap<Ino, Known<'a>>,
-    /// Names are chosen by users: their hash is one that cannot be guessed.
+    /// Users choose names, so this map uses the standard library's keyed hash, which cannot be guessed.
     pub(crate) names: hashbrown::HashMap<Ino, HashMap<Box<[u8]>, Name>>,
     pub(crate) counts: Counts,
     pub(crate) refused: Vec<(SessionId, RefusedTx)>,
@@ -94,9 +94,8 @@ pub struct Fold<'a, V: View> {
     record_bytes: u64,
 }
 
-/// Bytes of journal record that one name, one inode, one that is made and deleted in one batch, one stretch
-/// of data and one attribute are taken to need: generous means. A batch that needs more all the same is cut
-/// smaller.
+/// Generous averages of the bytes of journal record that one name, one inode, one inode made and deleted in
+/// one batch, one stretch of data and one attribute need. A batch that needs more is cut smaller.
 const NAME_BYTES: u64 = 768;
 const INODE_BYTES: u64 = 512;
 const VANISHED_BYTES: u64 = 320;
@@ -107,7 +106,7 @@ const BLOCK_RECORD_BYTES: u64 = 6;
 
 pub(crate) type Step<T, V> = Result<T, Stop<<V as View>::Error>>;
 
-/// Where and how one operation happens.
+/// The context of one operation.
 pub(crate) struct At<'g> {
     pub(crate) actor: Actor,
     pub(crate) grants: &'g dyn Grants,
@@ -117,12 +116,13 @@ pub(crate) struct At<'g> {
 }
 
 impl At<'_> {
-    /// Somebody else has checked the caller's rights.
+    /// Returns whether the caller's rights are not to be checked here: the session is privileged, or the
+    /// daemon has checked them.
     pub(crate) const fn trusted(&self) -> bool {
         self.actor.privileged || self.actor.forwarded
     }
 
-    /// A file keeps the set-group-id bit only for its owner's own groups, as in chmod(2).
+    /// Clears the set-group-id bit of a file whose group is not one of the caller's, as chmod(2) does.
     pub(crate) fn clear_foreign_sgid(&self, attr: &mut InodeAttr) {
         let own = self.actor.privileged || self.grants.in_group(attr.gid);
         if attr.mode & 0o2000 != 0 && !attr.is_dir() && !own {
@@ -130,8 +130,8 @@ impl At<'_> {
         }
     }
 
-    /// What a change of data does to the set-id bits of a file with `mode`: what its writer says, and of an
-    /// ordinary user's session what the kernel would do whatever it says.
+    /// Returns the flags of the set-id bits that a change of data clears: those named in the entry, and for
+    /// unprivileged sessions also those that the kernel would clear.
     fn set_id_flags(&self, attr: &InodeAttr) -> EntryFlags {
         let mut flags = self.flags;
         if !self.actor.privileged {
@@ -171,15 +171,15 @@ impl<'a, V: View> Fold<'a, V> {
     /// Folds one transaction, wholly or not at all; a refusal is counted and returned inside.
     ///
     /// # Errors
-    /// Only the view's; the transaction is not in the fold then, and nothing else is lost.
+    /// Only the view's. The transaction is not in the fold then; all other transactions are.
     pub fn transaction(
         &mut self,
         actor: Actor,
         grants: &dyn Grants,
         ops: &[Op<'a>],
     ) -> Result<Result<(), RefusedTx>, V::Error> {
-        // Writes change nothing that decides whether a later write is possible: they are checked before, and
-        // not undone.
+        // Writes change nothing that decides whether a later write is possible. So all of them are checked
+        // before the first is folded, and none has to be undone.
         let only_writes = ops.iter().all(|op| matches!(op.op, LogOp::Write { .. }));
         if ops.len() > 1 {
             self.undo = Some(Undo {
@@ -242,15 +242,15 @@ impl<'a, V: View> Fold<'a, V> {
         refused
     }
 
-    /// About how many bytes of journal record the plan will need, so that a batch can be cut in time. What
-    /// later operations undo is not counted any more: files that come and go take no record, however many
-    /// they are.
+    /// Returns the approximate bytes of journal record that the plan needs, so that a batch can be cut in
+    /// time. Changes undone by later operations are not counted; an inode made and deleted in the batch
+    /// counts only for giving back its number.
     #[must_use]
     pub const fn record_bytes(&self) -> u64 {
         self.record_bytes
     }
 
-    /// The same, counted anew.
+    /// As [`record_bytes`](Self::record_bytes), counted anew.
     #[cfg(test)]
     pub(crate) fn record_bytes_counted(&self) -> u64 {
         let nodes = self.nodes.values().map(|known| match known {
@@ -262,12 +262,12 @@ impl<'a, V: View> Fold<'a, V> {
         nodes.sum::<u64>() + names.filter(|name| name.now != name.old).count() as u64 * NAME_BYTES
     }
 
-    /// The view, to ask what the state was before.
+    /// Returns the view of the state before the batch.
     pub fn view(&mut self) -> &mut V {
         &mut self.view
     }
 
-    /// The attributes of an inode as the operations so far leave them; `None` if it does not exist.
+    /// Returns the attributes of an inode after the operations so far; `None` if it does not exist.
     ///
     /// # Errors
     /// The view's.
@@ -278,7 +278,7 @@ impl<'a, V: View> Fold<'a, V> {
         })
     }
 
-    /// What `name` names in `dir` after the operations so far.
+    /// Returns the inode that `name` names in `dir` after the operations so far.
     ///
     /// # Errors
     /// The view's.
@@ -326,7 +326,7 @@ impl<'a, V: View> Fold<'a, V> {
         })
     }
 
-    /// The attributes of `key`, if that life of the number exists.
+    /// Returns the inode `key` if its number exists with this generation.
     pub(crate) fn live(&mut self, key: InodeKey) -> Step<&Node<'a>, V> {
         match self.known(key.ino).map_err(Stop::State)? {
             Known::Node(node) if !node.gone && node.attr.key == key => Ok(node),
@@ -365,7 +365,7 @@ impl<'a, V: View> Fold<'a, V> {
         }
     }
 
-    /// Copies an inode's state for the case that the transaction is refused.
+    /// Copies an inode's state, to restore it if the transaction is refused.
     fn keep(&mut self, ino: Ino) {
         if let Some(undo) = &mut self.undo {
             undo.nodes
@@ -399,7 +399,7 @@ impl<'a, V: View> Fold<'a, V> {
         Ok(known)
     }
 
-    /// Lets `name`, which was looked up before, name something else.
+    /// Lets `name`, which was looked up before, name `now`.
     pub(crate) fn set_name(&mut self, dir: Ino, name: &[u8], now: Option<InodeKey>) {
         self.order += 1;
         let names = self.names.entry(dir).or_default();
@@ -422,7 +422,7 @@ impl<'a, V: View> Fold<'a, V> {
         self.record_bytes = self.record_bytes + bytes(changed) - old.map_or(0, bytes);
     }
 
-    /// Whether a directory has no name left.
+    /// Returns whether a directory has no name left.
     pub(crate) fn is_empty(&mut self, dir: Ino) -> Result<bool, V::Error> {
         let names = self.names.get(&dir);
         if names.is_some_and(|names| names.values().any(|name| name.now.is_some())) {
@@ -431,7 +431,7 @@ impl<'a, V: View> Fold<'a, V> {
         if matches!(self.nodes.get(&dir), Some(Known::Node(node)) if node.old.is_none()) {
             return Ok(true);
         }
-        // Every name known here is gone, as was just seen.
+        // The check above has shown that every name in `names` is removed.
         let mut gone = |name: &[u8]| names.is_some_and(|names| names.contains_key(name));
         Ok(!self.view.any_name(dir, &mut gone)?)
     }
@@ -445,9 +445,8 @@ impl<'a, V: View> Fold<'a, V> {
         Ok(())
     }
 
-    /// Removes the file capabilities of a file whose data or owner changes, whoever changes it
-    /// (capabilities(7)). The daemon does it whatever the log says, so that nobody gains rights by a log of
-    /// his own making.
+    /// Removes the file capabilities of a file whose data or owner changes, for every caller
+    /// (capabilities(7)). The daemon does so without regard to the log, so that a forged log gains no rights.
     fn drop_capability(&mut self, key: InodeKey) -> Step<(), V> {
         let node = self.live(key)?;
         if node.no_capability || node.attr.is_dir() {
@@ -475,7 +474,7 @@ impl<'a, V: View> Fold<'a, V> {
         Ok(())
     }
 
-    /// A write that [may](Self::may_write) be done.
+    /// Folds a write that [`may_write`](Self::may_write) has allowed.
     fn write(&mut self, at: &At<'_>, op: &Op<'a>) {
         if let LogOp::Write { key, offset, .. } = op.op {
             let data = op.bytes();
@@ -546,7 +545,7 @@ impl<'a, V: View> Fold<'a, V> {
                     None => self.view.has_xattr(key.ino, name).map_err(Stop::State)?,
                 };
                 if !there && name == XATTR_CAPABILITY {
-                    // A change of the data that came before it in the log took them.
+                    // An earlier change of the data in this log has removed the capabilities.
                     return Ok(());
                 }
                 if !there {
@@ -574,8 +573,8 @@ impl<'a, V: View> Fold<'a, V> {
         }
     }
 
-    /// `key` has lost its last name (or its last open in a session, if `closed`): it goes unless somebody
-    /// holds it.
+    /// Handles the loss of the last name of `key` (or, if `closed`, of its last open in a session): deletes
+    /// the inode unless it has a name or a session holds it.
     pub(crate) fn leave(&mut self, at: &At<'_>, key: InodeKey, closed: bool) {
         self.change(key.ino, |node| {
             if closed && !node.left.contains(&at.actor.session) {
@@ -665,7 +664,7 @@ pub(crate) const fn links(attr: &mut InodeAttr, by: i32) {
     attr.nlink = attr.nlink.saturating_add_signed(by);
 }
 
-/// Whether an inode can have one more link.
+/// Checks that an inode can have one more link.
 pub(crate) const fn can_link(attr: &InodeAttr) -> Result<(), Refusal> {
     if attr.nlink >= LINK_MAX {
         return Err(Refusal::TooManyLinks);

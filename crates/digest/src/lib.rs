@@ -1,5 +1,5 @@
-//! What a digest does before it writes anything: find the entries of a log, decide which ones count, and fold
-//! them into a plan.
+//! The part of a digest that runs before anything is written: finds the entries of a log, decides which ones
+//! count, and folds them into a plan.
 //!
 //! Pure: no I/O, no clock, no locks (but one around spare memory). Bytes of logs come through [`LogBytes`],
 //! the digested state through [`View`], rights through [`Grants`]; all three are implemented by the daemon.

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use varve_format::seeded::{Bug, armed};
 use varve_format::{DIR_SIZE, FileKind, Ino, InodeAttr, InodeKey, LogOp, ROOT_INO, is_whiteout};
 
-/// Most directories above one another that an ancestor check walks.
+/// Maximum number of directories that an ancestor check walks.
 const DEPTH_MAX: usize = 1 << 16;
 
 /// A rename with its names taken apart.
@@ -22,7 +22,7 @@ struct Move<'n> {
 }
 
 impl<'a, V: View> Fold<'a, V> {
-    /// Time of the last change of a directory whose names changed.
+    /// Updates the times of a directory whose names changed, and adds `by` to its link count.
     fn touch_dir(&mut self, dir: InodeKey, at: &At<'_>, by: i32) {
         self.change(dir.ino, |node| {
             node.attr.mtime_ns = at.time_ns;
@@ -38,7 +38,7 @@ impl<'a, V: View> Fold<'a, V> {
         });
     }
 
-    /// What `name` names now.
+    /// Returns the inode that `name` names after the operations so far.
     fn now(&mut self, dir: InodeKey, name: &[u8]) -> Step<Option<InodeKey>, V> {
         Ok(self.name(dir.ino, name).map_err(Stop::State)?.now)
     }
@@ -58,7 +58,7 @@ impl<'a, V: View> Fold<'a, V> {
         }
     }
 
-    /// In a sticky directory only the owners of the file or the directory remove a name.
+    /// Refuses to remove a name from a sticky directory unless the user owns the file or the directory.
     fn sticky_allows(&mut self, at: &At<'_>, dir: InodeKey, key: InodeKey) -> Step<(), V> {
         if at.trusted() {
             return Ok(());
@@ -178,7 +178,7 @@ impl<'a, V: View> Fold<'a, V> {
         Ok(())
     }
 
-    /// Whether a name of `key` in `dir` may go away.
+    /// Checks that a name of `key` in `dir` may be removed.
     fn removable(&mut self, at: &At<'_>, dir: InodeKey, key: InodeKey) -> Step<(), V> {
         self.sticky_allows(at, dir, key)?;
         let is_dir = self.live(key)?.attr.is_dir();
@@ -188,7 +188,7 @@ impl<'a, V: View> Fold<'a, V> {
         Ok(())
     }
 
-    /// `key` has one name less, in `dir`.
+    /// Updates link counts and times after `key` has lost a name in `dir`.
     fn drop_link(&mut self, at: &At<'_>, dir: InodeKey, key: InodeKey) {
         let is_dir = matches!(self.nodes.get(&key.ino), Some(Known::Node(node)) if node.attr.is_dir());
         self.touch_dir(dir, at, -i32::from(is_dir));
@@ -246,7 +246,8 @@ impl<'a, V: View> Fold<'a, V> {
         }
     }
 
-    /// A directory changes its parent only by the daemon's hand, and never to its own descendant.
+    /// Checks that a directory changes its parent only by a forwarded operation, and never to its own
+    /// descendant.
     fn may_move(
         &mut self,
         at: &At<'_>,

@@ -1,5 +1,5 @@
-//! What the fold is given: operations, who did them, the digested state and the rights; and how it refuses.
-//! No logic.
+//! The input of the fold: operations, their actors, the digested state and the rights; and the reasons for
+//! which the fold refuses. No logic.
 
 use crate::bytes::{LogResident, WriteData};
 use varve_format::log::LogFormatError;
@@ -12,18 +12,18 @@ use varve_format::{
 pub struct Op<'a> {
     /// Its number in its session's log.
     pub seq: LogSeq,
-    /// When it was done, as its writer says.
+    /// Time of the operation, as its writer says.
     pub time_ns: TimeNs,
     /// Flags of the entry.
     pub flags: EntryFlags,
-    /// What it does.
+    /// The operation itself.
     pub op: LogOp<'a>,
-    /// Of a write whose bytes are in its log still: which they are. `op` has none then.
+    /// The bytes of a write whose payload is still in its log; `op` has none then.
     pub left: Option<LogResident>,
 }
 
 impl<'a> Op<'a> {
-    /// What it writes; nothing, if it is no write.
+    /// Returns the bytes that it writes; none if it is not a write.
     #[must_use]
     pub const fn bytes(&self) -> WriteData<'a> {
         match (self.left, self.op) {
@@ -33,7 +33,7 @@ impl<'a> Op<'a> {
         }
     }
 
-    /// [`charge`](varve_format::charge()) of it.
+    /// Returns the [`charge`](varve_format::charge()) of the operation.
     #[must_use]
     pub fn charge(&self) -> u32 {
         match (self.left, self.op) {
@@ -43,7 +43,7 @@ impl<'a> Op<'a> {
     }
 }
 
-/// Who did it.
+/// The originator of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Actor {
     /// Session.
@@ -52,16 +52,16 @@ pub struct Actor {
     pub uid: u32,
     /// Acts for any credentials.
     pub privileged: bool,
-    /// The daemon itself does it: rights were checked before, and directories may move.
+    /// The daemon executes a forwarded operation: rights were checked before, and directories may move.
     pub forwarded: bool,
 }
 
-/// What an operation needs a grant for.
+/// The kind of change that an operation needs a grant for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Need {
     /// To write data of a file or names of a directory.
     Write,
-    /// To change mode, owner, arbitrary times, or attributes that only an owner may.
+    /// To change mode, owner, arbitrary times, or extended attributes that only an owner may change.
     Own,
     /// To change the number of links: any grant.
     Links,
@@ -69,27 +69,27 @@ pub enum Need {
 
 /// The grants of one session.
 pub trait Grants {
-    /// Whether the session may do at `seq` what needs `need` on `key`.
+    /// Returns whether the session may make changes of the kind `need` to `key` at `seq`.
     fn allows(&self, key: InodeKey, need: Need, seq: LogSeq) -> bool;
 
-    /// Whether the session's user is known to be in this group. If not, the session gives files no other
-    /// group, and no set-group-id bit.
+    /// Returns whether the session's user is known to be in this group. If not, the session can neither give
+    /// files this group nor the set-group-id bit while they have it.
     fn in_group(&self, _gid: u32) -> bool {
         false
     }
 
-    /// Whether the user may give a file this group: as [`in_group`](Self::in_group), but true where the
-    /// user's groups are not known any more (the daemon was started since): what was acknowledged is not lost
-    /// for that.
+    /// Returns whether the user may give a file this group: as [`in_group`](Self::in_group), but also true
+    /// where the user's groups are unknown since a restart of the daemon, so that acknowledged operations are
+    /// not lost.
     fn may_give(&self, gid: u32) -> bool {
         self.in_group(gid)
     }
 }
 
-/// What an inode number is.
+/// The state of an inode number.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Slot {
-    /// Not in use; the generation is that of its last life.
+    /// Not in use; holds the generation of its last inode.
     Free(Generation),
     /// Given to a session for an inode that is not made yet, with the generation it will have.
     Reserved(Generation),
@@ -97,40 +97,40 @@ pub enum Slot {
     Used(InodeAttr),
 }
 
-/// The digested state. Reads only; each answer is that of the state before the batch.
+/// The digested state. Read-only; every answer describes the state before the batch.
 pub trait View {
-    /// Why the state could not be read.
+    /// Error of a failed read.
     type Error;
 
-    /// What an inode number is.
+    /// Returns the state of an inode number.
     ///
     /// # Errors
     /// The store's.
     fn slot(&mut self, ino: Ino) -> Result<Slot, Self::Error>;
 
-    /// What `name` names in `dir`, which is a directory.
+    /// Returns the inode that `name` names in `dir`, which is a directory.
     ///
     /// # Errors
     /// The store's.
     fn lookup(&mut self, dir: Ino, name: &[u8]) -> Result<Option<InodeKey>, Self::Error>;
 
-    /// Whether `dir` has a name for which `gone` is false.
+    /// Returns whether `dir` has a name for which `gone` is false.
     ///
     /// # Errors
     /// The store's.
     fn any_name(&mut self, dir: Ino, gone: &mut dyn FnMut(&[u8]) -> bool) -> Result<bool, Self::Error>;
 
-    /// Whether the inode has this extended attribute.
+    /// Returns whether the inode has this extended attribute.
     ///
     /// # Errors
     /// The store's.
     fn has_xattr(&mut self, ino: Ino, name: &[u8]) -> Result<bool, Self::Error>;
 
-    /// Whether a session not in `except` holds the inode open.
+    /// Returns whether a session not in `except` holds the inode open.
     fn held(&mut self, key: InodeKey, except: &[SessionId]) -> bool;
 }
 
-/// Why a transaction was refused.
+/// The reason why a transaction was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// Not an operation.
@@ -139,13 +139,13 @@ pub enum Refusal {
     /// The session had no grant, or not for this, or not at this number.
     #[error("no grant for it")]
     NoGrant,
-    /// The user may not.
+    /// The user lacks the permission.
     #[error("not permitted")]
     NotPermitted,
-    /// The inode does not exist, or another life of its number does.
+    /// The inode does not exist, or its number has another generation.
     #[error("no such inode")]
     NoInode,
-    /// The name does not exist, or names something else.
+    /// The name does not exist, or names another inode.
     #[error("no such name")]
     NoEntry,
     /// The name or the inode exists already.
@@ -166,7 +166,7 @@ pub enum Refusal {
     /// A directory would become its own descendant.
     #[error("a directory cannot move into itself")]
     Loop,
-    /// Moving a directory to another parent is the daemon's to do.
+    /// Only the daemon moves a directory to another parent.
     #[error("only the daemon moves directories")]
     DirectoryMove,
     /// More links than an inode can have.
@@ -178,15 +178,15 @@ pub enum Refusal {
     /// The inode still has a name.
     #[error("the inode still has a name")]
     HasName,
-    /// There was no space for it, and its session had not been granted any.
+    /// There was no space for it, and its session had reserved none.
     #[error("no space, and no credit for it")]
     NotReserved,
-    /// It was accepted, and then the shared area would not take it: one of the two is wrong.
+    /// The fold accepted it, but the shared area refused it: one of the two is wrong.
     #[error("the shared area contradicts it")]
     Contradicted,
 }
 
-/// A transaction that was refused: none of it took effect, everything else did.
+/// A refused transaction: none of it took effect, all others did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RefusedTx {
     /// The entry that was wrong.
@@ -195,7 +195,7 @@ pub struct RefusedTx {
     pub why: Refusal,
 }
 
-/// What a plan did with the operations.
+/// Counters of the operations and bytes of a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counts {
     /// Operations accepted.
@@ -212,7 +212,7 @@ pub struct Counts {
     pub vanished: u64,
 }
 
-/// Why a fold ended early.
+/// The reason why a fold ended early.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stop<E> {
     /// This transaction alone is refused.

@@ -1,5 +1,5 @@
-//! The result of a fold: what is to be written, each thing once. No I/O; the daemon carries it out in one
-//! transaction.
+//! The result of a fold: the changes to write, each of them once. No I/O; the daemon carries the plan out in
+//! one transaction.
 
 use crate::bytes::FilePlan;
 use crate::fold::{Fold, Known, Node};
@@ -13,29 +13,29 @@ pub struct NameChange {
     pub dir: Ino,
     /// Name.
     pub name: Box<[u8]>,
-    /// What it names in the digested state.
+    /// Inode that it names in the digested state.
     pub old: Option<InodeKey>,
-    /// What it is to name, and of what kind that is.
+    /// Inode that it is to name, and its kind.
     pub new: Option<(InodeKey, FileKind)>,
 }
 
-/// What happens to an inode.
+/// The effect of a batch on an inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
     /// It is made.
     Made,
     /// It is changed.
     Changed,
-    /// It is deleted. All its names went before; its attributes say nothing.
+    /// It is deleted. All its names are removed before; its attributes have no meaning.
     Deleted,
 }
 
 /// One inode to write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InodePlan<'a> {
-    /// What happens.
+    /// Whether it is made, changed or deleted.
     pub fate: Fate,
-    /// Attributes in the end (`sectors` is the store's). With no link it is an orphan.
+    /// Final attributes (the store computes `sectors`). Without a link it is an orphan.
     pub attr: InodeAttr,
     /// Attributes before; `None`: it is new.
     pub old: Option<InodeAttr>,
@@ -52,7 +52,7 @@ pub struct InodePlan<'a> {
 /// Everything that a batch changes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Plan<'a> {
-    /// Names: those that go first, then the others in the order in which they came to be.
+    /// Names: removals first, then the others in the order in which they were made.
     pub names: Vec<NameChange>,
     /// Inodes, by number.
     pub inodes: Vec<InodePlan<'a>>,
@@ -61,7 +61,7 @@ pub struct Plan<'a> {
     pub vanished: Vec<InodeKey>,
     /// Transactions that were refused.
     pub refused: Vec<(SessionId, RefusedTx)>,
-    /// What was saved.
+    /// Counters of the batch's operations and bytes.
     pub counts: Counts,
 }
 
@@ -98,12 +98,12 @@ impl<'a, V: View> Fold<'a, V> {
                 changes.push((state.order, change));
             }
         }
-        // By name where that does not tell: the same log makes the same changes in the same order.
+        // Ties are broken by name, so that a log always makes its changes in the same order.
         changes.sort_by(|(left_order, left), (right_order, right)| {
             let left = (left.new.is_some(), left_order, left.dir, &left.name);
             left.cmp(&(right.new.is_some(), right_order, right.dir, &right.name))
         });
-        // Sorted by their places: the plans themselves are large, and each is moved once.
+        // The indexes are sorted instead of the plans, which are large: each plan is moved once.
         let mut vanished = Vec::new();
         let changed = |known: Known<'a>| match known {
             Known::Node(node) if node.changed => Some(node),

@@ -1,5 +1,5 @@
-//! A B+tree of records with 64-bit keys, changed in place: what the extent trees and the name indexes share.
-//! Knows nothing of what the records mean.
+//! A B+tree of records with 64-bit keys, changed in place; the basis of the extent trees and the name
+//! indexes. Does not interpret the records.
 //!
 //! The first key of an inner node is always 0 and stands for the node's own lower bound, so the loss of a
 //! first child touches only its parent. Leaves have no links to each other: an iteration descends again by
@@ -17,14 +17,14 @@ use varve_format::{Block, BlockHeader, BlockKind, BlockNo, Ino, NodeFault, NodeM
 /// Keys stay below this.
 pub(crate) const KEY_END: u64 = 1 << 63;
 
-/// Where a descent went through an inner node.
+/// A step of a descent through an inner node.
 #[derive(Clone, Copy)]
 struct Step {
     block: BlockNo,
     index: usize,
 }
 
-/// Where a descent ended: a leaf, and the keys that belong in it.
+/// The end of a descent: a leaf, and the range of keys that belong in it.
 #[derive(Clone, Copy)]
 pub(crate) struct Place {
     pub(crate) leaf: BlockNo,
@@ -32,7 +32,7 @@ pub(crate) struct Place {
     pub(crate) upper: Option<u64>,
 }
 
-/// Whose tree this is and which kinds of blocks it is made of.
+/// The owner of a tree, and the kinds of its blocks.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BTree {
     pub(crate) owner: Ino,
@@ -135,12 +135,12 @@ impl BTree {
         Ok(place)
     }
 
-    /// The leaf where `key` belongs.
+    /// Finds the leaf where `key` belongs.
     pub(crate) fn seek<M: MetaRead>(&self, io: &M, top: &Top, key: u64) -> Result<Place, M::Error> {
         self.descend(io, top, key, |_| ())
     }
 
-    /// The last record with a key not above `key`, passed through `f`.
+    /// Returns the last record with a key not above `key`, passed through `f`.
     pub(crate) fn floor<M: MetaRead, R>(
         &self,
         io: &M,
@@ -152,8 +152,8 @@ impl BTree {
             return Ok(None);
         }
         let mut key = key;
-        // A leaf may have lost its first records, so the answer can be the last of the leaf before; none is
-        // empty.
+        // A leaf may have lost its first records, so the answer can be the last record of the leaf before; no
+        // leaf is empty.
         for _ in 0..2 {
             let place = self.seek(io, top, key)?;
             let found = self.view(io, place.leaf, 0, |node| {
@@ -200,7 +200,7 @@ impl BTree {
         Ok(())
     }
 
-    /// [`scan`](Self::scan) of one leaf. Breaks behind the range, too.
+    /// As [`scan`](Self::scan), for one leaf. Breaks behind the range, too.
     fn scan_leaf<M: MetaRead>(
         &self,
         bytes: &Block,
@@ -228,7 +228,8 @@ impl BTree {
     }
 }
 
-/// One level of a descent: which record of `node` leads to `key`, and the child with its bounds.
+/// Descends one level: returns the index of the record of `node` that leads to `key`, and the child with its
+/// bounds.
 fn step_down(node: &NodeRef<'_>, key: u64, bounds: Place) -> Result<(usize, Place), Fault> {
     let index = node.lower_bound(key.saturating_add(1))?.saturating_sub(1);
     let (separator, value) = node.record(index)?;

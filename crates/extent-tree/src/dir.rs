@@ -9,15 +9,15 @@ use crate::{CheckVisitor, Fault, MetaIo, MetaRead, Progress, TreeError};
 use std::ops::ControlFlow;
 use varve_format::{BlockKind, DirRoot, Dirent, FileKind, HashKey, Ino, InodeKey, NAME_MAX, NameFault, Top};
 
-/// What a name stands for.
+/// The inode that a name stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DirEntry {
     /// The inode.
     pub key: InodeKey,
     /// Its kind.
     pub kind: FileKind,
-    /// Where an iteration goes on after this entry: at least [`COOKIE_MIN`](varve_format::COOKIE_MIN), below
-    /// 2^63. The entry keeps it as long as it exists.
+    /// Position from which an iteration continues after this entry: at least
+    /// [`COOKIE_MIN`](varve_format::COOKIE_MIN), below 2^63. The entry keeps it as long as it exists.
     pub cookie: u64,
 }
 
@@ -32,7 +32,7 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// The directory `owner` in the pool whose secret is `key`.
+    /// Returns the index of the directory `owner` in the pool whose secret is `key`.
     #[must_use]
     pub const fn of(owner: Ino, key: HashKey) -> Self {
         Self::with_hash(owner, key, HashKey::name_hash)
@@ -112,7 +112,7 @@ impl Directory {
         Ok(cookie)
     }
 
-    /// Removes a name. Returns what it stood for.
+    /// Removes a name. Returns its entry.
     ///
     /// # Errors
     /// [`TreeError::NotFound`] and [`TreeError::BadName`] with nothing changed; corruption, and the errors of
@@ -130,14 +130,14 @@ impl Directory {
         Ok(found)
     }
 
-    /// A root whose counter has come to zero before its last name, or the other way round, would be refused
-    /// later.
+    /// Returns the root after a removal. Fails if its counter has reached zero before the last name, or the
+    /// other way round: such a root would be refused later.
     fn root_after(&self, top: &Top, entries: u64) -> Result<DirRoot, TreeError> {
         let root = DirRoot::new(top, entries);
         self.top(&root).map(|_| root)
     }
 
-    /// Lets the name in `entry` stand for another inode; its cookie stays. Returns what it stood for.
+    /// Lets the name in `entry` stand for another inode; its cookie stays. Returns the old entry.
     ///
     /// # Errors
     /// As [`remove`](Self::remove).
@@ -177,8 +177,8 @@ impl Directory {
             })
     }
 
-    /// Forgets at most `max` entries, the last cookies first, and frees the blocks that they leave. Goes on
-    /// from the root as it is; `Done` when the index is empty.
+    /// Removes at most `max` entries, the last cookies first, and frees the blocks that become empty.
+    /// Continues from the state of the root; `Done` when the index is empty.
     ///
     /// # Errors
     /// Corruption, and the errors of `io`.
@@ -201,7 +201,7 @@ impl Directory {
         Ok(Progress::More)
     }
 
-    /// Sends the nodes of the index to slower tiers, as long as `more` says so. Returns the root to be
+    /// Demotes the nodes of the index to slower tiers, as long as `more` returns true. Returns the root to be
     /// stored.
     ///
     /// # Errors
@@ -217,7 +217,7 @@ impl Directory {
         Ok(DirRoot::new(&top, root.entries()))
     }
 
-    /// Whether no node of the index is in NVM.
+    /// Returns whether no node of the index is in NVM.
     ///
     /// # Errors
     /// The root is corrupt.
@@ -226,8 +226,8 @@ impl Directory {
         Ok(top.height == 0 || top.block.is_cold())
     }
 
-    /// Walks the whole index: tells `visitor` of every node and every fault, and `on_entry` of every sound
-    /// entry and its cookie. Reads each node once; memory grows with the number of nodes.
+    /// Walks the whole index: reports every node and every fault to `visitor`, and every sound entry with its
+    /// cookie to `on_entry`. Reads each node once; memory grows with the number of nodes.
     pub fn check<M: MetaRead>(
         &self,
         io: &M,

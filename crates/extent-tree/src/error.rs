@@ -1,18 +1,18 @@
-//! What can be wrong with a tree, or with what is asked of it.
+//! Errors of a tree: faults on the medium, and bad requests.
 
 use varve_format::{BlockKind, BlockNo, ExtentFault, HeaderFault, Ino, NameFault, RootFault};
 
 /// An error of a tree.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TreeError {
-    /// A block is not what its parent says.
+    /// A block contradicts its parent.
     #[error("tree of inode {owner}, block {block}: {fault}")]
     Corrupt {
         /// Inode of the tree.
         owner: Ino,
         /// The block.
         block: BlockNo,
-        /// What is wrong.
+        /// The fault.
         fault: Fault,
     },
     /// The root in the inode image is not valid.
@@ -20,7 +20,7 @@ pub enum TreeError {
     Root {
         /// Inode of the tree.
         owner: Ino,
-        /// What is wrong.
+        /// The fault.
         fault: Fault,
     },
     /// The name is there already.
@@ -50,14 +50,14 @@ pub enum TreeError {
 }
 
 impl TreeError {
-    /// Whether something on the medium is wrong, not what was asked for.
+    /// Returns whether the medium is damaged, as opposed to a bad request.
     #[must_use]
     pub const fn is_damage(&self) -> bool {
         matches!(self, Self::Corrupt { .. } | Self::Root { .. })
     }
 }
 
-/// What is wrong with a block or a root.
+/// A fault of a block or a root.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
     /// The header.
@@ -86,7 +86,7 @@ pub enum Fault {
     /// A node without records.
     #[error("node is empty")]
     Empty,
-    /// A key outside what the parent says, or not above its neighbour.
+    /// A key outside the bounds in the parent, or not above its neighbour.
     #[error("key {key:#x} of record {index} is out of order or bounds")]
     Order {
         /// Which record.
@@ -108,10 +108,10 @@ pub enum Fault {
         /// Of the name.
         expected: u64,
     },
-    /// The same name twice.
+    /// A name that occurs twice.
     #[error("a name occurs twice under hash {0:#x}")]
     DuplicateName(u64),
-    /// A pointer names a tier that there is not.
+    /// A pointer names a tier that does not exist.
     #[error("node pointer {0:#x} names no tier")]
     Pointer(u64),
     /// A block is reached twice.
@@ -120,7 +120,7 @@ pub enum Fault {
     /// A counter in the root is wrong.
     #[error("root counts {counted} {what}, the tree has {found}")]
     Count {
-        /// What is counted.
+        /// The unit of the counter.
         what: &'static str,
         /// In the root.
         counted: u64,
@@ -129,13 +129,13 @@ pub enum Fault {
     },
 }
 
-/// What a walk of a tree for `fsck` tells as it goes. `E` is the error of the keeper of the blocks.
+/// Receives the results of a tree walk for `fsck`. `E` is the error type of the block I/O.
 pub trait CheckVisitor<E> {
-    /// `block` belongs to the tree.
+    /// Reports that `block` belongs to the tree.
     fn block(&mut self, block: BlockNo, kind: BlockKind);
-    /// Something is wrong; the walk leaves out what hangs below and goes on.
+    /// Reports a fault; the walk continues without the nodes below it.
     fn fault(&mut self, error: TreeError);
-    /// A block that should be there could not be read (bad checksum, device error); the walk goes on without
-    /// it.
+    /// Reports a block of the tree that could not be read (bad checksum, device error); the walk continues
+    /// without it.
     fn unreadable(&mut self, block: BlockNo, error: E);
 }

@@ -15,8 +15,8 @@ use varve_format::{
 };
 use zerocopy::IntoBytes;
 
-/// A tree of one leaf with no more extents than this goes back into the inode: fewer than fit, so that it
-/// does not go to and fro.
+/// A tree of one leaf with no more extents than this moves back into the inode. The limit is below the
+/// inode's capacity, so that a tree does not move to and fro.
 const INLINE_AGAIN: u64 = INLINE_EXTENTS as u64 / 2;
 
 /// A run of blocks on a tier.
@@ -43,12 +43,12 @@ impl From<&Extent> for Run {
     }
 }
 
-/// What lies at a block of a file.
+/// The mapping of a file block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mapping {
     /// This extent covers it.
     Mapped(Extent),
-    /// Nothing up to the file block `until`, where the next extent begins; `None`: nothing to the end.
+    /// A hole up to the file block `until`, where the next extent begins; `None`: up to the end.
     Hole {
         /// Start of the next extent.
         until: Option<FileBlock>,
@@ -63,7 +63,7 @@ pub struct ExtentTree {
 }
 
 impl ExtentTree {
-    /// The tree of `owner`.
+    /// Returns the tree of `owner`.
     #[must_use]
     pub const fn of(owner: Ino) -> Self {
         Self {
@@ -79,7 +79,7 @@ impl ExtentTree {
         root.form().map_err(|fault| self.tree.bad_root(fault))
     }
 
-    /// What lies at `at`.
+    /// Returns the mapping of `at`.
     ///
     /// # Errors
     /// Corruption, and the errors of `io`.
@@ -155,7 +155,7 @@ impl ExtentTree {
         })
     }
 
-    /// The first extents of `range`, clipped to it, at most `max`.
+    /// Returns the first extents of `range`, clipped to it, at most `max`.
     ///
     /// # Errors
     /// Corruption, and the errors of `io`.
@@ -181,9 +181,9 @@ impl ExtentTree {
         Ok(found)
     }
 
-    /// Unmaps `range` and maps `new`, ascending extents within it, instead. Returns what was unmapped, in the
-    /// order of the file; a block that `new` maps again is in it all the same. What is free to be used again,
-    /// and when, is the caller's business.
+    /// Unmaps `range` and maps `new`, ascending extents within it, instead. Returns the unmapped runs in the
+    /// order of the file, including blocks that `new` maps again. The caller decides which blocks are free to
+    /// be used again, and when.
     ///
     /// # Errors
     /// [`TreeError::BadExtent`] and [`TreeError::BadOrder`] with nothing changed; corruption, and the errors
@@ -204,7 +204,7 @@ impl ExtentTree {
         Ok(splice.freed.iter().map(Run::from).collect())
     }
 
-    /// Unmaps `range`. Returns what was unmapped.
+    /// Unmaps `range`. Returns the unmapped runs.
     ///
     /// # Errors
     /// As [`replace`](Self::replace).
@@ -273,9 +273,10 @@ impl ExtentTree {
         self.replace(io, root, range, &written).map(|_| ())
     }
 
-    /// If all of `range` lies in one run that begins at `from`, maps it to the run at `to`, flags unchanged,
-    /// and returns true; else changes nothing and returns false (the mapping changed while the data was being
-    /// copied). What happens to the old blocks, and on true to the new, is the caller's business.
+    /// Maps `range` to the run at `to`, flags unchanged, and returns true, if all of it lies in one run that
+    /// begins at `from`; else changes nothing and returns false (the mapping changed while the data was being
+    /// copied). The caller decides what happens to the old blocks and, if the result is true, to the new
+    /// ones.
     ///
     /// # Errors
     /// As [`replace`](Self::replace).
@@ -305,7 +306,8 @@ impl ExtentTree {
         self.replace(io, root, range, &extents).map(|_| true)
     }
 
-    /// Sends the tree's nodes to slower tiers, as long as `more` says so. Returns the root to be stored.
+    /// Demotes the tree's nodes to slower tiers, as long as `more` returns true. Returns the root to be
+    /// stored.
     ///
     /// # Errors
     /// Corruption, and the errors of `io`.
@@ -324,7 +326,7 @@ impl ExtentTree {
         }
     }
 
-    /// Whether no node of the tree is in NVM.
+    /// Returns whether no node of the tree is in NVM.
     ///
     /// # Errors
     /// The root is corrupt.
@@ -335,7 +337,7 @@ impl ExtentTree {
         })
     }
 
-    /// Extents, and mapped blocks on each tier.
+    /// Returns the number of extents, and of mapped blocks on each tier.
     ///
     /// # Errors
     /// The root is corrupt.
@@ -346,7 +348,7 @@ impl ExtentTree {
         })
     }
 
-    /// Blocks that the tree itself takes.
+    /// Returns the number of blocks that the tree's nodes occupy.
     ///
     /// # Errors
     /// The root is corrupt.
@@ -394,8 +396,8 @@ impl ExtentTree {
         Ok((runs, progress(root)))
     }
 
-    /// Walks the whole tree: tells `visitor` of every node and every fault, and `on_extent` of every sound
-    /// extent. Reads each node once; memory grows with the number of nodes.
+    /// Walks the whole tree: reports every node and every fault to `visitor`, and every sound extent to
+    /// `on_extent`. Reads each node once; memory grows with the number of nodes.
     pub fn check<M: MetaRead>(
         &self,
         io: &M,
@@ -435,7 +437,7 @@ impl ExtentTree {
         }
     }
 
-    /// Reads what lies in and next to `range` and works out what is there after the change.
+    /// Reads the extents in and next to `range` and computes those after the change.
     fn splice<M: MetaRead>(
         &self,
         io: &M,
@@ -492,7 +494,7 @@ impl ExtentTree {
         self.tree.insert(io, top, extent.file_block.0, value.as_bytes())
     }
 
-    /// The extents no longer fit the inode: makes nodes of them.
+    /// Moves extents that no longer fit in the inode to nodes.
     fn spill<M: MetaIo>(&self, io: &mut M, root: &mut TreeRoot, extents: &[Extent]) -> Result<(), M::Error> {
         let mut top = Top::default();
         for extent in extents {
@@ -502,7 +504,7 @@ impl ExtentTree {
         Ok(())
     }
 
-    /// The root after a change; takes the extents back into the inode when few are left.
+    /// Returns the root after a change; moves the extents back into the inode when few are left.
     fn settle<M: MetaIo>(&self, io: &mut M, top: Top, counts: &TreeCounts) -> Result<TreeRoot, M::Error> {
         if top.height == 0 {
             return Ok(TreeRoot::EMPTY);

@@ -1,29 +1,29 @@
-//! What directories and attributes share: records found by the hash of their name.
+//! The common part of directories and attributes: records found by the hash of their name.
 //!
 //! A record's key is its name's 48-bit hash and a 15-bit ordinal that tells names of one hash apart, given at
-//! insertion and kept until removal. So keys are of one size (inner nodes too), a key serves as a readdir
-//! cookie that no other name's coming or going changes, and any collision works; 32,768 names of one hash,
-//! which nobody can make who does not know the pool's key, are refused beyond.
+//! insertion and kept until removal. So keys have one size (in inner nodes, too), a key serves as a readdir
+//! cookie that insertions and removals of other names do not change, and collisions work. At most 32,768
+//! names may share a hash; nobody can make more without the pool's key.
 
 use crate::btree::BTree;
 use crate::{Fault, MetaRead, TreeError};
 use std::ops::ControlFlow;
 use varve_format::{ORDINAL_BITS, ORDINALS, Top};
 
-/// What a search for a name found.
+/// The result of a search for a name.
 pub(crate) struct Search<R> {
     /// The record's key and content.
     pub(crate) found: Option<(u64, R)>,
-    /// The lowest key of the hash that no record has; `None` if all are taken.
+    /// The lowest unused key of the hash; `None` if all are taken.
     pub(crate) free: Option<u64>,
 }
 
-/// The hash in a record's key.
+/// Returns the hash in a record's key.
 pub(crate) const fn hash_of(key: u64) -> u64 {
     key >> ORDINAL_BITS
 }
 
-/// Looks through the records of `hash`; `matches` gives the content of the one that is meant.
+/// Searches the records of `hash`; `matches` returns the content of the wanted one.
 pub(crate) fn search<M: MetaRead, R>(
     tree: &BTree,
     io: &M,
@@ -57,7 +57,7 @@ pub(crate) fn search<M: MetaRead, R>(
     Ok(result)
 }
 
-/// During a walk: checks that records have their names' hashes and that no name comes twice.
+/// Checks during a walk that records have their names' hashes and that no name occurs twice.
 #[derive(Default)]
 pub(crate) struct NameCheck {
     hash: u64,
@@ -89,7 +89,7 @@ impl NameCheck {
     }
 }
 
-/// A root that counts otherwise than the walk.
+/// Returns a fault if the root's counter differs from the walk's.
 pub(crate) fn check_count(tree: &BTree, what: &'static str, counted: u64, found: u64) -> Option<TreeError> {
     (counted != found).then(|| tree.bad_root(Fault::Count { what, counted, found }))
 }

@@ -30,7 +30,7 @@ pub(crate) struct MemIo {
     next: u64,
     /// Blocks that may still be allocated.
     pub(crate) space: u64,
-    /// Every so many blocks that are to go to a slower tier, one stays; 0: none does.
+    /// One of this number of blocks to be demoted stays; 0: none does.
     pub(crate) keep_each: u64,
     asked: u64,
     pub(crate) reads: Cell<u64>,
@@ -60,7 +60,7 @@ impl MemIo {
         self.blocks.get_mut(&block).unwrap()
     }
 
-    /// For `demote`: so many blocks, of which every third stays.
+    /// Returns a `more` for `demote` that ends after `max` calls; if `max` is even, every third block stays.
     pub(crate) fn some(max: u16) -> impl FnMut(&mut Self) -> bool {
         let mut left = max;
         move |io| {
@@ -75,7 +75,7 @@ impl MemIo {
         self.blocks.keys().filter(|block| block.is_cold()).count()
     }
 
-    /// Moves what `old` holds to `new`, which has its header, and frees it.
+    /// Moves the content of `old` to `new`, which has its header, and frees `old`.
     fn take_body(&mut self, old: BlockNo, new: BlockNo) {
         let body = self.blocks.get(&old).unwrap()[BLOCK_HEADER_SIZE..].to_vec();
         self.block_mut(new)[BLOCK_HEADER_SIZE..].copy_from_slice(&body);
@@ -172,7 +172,7 @@ impl MetaIo for MemIo {
     }
 }
 
-/// What a check told.
+/// The results of a check.
 #[derive(Default)]
 pub(crate) struct Told {
     pub(crate) blocks: BTreeSet<BlockNo>,

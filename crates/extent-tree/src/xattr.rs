@@ -13,7 +13,7 @@ use varve_format::{
     NameFault, Top, XATTR_INLINE_MAX, XATTR_VALUE_MAX, XattrRecord, XattrRoot, XattrValue,
 };
 
-/// Where a value lies, copied out of its node.
+/// A value, or the blocks that hold it, copied out of its node.
 enum Value {
     Inline(Vec<u8>),
     Blocks { len: usize, blocks: Vec<BlockNo> },
@@ -38,7 +38,7 @@ pub struct Xattrs {
 }
 
 impl Xattrs {
-    /// The attributes of `owner` in the pool whose secret is `key`.
+    /// Returns the attributes of `owner` in the pool whose secret is `key`.
     #[must_use]
     pub const fn of(owner: Ino, key: HashKey) -> Self {
         Self {
@@ -86,7 +86,7 @@ impl Xattrs {
         Ok(bytes)
     }
 
-    /// The value of `name`.
+    /// Returns the value of `name`.
     ///
     /// # Errors
     /// [`TreeError::BadName`] if the name is empty or too long; corruption, and the errors of `io`.
@@ -102,8 +102,8 @@ impl Xattrs {
         }
     }
 
-    /// Creates or replaces `name`. Returns whether it was there. `XATTR_CREATE` and `XATTR_REPLACE` are
-    /// decided by the caller, who asks first.
+    /// Creates or replaces `name`. Returns whether it existed. `XATTR_CREATE` and `XATTR_REPLACE` are up to
+    /// the caller, which looks the name up first.
     ///
     /// # Errors
     /// [`TreeError::BadName`] if name or value are too long, [`TreeError::HashFull`], both with nothing
@@ -179,13 +179,13 @@ impl Xattrs {
         Ok(XattrValue::Blocks { len, blocks })
     }
 
-    /// Frees the blocks of a value. Returns how many.
+    /// Frees the blocks of a value. Returns their number.
     fn free_value<M: MetaIo>(&self, io: &mut M, value: &Value) -> Result<u32, M::Error> {
         let Value::Blocks { blocks, .. } = value else {
             return Ok(0);
         };
         for block in blocks {
-            // A corrupt list must not free what is another's.
+            // A corrupt list must not free the blocks of another owner.
             io.read(*block, |bytes| self.value_block(bytes, *block, |_| ()))?
                 .map_err(|fault| self.tree.corrupt(*block, fault))?;
             io.free(*block)?;
@@ -193,7 +193,7 @@ impl Xattrs {
         Ok(blocks.len() as u32)
     }
 
-    /// Removes `name`. Returns whether it was there.
+    /// Removes `name`. Returns whether it existed.
     ///
     /// # Errors
     /// [`TreeError::BadName`] if the name is empty or too long; corruption, and the errors of `io`.
@@ -208,7 +208,8 @@ impl Xattrs {
         Ok(true)
     }
 
-    /// A root whose counters have come to zero before the last name would be refused later.
+    /// Returns the root after a removal. Fails if its counters have reached zero before the last name: such a
+    /// root would be refused later.
     fn root_after(
         &self,
         top: &Top,
@@ -222,7 +223,7 @@ impl Xattrs {
         self.top(&root).map(|_| root)
     }
 
-    /// All names with the lengths of their values in bytes, in no order that means anything.
+    /// Returns all names with the lengths of their values in bytes, in no particular order.
     ///
     /// # Errors
     /// Corruption, and the errors of `io`.
@@ -237,8 +238,8 @@ impl Xattrs {
         Ok(names)
     }
 
-    /// Forgets at most `max` attributes and frees the blocks that they leave. Goes on from the root as it is;
-    /// `Done` when none is left.
+    /// Removes at most `max` attributes and frees the blocks that become empty. Continues from the state of
+    /// the root; `Done` when none is left.
     ///
     /// # Errors
     /// Corruption, and the errors of `io`.
@@ -267,8 +268,8 @@ impl Xattrs {
         Ok(Progress::More)
     }
 
-    /// Sends the nodes of the index and the blocks of values to slower tiers, as long as `more` says so.
-    /// Returns the root to be stored.
+    /// Demotes the nodes of the index and the blocks of values to slower tiers, as long as `more` returns
+    /// true. Returns the root to be stored.
     ///
     /// # Errors
     /// Corruption, and the errors of `io`.
@@ -279,9 +280,9 @@ impl Xattrs {
         more: &mut dyn FnMut(&mut M) -> bool,
     ) -> Result<XattrRoot, M::Error> {
         let mut top = self.top(root)?;
-        // Below nodes that are away, all is.
+        // All nodes and values below a demoted node are demoted.
         if top.height > 0 && !top.block.is_cold() {
-            // Values before the leaves that name them.
+            // Values are demoted before the leaves that point to them.
             if self.demote_values(io, &mut top, more)? {
                 self.tree.demote(io, &mut top, more)?;
             }
@@ -289,7 +290,7 @@ impl Xattrs {
         Ok(XattrRoot::new(&top, root.entries(), root.value_blocks()))
     }
 
-    /// Sends the blocks of values away; whether all are.
+    /// Demotes the blocks of values; returns whether all are demoted.
     fn demote_values<M: MetaIo>(
         &self,
         io: &mut M,
@@ -325,7 +326,7 @@ impl Xattrs {
         Ok(all)
     }
 
-    /// Whether no node of the index and no block of a value is in NVM.
+    /// Returns whether no node of the index and no block of a value is in NVM.
     ///
     /// # Errors
     /// The root is corrupt.
@@ -334,8 +335,8 @@ impl Xattrs {
         Ok(top.height == 0 || top.block.is_cold())
     }
 
-    /// Walks all attributes: tells `visitor` of every block and every fault, and `on_attr` of every sound
-    /// name with the length of its value. Reads each block once.
+    /// Walks all attributes: reports every block and every fault to `visitor`, and every sound name with the
+    /// length of its value to `on_attr`. Reads each block once.
     pub fn check<M: MetaRead>(
         &self,
         io: &M,

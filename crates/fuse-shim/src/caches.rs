@@ -1,4 +1,4 @@
-//! The kernel's page cache as LibFS sees it: how file data is taken out of it. Timeouts of dentries and
+//! LibFS' access to the kernel's page cache: file data is dropped from it. Timeouts of dentries and
 //! attributes are those of `varve_libfs::Answer`.
 
 use fuser::{INodeNo, Notifier};
@@ -11,51 +11,51 @@ use tracing::{debug, warn};
 use varve_format::InodeKey;
 use varve_libfs::CacheObserver;
 
-/// A page that a read fills is locked for less, also on a busy machine.
+/// Longer than a page stays locked while a read fills it, even on a busy machine.
 const LOCKED: Duration = Duration::from_millis(20);
-/// How often a page is looked after, and how often in a row it must seem locked.
+/// Interval between two checks for a locked page, and number of checks in a row that must find it locked.
 const LOOK: Duration = Duration::from_millis(1);
 const LOOKS: u32 = 3;
-/// No page is waited for longer.
+/// Upper bound on the wait for a page.
 const LOCKED_MOST: Duration = Duration::from_secs(1);
-/// An unmount waits no longer for the drops that are under way.
+/// Upper bound on an unmount's wait for the drops under way.
 const STILL_MOST: Duration = Duration::from_secs(2);
 
-/// Hands LibFS' wishes to the kernel. Called by LibFS' own threads only.
+/// Passes LibFS' invalidations to the kernel. Called only by threads of LibFS.
 #[derive(Debug, Default)]
 pub struct KernelCaches {
     notifier: RwLock<Option<Notifier>>,
-    /// Held for reading while the kernel is told to drop something.
+    /// Held for reading while the kernel is told to drop pages.
     drops: Arc<RwLock<()>>,
 }
 
-/// Nothing is dropped while this is there.
+/// While this exists, no pages are dropped.
 pub(crate) struct Still<'c> {
     _drops: RwLockWriteGuard<'c, ()>,
 }
 
 impl KernelCaches {
-    /// Caches of a mount that is not mounted yet; until [`attach`](Self::attach) there is nothing to
-    /// invalidate.
+    /// Makes the caches of a mount that is not mounted yet; until [`attach`](Self::attach) there is nothing
+    /// to invalidate.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// From now on the kernel caches.
+    /// Begins to pass invalidations to the kernel, which caches from then on.
     pub fn attach(&self, notifier: Notifier) {
         *self.notifier.write() = Some(notifier);
     }
 
-    /// The mount is gone: there are no caches any more.
+    /// Ends it, when the mount is gone.
     pub fn detach(&self) {
         *self.notifier.write() = None;
     }
 
-    /// Lets the drops under way end and no other begin. An unmount waits in the kernel for drops, without a
-    /// time and through every signal; a drop waits likewise for a page that a read of this process is to
-    /// fill. A process that is killed amid both would stay for ever, since its threads that read are gone and
-    /// its connection ends only with the last thread. `None`: a drop takes too long.
+    /// Waits for the drops under way and keeps others from beginning. An unmount waits in the kernel for
+    /// drops, without a timeout and through every signal; a drop waits in that way for a page that a read of
+    /// this process is to fill. If the process were killed amid both, it would stay forever: its reading
+    /// threads are gone, and its connection ends only with the last thread. `None` if a drop takes too long.
     pub(crate) fn still(&self) -> Option<Still<'_>> {
         let drops = self.drops.try_write_for(STILL_MOST)?;
         Some(Still { _drops: drops })
@@ -71,12 +71,12 @@ struct Waiter {
 }
 
 impl Waiter {
-    /// Whether the thread sleeps uninterruptibly, as it does for a locked page; not so when it only has no
+    /// Whether the thread sleeps uninterruptibly, as it does for a locked page, and is not merely without a
     /// processor.
     fn is_waiting_in_kernel(&self) -> bool {
         let thread = self.thread.load(Ordering::SeqCst);
         let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat"));
-        // The name before it is in parentheses.
+        // The name before the state is in parentheses.
         stat.is_ok_and(|stat| {
             stat.rsplit_once(") ")
                 .is_some_and(|(_, rest)| rest.starts_with('D'))

@@ -4,12 +4,12 @@ use fuser::{Errno, FileAttr, FileType, INodeNo};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use varve_format::{FallocateMode, FileKind, InodeAttr, MODE_PERM_MASK, TimeNs};
 
-/// An errno of LibFS as `fuser` sends it.
+/// Converts an errno of LibFS.
 pub(crate) fn errno(error: varve_libfs::Errno) -> Errno {
     Errno::from_i32(error.0)
 }
 
-/// A kind of file as `fuser` names it.
+/// Converts a file kind.
 pub(crate) const fn file_type(kind: FileKind) -> FileType {
     match kind {
         FileKind::Regular => FileType::RegularFile,
@@ -22,7 +22,7 @@ pub(crate) const fn file_type(kind: FileKind) -> FileType {
     }
 }
 
-/// A time in nanoseconds since 1970 (also before it) as `SystemTime`.
+/// Converts a time in nanoseconds since 1970 (possibly negative).
 pub(crate) fn system_time(ns: TimeNs) -> SystemTime {
     let distance = Duration::from_nanos(ns.unsigned_abs());
     if ns >= 0 {
@@ -32,7 +32,7 @@ pub(crate) fn system_time(ns: TimeNs) -> SystemTime {
     }
 }
 
-/// A `SystemTime` in nanoseconds since 1970, clamped to what the format holds.
+/// Converts to nanoseconds since 1970, clamped to the format's range.
 pub(crate) fn time_ns(time: SystemTime) -> TimeNs {
     match time.duration_since(UNIX_EPOCH) {
         Ok(after) => i64::try_from(after.as_nanos()).unwrap_or(i64::MAX),
@@ -40,7 +40,7 @@ pub(crate) fn time_ns(time: SystemTime) -> TimeNs {
     }
 }
 
-/// Attributes as `fuser` sends them.
+/// Converts attributes.
 pub(crate) fn file_attr(attr: &InodeAttr) -> FileAttr {
     FileAttr {
         ino: INodeNo(attr.key.number()),
@@ -61,7 +61,7 @@ pub(crate) fn file_attr(attr: &InodeAttr) -> FileAttr {
     }
 }
 
-/// What a `fallocate(2)` mode means here; `None` for one that is not supported (collapse, insert, unshare).
+/// Converts a `fallocate(2)` mode; `None` for an unsupported one (collapse, insert, unshare).
 pub(crate) const fn fallocate_mode(mode: i32) -> Option<FallocateMode> {
     const KEEP: i32 = libc::FALLOC_FL_KEEP_SIZE;
     const PUNCH_KEEP: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;

@@ -1,4 +1,4 @@
-//! Open files by the number that the kernel holds.
+//! Open files by the handle number that the kernel holds.
 
 use parking_lot::RwLock;
 use std::collections::HashMap;
@@ -7,20 +7,20 @@ use varve_libfs::OpenFile;
 
 const SHARDS: usize = 16;
 
-/// One open of the kernel.
+/// One open file of the kernel.
 #[derive(Clone)]
 pub(crate) struct Handle {
     /// The file.
     pub(crate) file: OpenFile,
     /// Opened with `O_APPEND`.
     pub(crate) append: bool,
-    /// Past the page cache of the kernel.
+    /// Opened with `O_DIRECT`: reads and writes bypass the kernel's page cache.
     pub(crate) direct: bool,
     /// Opened with `O_SYNC` (true) or `O_DSYNC`: each write is durable before it is answered.
     pub(crate) sync: Option<bool>,
 }
 
-/// All opens of the kernel.
+/// All open files of the kernel.
 #[derive(Default)]
 pub(crate) struct Handles {
     next: AtomicU64,
@@ -28,7 +28,7 @@ pub(crate) struct Handles {
 }
 
 impl Handles {
-    /// Keeps `handle`; returns its number.
+    /// Stores `handle` and returns its number.
     pub(crate) fn insert(&self, handle: Handle) -> u64 {
         let number = self.next.fetch_add(1, Ordering::Relaxed) + 1;
         self.shards[number as usize % SHARDS]
@@ -37,17 +37,17 @@ impl Handles {
         number
     }
 
-    /// The open with this number.
+    /// Returns the handle with this number.
     pub(crate) fn get(&self, number: u64) -> Option<Handle> {
         self.shards[number as usize % SHARDS].read().get(&number).cloned()
     }
 
-    /// Ends the open with this number.
+    /// Removes the handle with this number.
     pub(crate) fn remove(&self, number: u64) -> Option<Handle> {
         self.shards[number as usize % SHARDS].write().remove(&number)
     }
 
-    /// Ends all opens.
+    /// Removes all handles.
     pub(crate) fn clear(&self) {
         for shard in &self.shards {
             shard.write().clear();

@@ -7,8 +7,8 @@
 //!   invalidated by a notification, and no deadlock with the kernel's directory locks is possible.
 //! - File data may be in the kernel's page cache as long as LibFS holds a lease on the file; LibFS' worker
 //!   thread calls [`KernelCaches`] before it lets a lease go. No request thread ever sends a notification.
-//! - Never the kernel's write-back cache; `O_APPEND` writes go to the server's end of file whatever offset
-//!   the kernel sent.
+//! - The kernel's write-back cache is never used; `O_APPEND` writes go to the server's end of file, whatever
+//!   offset the kernel sent.
 #![deny(unsafe_code)]
 
 mod caches;

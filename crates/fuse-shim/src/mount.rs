@@ -1,4 +1,4 @@
-//! Mounting and unmounting, and the reasons why it cannot be done, said so that a person knows what to do.
+//! Mounting and unmounting, with errors that tell a person the reason and the remedy.
 
 use crate::caches::KernelCaches;
 use crate::ops::{DATA_MAX, Shim};
@@ -14,33 +14,32 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use varve_libfs::Fs;
 
-/// Threads that serve requests. A request may wait for a lease, so there are more than processors.
+/// Number of threads that serve requests: a request may wait for a lease.
 pub(crate) const THREADS: usize = 10;
 
-/// What to mount where.
+/// A request to mount.
 #[derive(Debug, Clone)]
 pub struct MountRequest {
     /// Directory to mount on; must exist.
     pub mountpoint: PathBuf,
-    /// Shown as the source in `/proc/mounts`.
+    /// Source shown in `/proc/mounts`.
     pub source: String,
-    /// Other users may use the mount.
+    /// Whether other users may use the mount.
     pub allow_other: bool,
-    /// No changes through this mount.
+    /// Whether the mount is read-only.
     pub read_only: bool,
-    /// Further flags, as mount(2): `nosuid`, `nodev`, `noexec`, and when reads move the time of the last
-    /// read. An ordinary user's mounts have `nosuid` and `nodev` always, and know `noexec` and `noatime`
-    /// alone.
+    /// Further flags, as in mount(2): `nosuid`, `nodev`, `noexec`, and the atime policy. A mount of an
+    /// ordinary user always has `nosuid` and `nodev`, and of the others supports only `noexec` and `noatime`.
     pub flags: MountFlags,
 }
 
-/// The type that mounts are shown with; the kernel knows it as `fuse`.
+/// File system type that `/proc/mounts` shows; the kernel knows it as `fuse`.
 const TYPE: &str = "fuse.varve";
 
-/// Why a mount failed.
+/// The reason why a mount failed.
 #[derive(Debug, thiserror::Error)]
 pub enum MountError {
-    /// No FUSE in this kernel or container.
+    /// `/dev/fuse` does not exist: the kernel or container has no FUSE.
     #[error(
         "/dev/fuse is not there: load the module (`modprobe fuse`), or, in a container, run it with `--device /dev/fuse --cap-add SYS_ADMIN`"
     )]
@@ -60,31 +59,31 @@ pub enum MountError {
         "`--allow-other` needs the line `user_allow_other` in /etc/fuse.conf: add it (as root), or mount without the option"
     )]
     AllowOtherForbidden,
-    /// The directory to mount on.
+    /// The directory cannot be mounted on.
     #[error("cannot mount on {path}: {source}")]
     Mountpoint {
         /// The directory.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         source: io::Error,
     },
     /// The directory is a dead mount of an earlier run.
     #[error("{0} is a mount whose server is gone: `varve umount --force {0}`, then try again")]
     DeadMount(PathBuf),
-    /// Anything else.
+    /// Any other failure.
     #[error("mounting {path} failed: {source}")]
     Mount {
         /// The directory.
         path: PathBuf,
-        /// What the kernel or fusermount3 said.
+        /// The error of the kernel or fusermount3.
         source: io::Error,
     },
 }
 
-/// A mount that is served by this process. Dropping it unmounts.
+/// A mount that this process serves. Dropping it unmounts.
 pub struct Mounted {
     session: Option<Served>,
-    /// Looks for marks; none above a null file system.
+    /// Searches for watches; `None` for a null file system.
     _looker: Option<Looker>,
     caches: Arc<KernelCaches>,
     mountpoint: PathBuf,
@@ -105,7 +104,7 @@ impl Mounted {
         }
     }
 
-    /// Where it is mounted.
+    /// Returns the directory where it is mounted.
     #[must_use]
     pub fn mountpoint(&self) -> &Path {
         &self.mountpoint
@@ -120,9 +119,10 @@ impl Mounted {
     /// Unmounts and waits until the last request is answered.
     ///
     /// # Errors
-    /// `EBUSY` while a process has a file open in it or stands in it; the mount then goes on being served.
+    /// `EBUSY` while a process has a file open in it or has its working directory there; the mount is then
+    /// served further.
     pub fn unmount(mut self) -> Result<(), (Self, io::Error)> {
-        // Tried first without touching the session, since fuser's own way detaches a busy mount lazily.
+        // Unmount before the session is touched, since fuser's own unmount detaches a busy mount lazily.
         if !self.is_finished() {
             let still = self.caches.still();
             let unmounted = unmount_path(&self.mountpoint, false);
@@ -149,8 +149,8 @@ impl Drop for Mounted {
     }
 }
 
-/// Unmounts `path`: by the system call where that is allowed, else through `fusermount3`. `lazy` detaches a
-/// busy mount.
+/// Unmounts `path`: by the system call if permitted, else through `fusermount3`. `lazy` detaches a busy
+/// mount.
 fn unmount_path(path: &Path, lazy: bool) -> io::Result<()> {
     let flags = if lazy {
         rustix::mount::UnmountFlags::DETACH
@@ -186,10 +186,10 @@ fn find_in_path(program: &str) -> bool {
         .is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join(program).is_file()))
 }
 
-/// Whether this machine and user can mount at all.
+/// Checks whether this machine and user can mount at all.
 ///
 /// # Errors
-/// The [`MountError`] that a mount would run into.
+/// The [`MountError`] that a mount would fail with.
 pub fn check_host(allow_other: bool) -> Result<(), MountError> {
     if !Path::new("/dev/fuse").exists() {
         return Err(MountError::NoDevice);
@@ -230,7 +230,7 @@ fn check_mountpoint(path: &Path) -> Result<(), MountError> {
     }
 }
 
-/// Mounts as root does, with the type and all flags; `None` where only the set-uid helper may.
+/// Mounts by the system call, with the type and all flags. `None` if only the set-uid helper may mount.
 fn mount_direct(request: &MountRequest) -> io::Result<Option<OwnedFd>> {
     let device = std::fs::OpenOptions::new()
         .read(true)
@@ -260,7 +260,7 @@ fn mount_direct(request: &MountRequest) -> io::Result<Option<OwnedFd>> {
     }
 }
 
-/// Mounts, and has the first exchange with the kernel.
+/// Mounts, and negotiates with the kernel (`FUSE_INIT`).
 fn session(shim: Shim, request: &MountRequest) -> io::Result<Session<Shim>> {
     let config = config(request);
     let Some(device) = mount_direct(request)? else {
@@ -282,7 +282,7 @@ pub(crate) fn config(request: &MountRequest) -> Config {
             MountOption::RW
         },
     ];
-    // What `fusermount3` is told.
+    // Options that `fusermount3` supports.
     let known = [
         (MountFlags::NOEXEC, MountOption::NoExec),
         (MountFlags::NOATIME, MountOption::NoAtime),
@@ -303,7 +303,8 @@ pub(crate) fn config(request: &MountRequest) -> Config {
     config
 }
 
-/// Major and minor number of the mount at `path`, which is not asked for them: nobody answers it yet.
+/// Returns major and minor number of the mount at `path` without a request to the mount, which is not served
+/// yet.
 fn device_of(path: &Path) -> io::Result<(u32, u32)> {
     let flags = rustix::fs::AtFlags::STATX_DONT_SYNC;
     let found = rustix::fs::statx(rustix::fs::CWD, path, flags, rustix::fs::StatxFlags::TYPE)?;
@@ -313,7 +314,7 @@ fn device_of(path: &Path) -> io::Result<(u32, u32)> {
 /// Mounts `fs`, whose observer must be `caches`, and serves it from threads of this process.
 ///
 /// # Errors
-/// A [`MountError`] that says what to do.
+/// A [`MountError`] that tells the remedy.
 pub fn mount(fs: Fs, caches: Arc<KernelCaches>, request: &MountRequest) -> Result<Mounted, MountError> {
     check_host(request.allow_other)?;
     check_mountpoint(&request.mountpoint)?;

@@ -1,5 +1,5 @@
-//! Which inodes the kernel knows, by the [number](InodeKey::number) that names each there, and how often it
-//! was looked up.
+//! The inodes that the kernel knows, by the [number](InodeKey::number) under which it knows them, and the
+//! lookup count of each.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -24,16 +24,16 @@ impl Nodes {
         &self.shards[(number as usize / 16 + number as usize) % SHARDS]
     }
 
-    /// Counts one look-up of `key` that the kernel will hear of.
+    /// Counts one lookup of `key` that is about to be sent to the kernel.
     pub(crate) fn learn(&self, key: InodeKey) {
         let mut shard = self.shard(key.number()).lock();
         let node = shard.entry(key.number()).or_insert(Node { key, lookups: 0 });
-        // Another one only where a number had more lives than it tells apart.
+        // The key differs only if the inode was reused more often than the number can express.
         node.key = key;
         node.lookups += 1;
     }
 
-    /// Takes back `lookups` look-ups. Answers the inode if the kernel knows it no more.
+    /// Takes back `lookups` lookups. Returns the inode if the kernel no longer knows it.
     pub(crate) fn forget(&self, number: u64, lookups: u64) -> Option<InodeKey> {
         let mut shard = self.shard(number).lock();
         let node = shard.get_mut(&number)?;
@@ -44,7 +44,7 @@ impl Nodes {
         Some(shard.remove(&number)?.key)
     }
 
-    /// The key behind a number that the kernel sent.
+    /// Returns the key behind a number that the kernel sent.
     pub(crate) fn key(&self, number: u64) -> Option<InodeKey> {
         if number == InodeKey::ROOT.number() {
             return Some(InodeKey::ROOT);
@@ -67,7 +67,7 @@ mod tests {
         nodes.learn(key);
         assert_eq!(nodes.forget(number, 1), None);
         assert_eq!(nodes.key(number), Some(key));
-        // Its successor is another node, whatever the kernel still has to say of this one.
+        // A later inode in this slot has another number, so late forgets of this one do not affect it.
         let next = InodeKey::new(7, 4);
         nodes.learn(next);
         assert_eq!(nodes.forget(number, 1), Some(key));

@@ -1,6 +1,8 @@
-//! A FUSE file system that does nothing as fast as it can: the limit that benches compare the mount with.
+//! A FUSE file system that does nothing, as fast as possible: the upper bound that benchmarks compare the
+//! mount with.
 //!
-//! One file `data` of [`NULL_FILE_BYTES`] zeros; writes vanish; creates and unlinks are accepted.
+//! It has one file `data` of [`NULL_FILE_BYTES`] zeros; writes are discarded; creates and unlinks are
+//! accepted.
 
 use crate::mount::{MountError, MountRequest, Mounted, THREADS};
 use crate::ops::DATA_MAX;
@@ -17,12 +19,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, UNIX_EPOCH};
 
-/// Length of the one file.
+/// Length in bytes of its one file.
 pub const NULL_FILE_BYTES: u64 = 1 << 30;
 const DATA_INO: u64 = 2;
 const TTL: Duration = Duration::from_secs(1);
 
-/// The file system that does nothing.
+/// A file system that does nothing.
 #[derive(Debug)]
 pub struct NullFs {
     zeros: Vec<u8>,

@@ -1,10 +1,10 @@
-//! Which inodes of the mount carry marks of `inotify` or `fanotify`, so that linked programs make changes of
-//! these through the mount, whose kernel makes the events (ADR 26). Owns the looks through `/proc` and what
-//! was found; does not know what is done about it.
+//! The inodes of the mount with marks of `inotify` or `fanotify`. Linked programs make changes of these
+//! through the mount, whose kernel raises the events (ADR 26). Owns the scans of `/proc` and their results;
+//! does not know how the results are used.
 //!
-//! The kernel tells a FUSE server nothing of its marks, but shows them in `/proc/PID/fdinfo` of whoever set
-//! them. A program under `varve run` says itself what it has marked, by asking the root for an attribute that
-//! is not there ([`ATTRIBUTE`]).
+//! The kernel does not report marks to a FUSE server, but shows them in `/proc/PID/fdinfo` of the process
+//! that set them. A program under `varve run` reports its own marks by asking the root for an attribute that
+//! does not exist ([`ATTRIBUTE`]).
 
 use fuser::INodeNo;
 use parking_lot::{Condvar, Mutex};
@@ -19,44 +19,45 @@ use std::{fs, io};
 use varve_ipc::{WATCHED_MAX, Watched};
 use varve_libfs::Fs;
 
-/// Asked of the root: has whoever asks wait until the last look is no older than [`PAUSE`]. Followed by a dot
-/// and an inode number in hexadecimal digits: that inode has just been marked; by `.all`: the whole mount
-/// has.
+/// Attribute requested of the root. By itself, it makes the caller wait until the last scan is no older than
+/// [`PAUSE`]. Followed by a dot and an inode number in hexadecimal digits, it reports a new mark on that
+/// inode; followed by `.all`, on the whole mount.
 pub(crate) const ATTRIBUTE: &[u8] = b"system.varve.watched";
-/// Between two looks while other sessions are there; more where a look takes long.
+/// Pause between two scans while there are other sessions; longer if a scan takes long.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Looks take at most one part in so many of one processor's time.
+/// Scans take at most one part in `SHARE` of a processor's time.
 const SHARE: u32 = 200;
-/// Longest wait of who asks for a look.
+/// Longest wait of a caller for a scan.
 const WAIT: Duration = Duration::from_millis(200);
-/// Most inodes that are remembered because programs said that they marked them.
+/// Upper bound on the inodes recorded from programs' reports.
 const SAID_MAX: usize = WATCHED_MAX + 1;
 
 /// The marks on one mount.
 pub(crate) struct Watches {
     fs: Fs,
     state: Mutex<State>,
-    /// A look was asked for, or has ended; or there are to be no more.
+    /// Signalled when a scan is requested or has ended, or scans are to stop.
     changed: Condvar,
-    /// What was told last, held while it is told: what is older never comes after what is newer.
+    /// The set that the daemon was told last. Locked while the daemon is told, so that an older set never
+    /// arrives after a newer one.
     told: Mutex<Watched>,
 }
 
 #[derive(Default)]
 struct State {
-    /// A look is wanted though nobody else is there.
+    /// A scan is requested, though there may be no other session.
     wanted: bool,
     ended: bool,
-    /// Looks begun.
+    /// Number of scans begun.
     begun: u64,
-    /// When the last one that has ended began.
+    /// Start time of the last scan that has ended.
     newest: Option<Instant>,
-    /// What that one saw.
+    /// Result of that scan.
     seen: Watched,
-    /// What programs said that they marked, and how many looks had begun by then: a later one sees it, or it
-    /// is gone.
+    /// Marks that programs reported, each with the number of scans begun by then: a later scan sees the mark
+    /// unless it is gone.
     said: BTreeMap<u64, u64>,
-    /// As `said`, of the whole mount.
+    /// As `said`, for the whole mount.
     said_all: Option<u64>,
 }
 
@@ -87,7 +88,7 @@ impl Watches {
         })
     }
 
-    /// Takes a question for an attribute, if it is one for [`ATTRIBUTE`].
+    /// Handles a request for [`ATTRIBUTE`]. False for any other attribute.
     pub(crate) fn asked(&self, ino: INodeNo, name: &OsStr) -> bool {
         let Some(rest) = name.as_bytes().strip_prefix(ATTRIBUTE) else {
             return false;
@@ -110,7 +111,7 @@ impl Watches {
         true
     }
 
-    /// A program has marked an inode, or all.
+    /// Records a program's report of a mark on an inode, or on the whole mount for `None`.
     fn said(&self, number: Option<u64>) {
         {
             let mut state = self.state.lock();
@@ -127,7 +128,7 @@ impl Watches {
         self.tell();
     }
 
-    /// Waits for a look that is young enough, for a while.
+    /// Waits, for at most [`WAIT`], for a scan that is no older than [`PAUSE`].
     fn look_now(&self) {
         let until = Instant::now() + WAIT;
         let young = |state: &State| state.newest.is_some_and(|began| began.elapsed() < PAUSE);
@@ -141,11 +142,11 @@ impl Watches {
         }
     }
 
-    /// Tells the daemon what is watched, if it was told something else, or may have forgotten.
+    /// Tells the daemon the set of watched inodes, if it has changed or the daemon may have lost it.
     fn tell(&self) {
         let mut told = self.told.lock();
         let watched = self.state.lock().watched();
-        // Its session may be another one than it was: said anew as long as there is something to say.
+        // The session may have been replaced, so a set that is not empty is always sent again.
         if watched != *told || !watched.is_empty() {
             match self.fs.set_watched(&watched) {
                 Ok(()) => *told = watched,
@@ -154,11 +155,11 @@ impl Watches {
         }
     }
 
-    /// Looks again and again in a thread of its own, while other sessions are there or somebody asks.
-    /// `device` is the mount's `st_dev`.
+    /// Starts a thread that scans repeatedly while there are other sessions, or on request. `device` is the
+    /// mount's `st_dev`.
     ///
     /// # Errors
-    /// No thread can be had.
+    /// The thread cannot be created.
     pub(crate) fn start(self: Arc<Self>, device: (u32, u32)) -> io::Result<Looker> {
         let watches = Arc::clone(&self);
         let thread = std::thread::Builder::new()
@@ -209,7 +210,7 @@ impl Watches {
     }
 }
 
-/// Ends the looks when it goes.
+/// The thread that scans. Dropping this ends it.
 pub(crate) struct Looker {
     watches: Arc<Watches>,
     thread: Option<JoinHandle<()>>,
@@ -225,8 +226,7 @@ impl Drop for Looker {
     }
 }
 
-/// One look at the marks of all processes that can be seen. What cannot be read has no marks, as far as can
-/// be told.
+/// Scans the marks of all visible processes. A process that cannot be read counts as having none.
 fn look(proc: &Path, device: (u32, u32)) -> Watched {
     let mut numbers = BTreeSet::new();
     let mut all = false;
@@ -269,7 +269,7 @@ fn look(proc: &Path, device: (u32, u32)) -> Watched {
     }
 }
 
-/// Numbers of the mounts that show the device, as this process sees them.
+/// Returns the numbers of the mounts that show the device, in this process' mount namespace.
 fn mounts_of(proc: &Path, (major, minor): (u32, u32)) -> BTreeSet<u64> {
     let table = fs::read_to_string(proc.join("self/mountinfo")).unwrap_or_default();
     let device = format!("{major}:{minor}");
@@ -287,7 +287,7 @@ enum Mark {
     All,
 }
 
-/// The mark of a line of `fdinfo` (proc(5)), if it is one on the mount.
+/// Returns the mark in a line of `fdinfo` (proc(5)), if it is on the mount.
 fn mark(line: &str, (major, minor): (u32, u32), mounts: &BTreeSet<u64>) -> Option<Mark> {
     let kind = line.split(' ').next()?;
     if kind != "inotify" && kind != "fanotify" {
@@ -300,7 +300,7 @@ fn mark(line: &str, (major, minor): (u32, u32), mounts: &BTreeSet<u64>) -> Optio
     if let Some(mount) = word("mnt_id:") {
         return mounts.contains(&mount).then_some(Mark::All);
     }
-    // As the kernel has it inside, twenty bits for the minor number.
+    // The kernel's internal encoding, with twenty bits for the minor number.
     if word("sdev:")? != u64::from(major) << 20 | u64::from(minor) {
         return None;
     }

@@ -1,4 +1,4 @@
-//! What `varve run` tells the library, by environment variables that children inherit.
+//! Settings that `varve run` passes to the library in environment variables that children inherit.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -13,26 +13,26 @@ pub const SOCKET: &str = "VARVE_PRELOAD_SOCKET";
 pub const DEVICE: &str = "VARVE_PRELOAD_DEVICE";
 /// Set if the mount is read-only.
 pub const READ_ONLY: &str = "VARVE_PRELOAD_READ_ONLY";
-/// When reads move the time of the last read: "noatime" or "strictatime", else as relatime.
+/// Atime policy: "noatime" or "strictatime", else as relatime.
 pub const ATIME: &str = "VARVE_PRELOAD_ATIME";
-/// How many calls that only look a process makes through the mount before it opens a session.
+/// Number of read-only calls that a process makes through the mount before it opens a session.
 pub const SESSION_AFTER: &str = "VARVE_PRELOAD_SESSION_AFTER";
-/// That many if nothing is said.
+/// Default of [`SESSION_AFTER`].
 pub const SESSION_AFTER_DEFAULT: u32 = 16;
 /// File of the counters, if they are wanted.
 pub const STATS: &str = "VARVE_PRELOAD_STATS";
 
-/// Beginning of the path of files in which processes note where a C library calls the kernel, for those that
-/// start later.
+/// Beginning of the path of files in which processes record the system-call sites of a C library for
+/// processes that start later.
 pub const SITES: &str = "VARVE_PRELOAD_SITES";
 
-/// Set by a process for the program that it becomes: open files that nobody else has, so that their offset
-/// can be taken back from the kernel.
+/// Set by a process for the program that it `exec`s: open files that no other process has, so that the new
+/// program can take their offset back from the kernel.
 pub const ALONE: &str = "VARVE_PRELOAD_ALONE";
-/// Most files that are named there.
+/// Upper bound on the files listed in [`ALONE`].
 pub const ALONE_MAX: usize = 64;
 
-/// An open file that a process alone has, and hands to the program that it becomes.
+/// An open file that no other process has, handed on to the program that the process `exec`s.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Alone {
     /// Its descriptors.
@@ -43,7 +43,7 @@ pub struct Alone {
     pub status: i32,
 }
 
-/// As text, for the process `pid`.
+/// Encodes `files` as text for the process `pid`.
 #[must_use]
 pub fn alone_text(pid: i32, files: &[Alone]) -> String {
     let mut text = format!("{pid}");
@@ -60,7 +60,7 @@ pub fn alone_text(pid: i32, files: &[Alone]) -> String {
     text
 }
 
-/// What [`alone_text`] said, if it was said of the process `pid`.
+/// Decodes the text of [`alone_text`]; empty if it was written for another process than `pid`.
 #[must_use]
 pub fn alone_files(text: &str, pid: i32) -> Vec<Alone> {
     let file = |part: &str| {
@@ -78,7 +78,7 @@ pub fn alone_files(text: &str, pid: i32) -> Vec<Alone> {
     parts.take(ALONE_MAX).map_while(file).collect()
 }
 
-/// Where paths lead to us, and whom to ask.
+/// The mount's location and the settings of `varve run`.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// Path of the mount: absolute, no slash at its end.
@@ -87,18 +87,18 @@ pub struct Config {
     pub socket: PathBuf,
     /// `st_dev` of the mount.
     pub device: u64,
-    /// The mount takes no changes.
+    /// The mount is read-only.
     pub read_only: bool,
-    /// When reads move the time of the last read.
+    /// Atime policy.
     pub atime: Atime,
-    /// How many calls that only look the mount makes before a session is opened for them.
+    /// Number of read-only calls that the mount makes before a session is opened for them.
     pub session_after: u32,
     /// File of the counters.
     pub stats: Option<PathBuf>,
 }
 
 impl Config {
-    /// What the environment says; `None` if it does not ask for the library.
+    /// Reads the environment; `None` if it does not ask for the library.
     #[must_use]
     pub fn from_environment() -> Option<Self> {
         let mount = std::env::var_os(MOUNT).map(OsString::into_vec)?;
@@ -122,7 +122,7 @@ impl Config {
         })
     }
 
-    /// What follows the mount's path in `path`; `None` if `path` does not lexically begin with it.
+    /// Returns the rest of `path` behind the mount's path; `None` if `path` does not lexically begin with it.
     #[must_use]
     pub fn under_mount<'a>(&self, path: &'a [u8]) -> Option<&'a [u8]> {
         if let Some(rest) = path.strip_prefix(self.mount.as_slice())
@@ -130,7 +130,7 @@ impl Config {
         {
             return Some(rest);
         }
-        // Doubled slashes and dots before the mount's last component.
+        // Skips doubled slashes and dots before the mount's last component.
         let mut rest = path;
         for part in self
             .mount
@@ -155,14 +155,14 @@ impl Config {
         Some(rest)
     }
 
-    /// Whether `path`, walked from the directory `from` (outside of the mount, absolute, without symbolic
-    /// links), leads into the mount as far as names tell: what follows then, and whether the path climbed
-    /// above `from`. Every component is `..` or part of the mount's own path, so none of them is a symbolic
-    /// link.
+    /// Whether `path`, walked from the directory `from` (outside the mount, absolute, without symbolic
+    /// links), leads into the mount as far as names tell. Returns the rest of the path, and whether it
+    /// climbed above `from`. Every component is `..` or part of the mount's own path, so none of them is a
+    /// symbolic link.
     #[must_use]
     pub fn entered<'a>(&self, from: &[u8], path: &'a [u8]) -> Option<(&'a [u8], bool)> {
         let mount = self.mount.as_slice();
-        // A part of `from` or of the mount's path; the root is empty.
+        // A prefix of `from` or of the mount's path; the root is empty.
         let mut at = from.strip_suffix(b"/").unwrap_or(from);
         let (mut rest, mut climbed) = (path, false);
         loop {

@@ -2,8 +2,8 @@
 //!
 //! Loaded by `LD_PRELOAD` (see `varve run`), the library replaces the system-call sites of the C library in
 //! memory; it exports no symbol. A call that concerns a path under the mount, or a descriptor that was opened
-//! there, goes to LibFS; whatever is difficult falls back to the mount, where the same file is. [`calls`]
-//! says what each call does; `docs/guide/run.md` lists them.
+//! there, goes to LibFS; difficult calls fall back to the mount, which serves the same files. [`calls`]
+//! describes how each call is made; `docs/guide/run.md` lists them.
 
 pub mod calls;
 pub mod config;

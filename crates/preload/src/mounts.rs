@@ -1,15 +1,15 @@
-//! Where file systems are mounted: the table of mounts, which is read again only when the kernel says that it
-//! changed. So no file system is asked, ours neither, which may be stopped.
+//! The table of mounts, which is read again only when the kernel signals a change. So no file system is
+//! asked, in particular not this mount, which may be stopped.
 
 use crate::sys::kernel;
 use crate::sys::reentry::{self, KernelFd};
 use std::collections::HashSet;
 use varve_libfs::mounts::places;
 
-/// What one `read` of the table asks for.
+/// Bytes requested by one `read` of the table.
 const PIECE: usize = 16 << 10;
 
-/// The table of mounts as it was last read.
+/// The table of mounts as of the last read.
 #[derive(Debug, Default)]
 pub struct Mounts {
     table: Option<KernelFd>,
@@ -17,8 +17,8 @@ pub struct Mounts {
 }
 
 impl Mounts {
-    /// Whether something is mounted at `path`, which is absolute and without symbolic links. `None` if there
-    /// is no table to be read.
+    /// Whether a file system is mounted at `path`, which is absolute and without symbolic links. `None` if
+    /// the table cannot be read.
     pub fn has(&mut self, path: &[u8]) -> Option<bool> {
         let is_fresh = self.table.is_none();
         if is_fresh {

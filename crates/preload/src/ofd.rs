@@ -1,4 +1,4 @@
-//! Open file descriptions: what descriptors made by `dup` share.
+//! Open file descriptions: the state shared by descriptors that `dup` made.
 
 use crate::sys::kernel;
 use crate::sys::reentry::KernelFd;
@@ -11,18 +11,18 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
 use varve_format::InodeKey;
 use varve_libfs::{OpenFile, OpenFlags};
 
-/// Where a description reads and writes next.
+/// Offset of a description's next read or write.
 #[derive(Debug, Default)]
 pub struct Position {
-    /// Offset; for a directory that of the mount's directory streams: 1 and 2 stand behind the dots, then
-    /// come the daemon's cookies.
+    /// Byte offset. For a directory, the position in the mount's directory streams: 1 and 2 stand behind the
+    /// dots, the daemon's cookies follow.
     pub at: u64,
-    /// The kernel keeps it now, for others that have the description: calls that use the offset are the
-    /// kernel's.
+    /// The kernel keeps the offset, for other processes that have the description: calls that use it are left
+    /// to the kernel.
     pub moved: bool,
 }
 
-/// A description's offset, held: no other thread, and no other process that shares it, uses it meanwhile.
+/// A description's offset, locked against other threads and other processes that share it.
 pub struct Held<'a> {
     position: MutexGuard<'a, Position>,
     record: Option<&'static Record>,
@@ -50,7 +50,7 @@ impl Drop for Held<'_> {
     }
 }
 
-/// What LibFS is asked for; `None` if `flags` name no mode of access.
+/// Converts `open` flags to those of LibFS; `None` if they name no access mode.
 #[must_use]
 pub fn open_flags(flags: i32) -> Option<OpenFlags> {
     let (read, write) = match flags & libc::O_ACCMODE {
@@ -73,54 +73,56 @@ pub fn open_flags(flags: i32) -> Option<OpenFlags> {
 
 /// An open file description that LibFS serves.
 pub struct Ofd {
-    /// The file in this process' session. Not there yet in a child that inherited the description.
+    /// The file in this process' session. Unset in a child that inherited the description, until the first
+    /// use.
     file: OnceLock<OpenFile>,
     key: InodeKey,
-    /// It cannot be opened here: the kernel serves it.
+    /// The file cannot be opened in this process' session: the kernel serves it.
     lost: AtomicBool,
     /// Whether it is a directory.
     pub is_dir: bool,
-    /// It only stands for a place (`O_PATH`).
+    /// Opened with `O_PATH`.
     pub path_only: bool,
     /// Flags as `F_GETFL` shows them.
     status: AtomicI32,
     position: Mutex<Position>,
-    /// The offset and the flags, while other processes have the description too.
+    /// The shared record of offset and flags, while other processes have the description too.
     record: AtomicPtr<Record>,
-    /// Its descriptors are real ones of the mount: every call of the kernel on them is right but for the
-    /// offset.
+    /// Its descriptors are real ones of the mount, not placeholders: any call that the kernel makes on them
+    /// is right except for the offset.
     pub real: AtomicBool,
-    /// Path below the mount when it was opened: where to look for it first.
+    /// Path below the mount when it was opened: the first place to look for it.
     pub route: Route,
-    /// Its directory then.
+    /// Its directory at that time.
     pub parent: InodeKey,
-    /// The same file, open in the kernel: for locks, maps, and because it may lose its name.
+    /// Side descriptor: the file, open in the kernel too, for locks, maps, and files that lose their last
+    /// name.
     pub side: Mutex<Option<KernelFd>>,
-    /// It was made without a name (`O_TMPFILE`): `route` and `parent` are where it was, and where it borrows
-    /// a name.
+    /// Set for a file made without a name (`O_TMPFILE`). Then `route` and `parent` are the directory where it
+    /// was made, in which it gets a temporary name when the kernel must open it.
     pub unnamed: Option<Unnamed>,
 }
 
-/// A file that was made without a name.
+/// How a file was made without a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unnamed {
-    /// A link may give it its first.
+    /// A link may give it its first name.
     Linkable,
-    /// Opened with `O_EXCL`: it never gets one.
+    /// Opened with `O_EXCL`: it never gets a name.
     ForGood,
 }
 
-/// Flags of `open` that are not remembered.
+/// Flags of `open` that `F_GETFL` does not show.
 const NOT_STATUS: i32 = libc::O_CREAT | libc::O_EXCL | libc::O_NOCTTY | libc::O_TRUNC | libc::O_CLOEXEC;
-/// Flags of `open` that are remembered beside `O_PATH`.
+/// Flags of `open` that `F_GETFL` shows beside `O_PATH`.
 const PATH_STATUS: i32 = libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW;
 /// Flags that `F_SETFL` changes.
 const SETTABLE: i32 = libc::O_APPEND | libc::O_NONBLOCK | libc::O_ASYNC | libc::O_DIRECT | libc::O_NOATIME;
-/// What the kernel adds for every program of 64 bits.
+/// `O_LARGEFILE`, which the kernel adds for every 64-bit program.
 const LARGEFILE: i32 = 0o100_000;
 
 impl Ofd {
-    /// A description at offset 0.
+    /// Makes a description at offset 0.
     #[must_use]
     pub fn new(file: OpenFile, is_dir: bool, flags: i32, route: Route, parent: InodeKey) -> Self {
         let key = file.key();
@@ -141,7 +143,7 @@ impl Ofd {
         }
     }
 
-    /// A description of a directory that only stands for a place (`O_PATH`).
+    /// Makes a description of a directory opened with `O_PATH`.
     #[must_use]
     pub fn path_only(file: OpenFile, flags: i32, route: Route, parent: InodeKey) -> Self {
         let mut ofd = Self::new(file, true, flags, route, parent);
@@ -150,7 +152,7 @@ impl Ofd {
         ofd
     }
 
-    /// A description of a file without a name that was made in the directory `parent`, whose path below the
+    /// Makes a description of a file without a name, created in the directory `parent`, whose path below the
     /// mount is `route`.
     #[must_use]
     pub fn without_name(file: OpenFile, flags: i32, route: Route, parent: InodeKey) -> Self {
@@ -163,8 +165,8 @@ impl Ofd {
         ofd
     }
 
-    /// In a child after `fork`: the same description, which the parent made [`shared`](Self::share). What
-    /// other threads of the parent may have held is not touched.
+    /// Makes a child's copy, after `fork`, of a description that the parent made [`shared`](Self::share).
+    /// Takes none of the parent's locks, which other threads may have held.
     #[must_use]
     pub fn inherited(parent: &Self) -> Self {
         Self {
@@ -184,8 +186,8 @@ impl Ofd {
         }
     }
 
-    /// A description that the program before this one, of the same process, had for itself: a regular file
-    /// behind real descriptors, one of which is `fd`.
+    /// Makes a description that the previous program of this process (before `exec`) had exclusively: a
+    /// regular file behind real descriptors, one of which is `fd`.
     #[must_use]
     pub fn adopted(fd: i32, key: InodeKey, status: i32) -> Self {
         let at = u64::try_from(kernel::lseek(fd, 0, libc::SEEK_CUR)).unwrap_or(0);
@@ -206,17 +208,17 @@ impl Ofd {
         }
     }
 
-    /// Whether no other process can have it, nor could have.
+    /// Whether no other process has the description or ever had it.
     #[must_use]
     pub fn is_alone(&self) -> bool {
         let position = self.position();
         !position.moved && position.record.is_none()
     }
 
-    /// The file in this process' session; `open` is asked for it the first time.
+    /// Returns the file in this process' session, opened by `open` on first use.
     ///
     /// # Errors
-    /// [`Stop::Kernel`] if it is not to be had.
+    /// [`Stop::Kernel`] if it cannot be opened.
     pub fn file_or(&self, open: impl FnOnce() -> Option<OpenFile>) -> Here<&OpenFile> {
         if let Some(file) = self.file.get() {
             return Ok(file);
@@ -230,7 +232,7 @@ impl Ofd {
         }
     }
 
-    /// It cannot be opened in this process' session.
+    /// Marks the file as impossible to open in this process' session.
     pub fn set_lost(&self) {
         self.lost.store(true, Ordering::Relaxed);
     }
@@ -239,7 +241,7 @@ impl Ofd {
         crate::sys::shared::leaked_in(&self.record)
     }
 
-    /// The offset, for this thread alone.
+    /// Locks the offset for this thread.
     #[must_use]
     pub fn position(&self) -> Held<'_> {
         let mut position = self.position.lock();
@@ -251,7 +253,7 @@ impl Ofd {
             self.status
                 .store(shared.status.load(Ordering::Relaxed), Ordering::Relaxed);
             if shared.is_alone() {
-                // The others are gone, and new ones come only by a fork of this process.
+                // The other processes are gone, and new ones come only by a fork of this process.
                 self.record.store(std::ptr::null_mut(), Ordering::Release);
                 shared.unlock(at, kernels);
                 shared.leave();
@@ -261,8 +263,8 @@ impl Ofd {
         Held { position, record }
     }
 
-    /// A child is about to share it. False if there is no room to share the offset in: the kernel must keep
-    /// it then.
+    /// Prepares the description for a child that is about to share it. False if there is no free record for
+    /// the offset: the kernel must keep it then.
     #[must_use]
     pub fn share(&self) -> bool {
         let position = self.position();
@@ -283,30 +285,31 @@ impl Ofd {
         true
     }
 
-    /// This process ends, or becomes another program without this description: others need not reckon with
-    /// it. Answers what [`stay`](Self::stay) needs to know.
+    /// Leaves the shared record when this process ends, or `exec`s a program that does not inherit the
+    /// description, so that the other processes need not wait for it. Returns the argument for
+    /// [`stay`](Self::stay).
     pub fn leave(&self) -> Option<Left> {
         self.record().map(Record::leave)
     }
 
-    /// The other program did not come.
+    /// Undoes [`leave`](Self::leave) after a failed `exec`.
     pub fn stay(&self, left: Left) {
         let Some(record) = self.record() else { return };
         if !record.rejoin(left) {
-            // The others took it for gone.
+            // The others took this process for gone.
             self.record.store(std::ptr::null_mut(), Ordering::Release);
             self.position.lock().moved = true;
         }
     }
 
-    /// Flags as `F_GETFL` shows them; what another process changed is seen after the next call that uses the
-    /// offset.
+    /// Returns the flags as `F_GETFL` shows them. A change by another process is seen after the next call
+    /// that uses the offset.
     #[must_use]
     pub fn status(&self) -> i32 {
         self.status.load(Ordering::Relaxed)
     }
 
-    /// `F_SETFL`.
+    /// Sets the flags, as `F_SETFL` does.
     pub fn set_status(&self, flags: i32) {
         let position = self.position();
         let new = self.status() & !SETTABLE | flags & SETTABLE;
@@ -326,7 +329,7 @@ impl Ofd {
         self.real.load(Ordering::Acquire)
     }
 
-    /// Whether writes go to the end.
+    /// Whether writes append.
     #[must_use]
     pub fn appends(&self) -> bool {
         self.status() & libc::O_APPEND != 0
@@ -342,7 +345,7 @@ impl Ofd {
         }
     }
 
-    /// The inode.
+    /// Returns the inode.
     #[must_use]
     pub fn key(&self) -> InodeKey {
         self.key

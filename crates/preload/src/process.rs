@@ -1,9 +1,9 @@
-//! The process as the library sees it: the mount, descriptors, the working directory, whose rights count; and
-//! how a description is given to the kernel.
+//! The process as the library sees it: the mount, descriptors, the working directory, credentials; and how a
+//! description is given to the kernel.
 //!
-//! Locks, in this order: `gate`, a description's `position`, its `side`, `cwd`; `mounts` alone. The gate is
-//! held for reading by whatever makes or ends a descriptor, for writing by whatever gives descriptions to the
-//! kernel.
+//! Lock order: `gate`, a description's `position`, its `side`, `cwd`; `mounts` is taken alone. Code that
+//! makes or closes a descriptor holds the gate for reading; code that gives descriptions to the kernel holds
+//! it for writing.
 
 pub mod forking;
 mod paths;
@@ -30,57 +30,57 @@ use varve_format::InodeKey;
 use varve_ipc::CopiesAt;
 use varve_libfs::{AtimePolicy, Cred, Fs, FsOptions, OpenFile, SocketConnector};
 
-/// One process.
+/// The state of one process.
 pub struct Process {
-    /// What `varve run` said.
+    /// The settings of `varve run`.
     pub config: Config,
     fs: OnceLock<Option<Fs>>,
-    /// Descriptors that are ours.
+    /// Descriptors that are served here.
     pub table: Table,
-    /// Held while descriptors are made or ended; see the module.
+    /// Held while descriptors are made or closed; see the module.
     pub gate: RwLock<()>,
     cwd: RwLock<Cwd>,
     umask: AtomicU32,
     cred: RwLock<Arc<Cred>>,
-    /// Real ids are the effective ones.
+    /// Whether the real ids equal the effective ones.
     pub same_ids: AtomicBool,
     /// Effective user when the session was opened.
     session_uid: AtomicU32,
-    /// Whom the session acts for, if it is an ordinary user's.
+    /// The credentials that the session acts for, if it is an ordinary user's.
     session_cred: RwLock<Option<Cred>>,
-    /// The program has started threads.
+    /// Whether the program has started threads.
     pub threaded: AtomicBool,
-    /// Nothing new is served.
+    /// Whether serving is switched off.
     off: AtomicBool,
-    /// Calls on inherited files, and calls that only look, while there was no session.
+    /// Number of calls on inherited files, and of read-only calls, made without a session.
     missed: AtomicU32,
     /// `O_PATH` descriptor of the mount, from which placeholders are duplicated; -1 before the first.
     anchor: AtomicI32,
-    /// A descriptor only stands for a place (`O_PATH`), or did.
+    /// Whether any descriptor is, or was, opened with `O_PATH`.
     any_path_only: AtomicBool,
     /// Inodes that are mapped for writing: opened through the mount only.
     pub mapped: RwLock<HashMap<InodeKey, ()>>,
-    /// Inodes with POSIX locks of this process, and a descriptor to let them go by.
+    /// Inodes with POSIX locks of this process, each with the description whose side descriptor holds them.
     pub locked: Mutex<HashMap<InodeKey, Arc<Ofd>>>,
-    /// `locked` holds something.
+    /// Whether `locked` is not empty.
     pub any_locked: AtomicBool,
-    /// What is mounted where.
+    /// The table of mounts.
     mounts: Mutex<Mounts>,
     /// Maps that are served here.
     pub copies: Arc<Maps>,
-    /// What is watched in mounts' kernels.
+    /// The files watched in mounts' kernels.
     watches: Watches,
 }
 
 static PROCESS: AtomicPtr<Process> = AtomicPtr::new(std::ptr::null_mut());
 
-/// The process, once the library is set up.
+/// Returns the process, once the library is set up.
 #[must_use]
 pub fn current() -> Option<&'static Process> {
     crate::sys::shared::leaked(&PROCESS)
 }
 
-/// Sets the library up. False if the mount is not the one that was meant.
+/// Sets the library up. Always returns true.
 #[must_use]
 pub fn begin(config: Config) -> bool {
     stats::begin(config.stats.as_deref());
@@ -99,15 +99,15 @@ pub fn begin(config: Config) -> bool {
     true
 }
 
-/// Serves nothing from now on.
+/// Switches serving off.
 pub fn switch_off() {
     if let Some(process) = current() {
         process.off.store(true, Ordering::Release);
     }
 }
 
-/// In a child after `fork`: everything anew, but what the kernel hands on too. What the parent had is not
-/// touched: its locks may be held by threads that are not here.
+/// Sets the library up in a child after `fork`. Everything is new except for what the kernel hands on as
+/// well. The parent's locks are not taken: threads that do not exist here may hold them.
 pub fn after_fork(parent: &Process) {
     reentry::drop_all();
     ranges::forget_all();
@@ -115,7 +115,7 @@ pub fn after_fork(parent: &Process) {
     child
         .off
         .store(parent.off.load(Ordering::Relaxed), Ordering::Relaxed);
-    // Maps are inherited. Who changes this holds the gate, which the thread that forked held too.
+    // Maps are inherited. This map changes only under the gate, which the forking thread held.
     child.mapped.write().clone_from(&parent.mapped.read());
     child.table.inherit_given(&parent.table);
     child
@@ -123,7 +123,7 @@ pub fn after_fork(parent: &Process) {
         .store(parent.any_path_only.load(Ordering::Relaxed), Ordering::Relaxed);
     let mut inherited: HashMap<*const Ofd, Arc<Ofd>> = HashMap::new();
     for (fd, ofd) in parent.table.all() {
-        // One that is not real could not be given to the kernel, and nobody can read it here.
+        // A description that is not real could not be opened in the kernel, so it cannot be read here.
         if ofd.is_real() {
             let mine = inherited
                 .entry(Arc::as_ptr(&ofd))
@@ -190,19 +190,19 @@ impl Process {
         }
     }
 
-    /// Takes over what the kernel knows: ids and the working directory.
+    /// Reads the ids and the working directory from the kernel.
     fn look_around(&self) {
         self.refresh_ids(&kernel::ids());
         self.moved();
     }
 
-    /// Whose rights count.
+    /// Returns the credentials that access checks use.
     #[must_use]
     pub fn cred(&self) -> Arc<Cred> {
         Arc::clone(&self.cred.read())
     }
 
-    /// Whose rights count from now on; whether they are others than before.
+    /// Sets the credentials that access checks use. Returns whether they changed.
     fn refresh_ids(&self, ids: &Ids) -> bool {
         self.same_ids.store(ids.same, Ordering::Relaxed);
         let mut cred = self.cred.write();
@@ -215,9 +215,9 @@ impl Process {
         changed
     }
 
-    /// This thread changed its ids. The session stays while the process could become its user again at will;
-    /// the rights that are looked at are the new ones. With several threads each could have others: the
-    /// kernel knows. Answers whether serving was switched off for it.
+    /// Handles a change of this thread's ids. The session stays while the process could become the session's
+    /// user again at will; access checks use the new ids. With several threads each could have other ids,
+    /// which only the kernel knows, so serving is switched off. Returns whether this call switched it off.
     pub fn ids_changed(&self) -> bool {
         let ids = kernel::ids();
         let changed = self.refresh_ids(&ids);
@@ -227,30 +227,30 @@ impl Process {
         (lost || (changed && self.threaded.load(Ordering::Relaxed))) && self.give_up()
     }
 
-    /// Whether what the program may do with these ids is what its session may do: an ordinary user's session
-    /// acts for that user and the groups that it had then, whoever the program is now. What the daemon would
-    /// refuse later must not be acknowledged here.
+    /// Whether the session may do everything that the program may do with these ids: an ordinary user's
+    /// session acts for that user and the groups that it had at the time, whatever the program's present ids.
+    /// An operation that the daemon would refuse later must not be acknowledged here.
     fn session_acts_for(&self, ids: &Ids) -> bool {
         let guard = self.session_cred.read();
         let Some(cred) = guard.as_ref() else { return true };
         cred.uid == ids.uid && cred.in_group(ids.gid) && ids.groups.iter().all(|group| cred.in_group(*group))
     }
 
-    /// The umask changed.
+    /// Records the new umask.
     pub fn set_umask(&self, mask: u32) {
         self.umask.store(mask & 0o777, Ordering::Relaxed);
     }
 
-    /// Permissions of something new.
+    /// Returns the permissions of a new file: `mode` under the umask.
     #[must_use]
     pub fn masked(&self, mode: u32) -> u32 {
         mode & 0o7777 & !self.umask.load(Ordering::Relaxed)
     }
 
-    /// The session; opened by the first call that needs it.
+    /// Returns the session; the first call that needs one opens it.
     ///
     /// # Errors
-    /// [`Stop::Kernel`] when there is none to be had.
+    /// [`Stop::Kernel`] if none can be opened.
     pub fn fs(&self) -> Here<&Fs> {
         let mut first = false;
         let opened = self.fs.get_or_init(|| {
@@ -263,21 +263,22 @@ impl Process {
             self.off.store(true, Ordering::Release);
         }
         let fs = opened.as_ref().ok_or(Stop::Kernel)?;
-        // The call that opened the session was not compared with what is watched: the mount makes it.
+        // The call that opened the session was not checked against the watches: the mount makes it.
         if first && fs.watch_generation() != 0 {
             return Err(Stop::Kernel);
         }
         Ok(fs)
     }
 
-    /// Asks the mount's root for an attribute that is not there: so its process is told something.
+    /// Asks the mount's root for an attribute that does not exist: the attribute's name is a message to the
+    /// mount's process.
     pub fn ask_mount(&self, attribute: &str) {
         let name = [attribute.as_bytes(), b"\0"].concat();
         kernel::ask_attribute(&ended(self.config.mount.clone()), &name);
     }
 
-    /// What is watched in mounts' kernels, if anything is. From its first news on the kernel has open files
-    /// that are watched open, too, and so makes an event of their end.
+    /// Returns the set of watched files, if there are any. When the set changes, the watched files that are
+    /// open here are opened in the kernel too, so that it raises an event when they are closed.
     #[must_use]
     pub fn watched(&self) -> Option<watches::Set> {
         let fs = self.fs.get()?.as_ref()?;
@@ -295,7 +296,8 @@ impl Process {
         Some(set)
     }
 
-    /// Opens the session. `None` at once if the daemon is not for this user; one that is away is waited for.
+    /// Opens the session. `None` at once if the daemon does not serve this user; waits for a daemon that is
+    /// away.
     fn open_session(&self) -> Option<Fs> {
         let anchor = self.open_anchor()?;
         let ids = kernel::ids();
@@ -311,12 +313,12 @@ impl Process {
         };
         let fs = Fs::mount(connector, options).ok()?;
         *self.session_cred.write() = fs.acts_for();
-        // Ids for files can be others than those that the daemon sees, and it may not see all groups.
+        // The ids for file access may differ from those that the daemon sees, and it may not see all groups.
         if !self.session_acts_for(&ids) {
             return None;
         }
         self.anchor.store(anchor, Ordering::Release);
-        // Somebody may have been watching since before there was anybody to tell.
+        // A watch may have been set before there was a session to be told of it.
         self.ask_mount(watches::ATTRIBUTE);
         Some(fs)
     }
@@ -326,7 +328,7 @@ impl Process {
         let fd = i32::try_from(kernel::open(&ended(self.config.mount.clone()), flags, 0))
             .ok()
             .filter(|fd| *fd >= 0)?;
-        // The mount may have gone, or another one may lie over it.
+        // The mount may be gone, or another one may cover it.
         if kernel::identity(fd) == Some((self.config.device, varve_format::ROOT_INO.0)) {
             Some(reentry::adopt(fd))
         } else {
@@ -335,7 +337,7 @@ impl Process {
         }
     }
 
-    /// A descriptor that holds a number for `ofd`.
+    /// Reserves a descriptor number for `ofd` with a placeholder.
     ///
     /// # Errors
     /// EMFILE; [`Stop::Kernel`] for numbers beyond the table.
@@ -360,12 +362,12 @@ impl Process {
         }
     }
 
-    /// Whether a descriptor only stands for a place (`O_PATH`), or did.
+    /// Whether any descriptor is, or was, opened with `O_PATH`.
     pub fn has_path_only(&self) -> bool {
         self.any_path_only.load(Ordering::Acquire)
     }
 
-    /// Whether one of `fds` does.
+    /// Whether one of `fds` is opened with `O_PATH`.
     pub fn is_path_only(&self, mut fds: impl Iterator<Item = i32>) -> bool {
         fds.any(|fd| self.table.get(fd).is_some_and(|ofd| ofd.path_only))
     }
@@ -378,11 +380,11 @@ impl Process {
         walk(self.fs()?, &self.config, start, follow, &self.cred())
     }
 
-    /// The file of a description in this process' session.
+    /// Returns the file of a description in this process' session.
     ///
     /// # Errors
-    /// [`Stop::Kernel`] when it was inherited, and there is no session that it could be opened in, or none
-    /// yet and hardly a use for one.
+    /// [`Stop::Kernel`] for an inherited description if there is no session to open it in, or too few calls
+    /// were made yet to open one.
     pub fn file<'a>(&self, ofd: &'a Ofd) -> Here<&'a OpenFile> {
         ofd.file_or(|| {
             if self.off.load(Ordering::Acquire) || !self.is_worth_a_session() {
@@ -397,20 +399,20 @@ impl Process {
         })
     }
 
-    /// Whether there is a session, or enough was done without: many a program reads a file or two, many a
-    /// child only starts a program.
+    /// Whether there is a session, or enough calls were made without one. Many programs read a file or two,
+    /// and many children only start a program.
     fn is_worth_a_session(&self) -> bool {
         self.has_session() || self.missed.fetch_add(1, Ordering::Relaxed) >= self.config.session_after
     }
 
-    /// Whether a session was opened.
+    /// Whether a session was opened, or opening one failed.
     #[must_use]
     pub fn has_session(&self) -> bool {
         self.fs.get().is_some()
     }
 
-    /// Whether a file system is mounted at a path below the mount. The mount is asked only where there is no
-    /// table of mounts to read.
+    /// Whether a file system is mounted at a path below the mount. Asks the mount only if the table of mounts
+    /// cannot be read.
     #[must_use]
     pub fn is_mount_point(&self, route: &[u8]) -> bool {
         let path = [self.config.mount.as_slice(), route].concat();
@@ -420,14 +422,14 @@ impl Process {
         }
     }
 
-    /// Makes what this process logged durable.
+    /// Makes everything that this process logged durable.
     pub fn sync_session(&self) {
         if let Some(Some(fs)) = self.fs.get() {
             let _ = fs.sync_all();
         }
     }
 
-    /// Everything goes to the kernel from now on. False if it did already.
+    /// Switches serving off and gives everything to the kernel. False if serving was off already.
     pub fn give_up(&self) -> bool {
         let was_on = !self.off.swap(true, Ordering::AcqRel);
         let _gate = self.gate.write();
@@ -438,7 +440,7 @@ impl Process {
         was_on
     }
 
-    /// Whether the kernel makes all calls, on paths too.
+    /// Whether all calls are left to the kernel, including those on paths.
     #[must_use]
     pub fn is_off(&self) -> bool {
         self.off.load(Ordering::Acquire)

@@ -1,4 +1,4 @@
-//! How the library starts: sets up what it knows of the process, and names what is done with calls.
+//! How the library starts: sets up the process state, and registers the handlers of the program's calls.
 
 use crate::config::Config;
 use crate::sys::handlers::Handlers;
@@ -6,7 +6,7 @@ use crate::{calls, process, sys};
 
 sys::start::at_load!(begin);
 
-/// Runs before the program's own code. `None` where the library has nothing to do.
+/// Runs before the program's own code. `None` if the library has nothing to do.
 fn begin() -> Option<Handlers> {
     let config = Config::from_environment()?;
     if !process::begin(config) || !process::forking::watch() {

@@ -1,5 +1,5 @@
-//! How many calls were served here and how many fell back, by system call: counters in a file that all
-//! processes of a run share.
+//! Counters, by system call, of calls served here and calls left to the kernel, in a file that all processes
+//! of a run share.
 
 use crate::sys::shared::Counters;
 use crate::syscalls::{self, NUMBERS};
@@ -8,12 +8,12 @@ use std::sync::OnceLock;
 
 static COUNTERS: OnceLock<Option<Counters>> = OnceLock::new();
 
-/// Counts from now on into `file`.
+/// Starts to count into `file`, if there is one.
 pub fn begin(file: Option<&Path>) {
     let _ = COUNTERS.set(file.and_then(|file| Counters::open(file, syscalls::COUNTERS)));
 }
 
-/// Whether anything is counted.
+/// Whether calls are counted.
 #[must_use]
 pub fn wanted() -> bool {
     matches!(COUNTERS.get(), Some(Some(_)))
@@ -25,17 +25,17 @@ fn add(slot: usize) {
     }
 }
 
-/// One call was served here.
+/// Counts a call that was served here.
 pub fn served(number: usize) {
     add(number * 2);
 }
 
-/// One call that concerns the mount was left to the kernel.
+/// Counts a call on the mount that was left to the kernel.
 pub fn fell_back(number: usize) {
     add(number * 2 + 1);
 }
 
-/// A process asked for a session, and got one or not.
+/// Counts an attempt of a process to open a session.
 pub fn session(opened: bool) {
     add(NUMBERS * 2 + usize::from(!opened));
 }

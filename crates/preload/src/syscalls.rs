@@ -1,22 +1,22 @@
-//! The system calls that the library looks at. `docs/guide/run.md` lists the same, and a test compares.
+//! The system calls that the library intercepts. `docs/guide/run.md` lists them too, and a test compares.
 
-/// One more than the highest number looked at.
+/// One more than the highest intercepted number.
 pub const NUMBERS: usize = 512;
 
 /// Counters of `--stats`: two for each number (served, fallen back), then one for each of [`SESSIONS`].
 pub const COUNTERS: usize = NUMBERS * 2 + SESSIONS.len();
-/// What may become of a session that a process asks for.
+/// Outcomes of a process' attempt to open a session.
 pub const SESSIONS: [&str; 2] = ["opened", "refused"];
 
 macro_rules! numbers {
     ($($name:ident),* ; $($newer:ident = $number:literal),* $(,)?) => {
-        /// Name and number of each.
+        /// Name and number of each intercepted system call.
         pub const LOOKED_AT: &[(&str, libc::c_long)] = &[
             $((stringify!($name), libc::$name)),*,
             $((stringify!($newer), newer::$newer)),*
         ];
 
-        /// Those that the crate `libc` does not know yet.
+        /// System calls that the crate `libc` does not know yet.
         #[allow(non_upper_case_globals, missing_docs, reason = "named as there")]
         pub mod newer {
             $(pub const $newer: libc::c_long = $number;)*
@@ -199,7 +199,7 @@ numbers![
     SYS_file_setattr = 469,
 ];
 
-/// Looked at for the sake of the library's own calls only.
+/// Intercepted only when LibFS itself makes them.
 const OWN: &[libc::c_long] = &[
     libc::SYS_socket,
     libc::SYS_memfd_create,
@@ -208,7 +208,7 @@ const OWN: &[libc::c_long] = &[
     libc::SYS_pidfd_open,
 ];
 
-/// The numbers for which stubs ask.
+/// Returns the numbers that stubs intercept.
 #[must_use]
 pub fn all() -> Vec<usize> {
     LOOKED_AT
@@ -219,7 +219,7 @@ pub fn all() -> Vec<usize> {
         .collect()
 }
 
-/// Name of a system call that is looked at.
+/// Returns the name of an intercepted system call.
 #[must_use]
 pub fn name(number: usize) -> Option<&'static str> {
     let found = LOOKED_AT.iter().find(|(_, other)| *other as usize == number)?;

@@ -1,4 +1,4 @@
-//! Which descriptors of the process are ours. Knows numbers and descriptions, and never asks the kernel.
+//! The table of descriptors that are served here. Knows numbers and descriptions, and never asks the kernel.
 
 use crate::ofd::Ofd;
 use parking_lot::RwLock;
@@ -9,13 +9,13 @@ use std::sync::{Arc, OnceLock};
 
 const CHUNK: usize = 1024;
 const CHUNKS: usize = 256;
-/// Descriptors from here on are never ours: such opens go to the kernel.
+/// Descriptors from this number on are never served: such opens go to the kernel.
 pub const LIMIT: usize = CHUNK * CHUNKS;
 
 #[derive(Default)]
 struct Slot {
     ours: AtomicBool,
-    /// The mount's own, given to the kernel; kept for the counters only.
+    /// A descriptor of the mount that the kernel serves; kept for the counters only.
     given: AtomicBool,
     ofd: RwLock<Option<Arc<Ofd>>>,
 }
@@ -23,7 +23,7 @@ struct Slot {
 /// Descriptors by number.
 pub struct Table {
     chunks: [OnceLock<Box<[Slot]>>; CHUNKS],
-    /// One more than the highest number that was ever ours.
+    /// One more than the highest number that was ever served.
     top: AtomicUsize,
 }
 
@@ -42,7 +42,7 @@ impl Table {
         self.chunks[at / CHUNK].get().map(|chunk| &chunk[at % CHUNK])
     }
 
-    /// The description behind `fd`, if it is ours.
+    /// Returns the description behind `fd`, if it is served here.
     #[must_use]
     pub fn get(&self, fd: i32) -> Option<Arc<Ofd>> {
         let slot = self.slot(fd)?;
@@ -52,21 +52,21 @@ impl Table {
         slot.ofd.read().clone()
     }
 
-    /// Whether `fd` is ours.
+    /// Whether `fd` is served here.
     #[must_use]
     pub fn has(&self, fd: i32) -> bool {
         self.slot(fd)
             .is_some_and(|slot| slot.ours.load(Ordering::Acquire))
     }
 
-    /// Whether `fd` is known to be a descriptor of the mount.
+    /// Whether `fd` is known to be a descriptor of the mount that the kernel serves.
     #[must_use]
     pub fn is_given(&self, fd: i32) -> bool {
         self.slot(fd)
             .is_some_and(|slot| slot.given.load(Ordering::Relaxed))
     }
 
-    /// Remembers whether `fd` is a descriptor of the mount.
+    /// Records whether `fd` is a descriptor of the mount that the kernel serves.
     pub fn set_given(&self, fd: i32, given: bool) {
         if let Some(chunk) = given.then_some(fd).and_then(|fd| self.chunk(fd)) {
             chunk[fd as usize % CHUNK].given.store(true, Ordering::Relaxed);
@@ -75,7 +75,7 @@ impl Table {
         }
     }
 
-    /// The descriptors `first..=last` are closed.
+    /// Clears these marks of the descriptors `first..=last`, which are being closed.
     pub fn forget_given(&self, first: u32, last: u32) {
         let closed = first as usize..=last as usize;
         for (i, chunk) in self.chunks.iter().enumerate() {
@@ -87,7 +87,7 @@ impl Table {
         }
     }
 
-    /// Takes over what `parent` remembers.
+    /// Takes over the marks of `parent`.
     pub fn inherit_given(&self, parent: &Self) {
         for (i, chunk) in parent.chunks.iter().enumerate() {
             for (k, slot) in chunk.get().into_iter().flatten().enumerate() {
@@ -98,14 +98,14 @@ impl Table {
         }
     }
 
-    /// The part of the table with `fd`, made if it is not there; `None` if the number is too high.
+    /// Returns the chunk of the table that holds `fd`, making it if needed; `None` if the number is too high.
     fn chunk(&self, fd: i32) -> Option<&[Slot]> {
         let at = usize::try_from(fd).ok().filter(|at| *at < LIMIT)?;
         let fresh = || (0..CHUNK).map(|_| Slot::default()).collect();
         Some(self.chunks[at / CHUNK].get_or_init(fresh))
     }
 
-    /// Makes `fd` ours. False, and nothing done, if the number is too high.
+    /// Serves `fd` as `ofd`. False, with nothing done, if the number is too high.
     #[must_use]
     pub fn put(&self, fd: i32, ofd: Arc<Ofd>) -> bool {
         let Some(chunk) = self.chunk(fd) else {
@@ -121,7 +121,7 @@ impl Table {
         true
     }
 
-    /// `fd` is ours no more.
+    /// Stops serving `fd`. Returns its description.
     pub fn take(&self, fd: i32) -> Option<Arc<Ofd>> {
         let slot = self.slot(fd)?;
         if !slot.ours.swap(false, Ordering::AcqRel) {
@@ -130,13 +130,13 @@ impl Table {
         slot.ofd.write().take()
     }
 
-    /// Whether no descriptor ever was ours.
+    /// Whether no descriptor was ever served.
     #[must_use]
     pub fn is_unused(&self) -> bool {
         self.top.load(Ordering::Acquire) == 0
     }
 
-    /// All descriptors that are ours.
+    /// Returns all served descriptors.
     #[must_use]
     pub fn all(&self) -> Vec<(i32, Arc<Ofd>)> {
         (0..self.top.load(Ordering::Acquire) as i32)
@@ -144,7 +144,7 @@ impl Table {
             .collect()
     }
 
-    /// All descriptions that are ours, each once, with their descriptors.
+    /// Returns all served descriptions, each once, with their descriptors.
     #[must_use]
     pub fn descriptions(&self) -> Vec<(Arc<Ofd>, Vec<i32>)> {
         let mut found: Vec<(Arc<Ofd>, Vec<i32>)> = Vec::new();
@@ -161,7 +161,7 @@ impl Table {
         found
     }
 
-    /// Ours among `first..=last`.
+    /// Returns the served descriptors among `first..=last`.
     #[must_use]
     pub fn between(&self, first: u32, last: u32) -> Vec<i32> {
         let top = self.top.load(Ordering::Acquire).min(last as usize + 1);

@@ -1,5 +1,5 @@
-//! From paths to inodes of the mount: components, symbolic links, `..`. Says when a path leaves the mount,
-//! which is the kernel's business then.
+//! From paths to inodes of the mount: components, symbolic links, `..`. Reports a path that leaves the mount,
+//! which is left to the kernel.
 
 use crate::Errno;
 use smallvec::SmallVec;
@@ -7,21 +7,21 @@ use std::borrow::Cow;
 use varve_format::{FileKind, InodeAttr, InodeKey};
 use varve_libfs::{Cred, Fs};
 
-/// Bytes of a path below the mount, or of a name. Most are short, and then cost no allocation: a call on a
-/// path takes a quarter of a microsecond.
+/// A path below the mount, or a name. Most are short and need no allocation: a call on a path takes a quarter
+/// of a microsecond.
 pub type Route = SmallVec<[u8; 64]>;
 
-/// Most symbolic links in one walk.
+/// Upper bound on symbolic links in one walk, as in Linux.
 const LINKS_MAX: u32 = 40;
 
-/// Why a call does not go on here.
+/// The reason why a call is not served to its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stop {
-    /// The kernel is to do it.
+    /// The kernel is to make the call.
     Kernel,
-    /// The kernel made it already, with this result.
+    /// The kernel has made the call, with this result.
     Made(isize),
-    /// It failed.
+    /// The call failed.
     Errno(Errno),
 }
 
@@ -31,16 +31,16 @@ impl From<Errno> for Stop {
     }
 }
 
-/// A call that is made here, or not.
+/// The result of a call that LibFS serves, or the reason why it does not.
 pub type Here<T> = Result<T, Stop>;
 
-/// A failure.
+/// Returns a failure.
 pub const fn fail<T>(errno: i32) -> Here<T> {
     Err(Stop::Errno(Errno(errno)))
 }
 
-/// What a directory itself answers. One that was removed is there still for the kernel, if it is a working
-/// directory or open.
+/// Maps the error of a call on a directory itself. A removed directory still exists for the kernel if it is a
+/// working directory or open.
 fn of_removed(errno: Errno) -> Stop {
     match errno {
         Errno(libc::ESTALE) => Stop::Kernel,
@@ -48,27 +48,27 @@ fn of_removed(errno: Errno) -> Stop {
     }
 }
 
-/// Where a walk starts.
+/// The start of a walk.
 #[derive(Debug, Clone)]
 pub struct Start<'a> {
     /// Directory.
     pub dir: InodeKey,
     /// Its path below the mount.
     pub route: Route,
-    /// What is to be walked from there.
+    /// The path to walk from there.
     pub rest: &'a [u8],
 }
 
-/// Where a path leads.
+/// The result of a walk.
 #[derive(Debug)]
 pub struct Walked {
     /// Directory of the last component.
     pub dir: InodeKey,
     /// Last component; empty for the start itself, else perhaps `.` or `..`.
     pub name: Route,
-    /// What is there.
+    /// The inode of the last component, if it exists.
     pub target: Option<InodeAttr>,
-    /// The path said that it is a directory.
+    /// Whether the path requires a directory, by a slash at its end.
     pub slash: bool,
     /// Path of `dir` below the mount.
     pub route: Route,
@@ -96,11 +96,12 @@ fn step(route: &mut Route, name: &[u8]) {
     }
 }
 
-/// What the walk needs to know of symbolic links that leave the mount.
+/// Tells where absolute symbolic links, and paths that climb out of the mount, lead back into it.
 pub trait Mounted {
-    /// What follows the mount's path.
+    /// Returns the rest of `path` behind the mount's path.
     fn under_mount<'a>(&self, path: &'a [u8]) -> Option<&'a [u8]>;
-    /// What follows when `path`, walked from the directory that holds the mount, leads into it again.
+    /// Returns the rest of `path` if, walked from the directory that holds the mount, it leads into the mount
+    /// again.
     fn back_from_above<'a>(&self, path: &'a [u8]) -> Option<&'a [u8]>;
 }
 
@@ -115,7 +116,7 @@ impl Mounted for crate::config::Config {
     }
 }
 
-/// Walks `start`. The last component may be missing; if it is a symbolic link it is followed if `follow`, or
+/// Walks `start`. The last component may be missing; if it is a symbolic link, it is followed if `follow`, or
 /// if a slash comes after.
 ///
 /// # Errors
@@ -167,7 +168,7 @@ pub fn walk(fs: &Fs, mounted: &impl Mounted, start: Start<'_>, follow: bool, cre
                 });
             }
             Err(errno) if matches!(name, b"." | b"..") => return Err(of_removed(errno)),
-            // The directory was removed: there is nothing in it.
+            // The directory was removed, so it is empty.
             Err(Errno(libc::ESTALE)) => return fail(libc::ENOENT),
             Err(errno) => return Err(errno.into()),
         };
@@ -209,7 +210,7 @@ pub fn walk(fs: &Fs, mounted: &impl Mounted, start: Start<'_>, follow: bool, cre
     }
 }
 
-/// `path` without the slashes at its end (one is left if there is nothing else).
+/// Returns `path` without the slashes at its end (one is left if there is nothing else).
 #[must_use]
 pub fn bare(path: &[u8]) -> &[u8] {
     let mut path = path;

@@ -1,5 +1,5 @@
-//! Which inodes are watched in mounts' kernels, as this process knows it. Owns the set of the newest
-//! generation; does not know what becomes of calls on them ([`calls`](crate::calls) does, ADR 26).
+//! The inodes watched in mounts' kernels, as this process knows them. Owns the set of the newest generation;
+//! does not know how calls on watched inodes are made ([`calls`](crate::calls) does, ADR 26).
 
 use crate::ofd::Ofd;
 use parking_lot::RwLock;
@@ -7,10 +7,11 @@ use std::sync::Arc;
 use varve_format::InodeKey;
 use varve_libfs::{Fs, Watched};
 
-/// The attribute of the mount's root by which its process is told of marks; see `watches.rs` of the mount.
+/// The attribute of the mount's root by which the mount's process is told of marks; see `watches.rs` of the
+/// mount.
 pub const ATTRIBUTE: &str = "system.varve.watched";
 
-/// What is watched.
+/// The set of watched inodes.
 #[derive(Debug, Clone, Default)]
 pub struct Set(Arc<Watched>);
 
@@ -21,21 +22,21 @@ impl Set {
         self.0.all || self.0.numbers.binary_search(&key.number()).is_ok()
     }
 
-    /// Whether calls on an open file make events: for the file, or in the directory where it was opened.
+    /// Whether calls on an open file raise events: for the file, or in the directory where it was opened.
     #[must_use]
     pub fn has_open(&self, ofd: &Ofd) -> bool {
         self.has(ofd.key()) || self.has(ofd.parent)
     }
 }
 
-/// The newest set that this process has asked for.
+/// The newest set that this process has requested.
 #[derive(Debug, Default)]
 pub struct Watches {
     known: RwLock<(u64, Set)>,
 }
 
 impl Watches {
-    /// What is watched now, if anything, and whether that is news.
+    /// Returns the present set, if there are watches, and whether it is new.
     #[must_use]
     pub fn now(&self, fs: &Fs) -> Option<(Set, bool)> {
         let generation = fs.watch_generation();
@@ -48,7 +49,7 @@ impl Watches {
                 return Some((known.1.clone(), false));
             }
         }
-        // Without an answer everything may be watched.
+        // Without a reply, any inode may be watched.
         let (generation, watched) = fs.watched().unwrap_or((
             0,
             Watched {

@@ -1,5 +1,5 @@
-//! Committed metadata blocks in DRAM, from every tier. Verifies what it loads; never writes. Remembers which
-//! blocks of NVM were used lately.
+//! Committed metadata blocks in DRAM, from every tier. Verifies the blocks that it loads; never writes.
+//! Records which blocks of NVM were used recently.
 
 use crate::layout::Layout;
 use crate::{Devices, Result, StoreError};
@@ -13,7 +13,7 @@ use varve_format::{BLOCK_BYTES, BLOCK_SIZE, Block, BlockNo, Extent, Tier, verify
 
 const SHARDS: usize = 16;
 
-/// The cache; its content is the committed state as long as the publishing lock is held for reading.
+/// The metadata cache. Its content is the committed state as long as the publishing lock is held for reading.
 pub(crate) struct MetaCache {
     devices: Devices,
     layout: Layout,
@@ -24,7 +24,7 @@ pub(crate) struct MetaCache {
     cold_reads: [AtomicU64; 3],
 }
 
-/// Blocks of NVM that were used since they were last asked for, a bit each. A hint.
+/// Blocks of NVM that were used since the last query, a bit each. A hint.
 struct Used(Vec<AtomicU64>);
 
 impl Used {
@@ -35,7 +35,7 @@ impl Used {
     fn note(&self, block: u64) {
         if let Some(word) = self.0.get((block / 64) as usize) {
             let mask = 1 << (block % 64);
-            // Mostly it is set, and a look costs other readers nothing.
+            // The bit is mostly set already, and a load does not disturb other readers.
             if word.load(Ordering::Relaxed) & mask == 0 {
                 word.fetch_or(mask, Ordering::Relaxed);
             }
@@ -50,7 +50,7 @@ impl Used {
     }
 }
 
-/// Where blocks of the committed inode file are. It is asked for each inode.
+/// Locations of the blocks of the committed inode file, which are needed for every inode.
 #[derive(Default)]
 pub(crate) struct InodeFile {
     /// Length and first block, with its tier, by first block of the file.
@@ -58,20 +58,20 @@ pub(crate) struct InodeFile {
 }
 
 impl InodeFile {
-    /// Where block `index` lies, if it was asked for before.
+    /// Returns the location of block `index` if it was looked up before.
     pub(crate) fn block(&self, index: u64) -> Option<BlockNo> {
         let runs = self.runs.read();
         let (first, (len, block)) = runs.range(..=index).next_back()?;
         (index - first < *len).then(|| BlockNo(block + (index - first)))
     }
 
-    /// Keeps an extent of the committed tree.
+    /// Stores an extent of the committed tree.
     pub(crate) fn learn(&self, extent: &Extent) {
         let run = (u64::from(extent.len), BlockNo::on(extent.tier, extent.block.0).0);
         self.runs.write().insert(extent.file_block.0, run);
     }
 
-    /// The tree changes.
+    /// Forgets all extents, because the tree changes.
     pub(crate) fn clear(&self) {
         self.runs.write().clear();
     }
@@ -95,17 +95,17 @@ impl MetaCache {
         &self.inode_file
     }
 
-    /// Blocks read from a slower tier.
+    /// Returns the number of blocks read from a slower tier.
     pub(crate) fn cold_reads(&self, tier: Tier) -> u64 {
         self.cold_reads[tier as usize].load(Ordering::Relaxed)
     }
 
-    /// A block is used; nothing if it is not in NVM.
+    /// Notes the use of a block; does nothing if it is not in NVM.
     pub(crate) fn note_used(&self, block: BlockNo) {
         self.used.note(block.0);
     }
 
-    /// Whether a block of NVM was used since the last call.
+    /// Returns whether a block of NVM was used since the last call.
     pub(crate) fn take_used(&self, block: BlockNo) -> bool {
         self.used.take(block.0)
     }
@@ -114,7 +114,7 @@ impl MetaCache {
         &self.shards[block as usize % SHARDS]
     }
 
-    /// The block, verified unless it is `raw` (inode images check themselves).
+    /// Returns the block, verified unless it is `raw` (inode images have their own checksums).
     pub(crate) fn load(&self, block: BlockNo, raw: bool) -> Result<Arc<Block>> {
         self.load_checked(block, |bytes| {
             if raw {
@@ -124,7 +124,7 @@ impl MetaCache {
         })
     }
 
-    /// The block; `check` sees it when it comes from its medium.
+    /// Returns the block; calls `check` when it is read from its medium.
     pub(crate) fn load_checked(
         &self,
         block: BlockNo,
@@ -141,7 +141,7 @@ impl MetaCache {
         Ok(loaded)
     }
 
-    /// The bytes of a block as they lie on its medium.
+    /// Reads the bytes of a block from its medium.
     pub(crate) fn read_medium(&self, block: BlockNo) -> Result<Box<Block>> {
         let mut bytes: Box<Block> = Box::new([0; BLOCK_SIZE]);
         match block.home() {
@@ -167,12 +167,12 @@ impl MetaCache {
         Ok(bytes)
     }
 
-    /// Puts committed content.
+    /// Stores the committed content of a block.
     pub(crate) fn put(&self, block: u64, content: Arc<Block>) {
         self.shard(block).lock().put(block, content);
     }
 
-    /// Forgets a block that was freed, so that a later life is not read from here.
+    /// Forgets a freed block, so that its old content is not read after the block is reused.
     pub(crate) fn forget(&self, block: u64) {
         self.shard(block).lock().pop(&block);
     }

@@ -1,4 +1,4 @@
-//! Checking a pool: walks every structure and says what contradicts what, with the data a repair needs.
+//! Checks a pool: walks every structure and reports contradictions, with the data that a repair needs.
 //! Changes nothing.
 
 mod finding;
@@ -50,7 +50,7 @@ impl Usage {
     }
 }
 
-/// Collects what the trees tell.
+/// Collects the results of tree walks.
 struct Walk<'a> {
     owner: Ino,
     blocks: Vec<BlockNo>,
@@ -114,7 +114,7 @@ impl Store {
         Ok(usage.findings)
     }
 
-    /// Superblock copies, the journal's headers, the fixed areas' blocks.
+    /// Checks the superblock copies, the journal's headers and the blocks of the fixed areas.
     fn check_fixed(&self) -> Result<Vec<Finding>> {
         let mut findings = Vec::new();
         for copy in crate::pool::bad_superblocks(&self.devices, &self.superblock())? {
@@ -135,7 +135,7 @@ impl Store {
         Ok(findings)
     }
 
-    /// Data on NVM that does not have its checksum: reads of it do not compare. Transactions go on meanwhile.
+    /// Finds data on NVM with a wrong checksum, which reads do not compare. Transactions continue meanwhile.
     ///
     /// # Errors
     /// A tree is damaged, or a device failed.
@@ -152,7 +152,7 @@ impl Store {
             .collect())
     }
 
-    /// Compares all data with its checksums. Transactions go on meanwhile.
+    /// Compares all data with its checksums. Transactions continue meanwhile.
     ///
     /// # Errors
     /// The inodes cannot be enumerated, or [checks have ended](Self::end_checks).
@@ -166,13 +166,13 @@ impl Store {
         let blocks = self.snapshot().reader().state()?.inode_blocks.get();
         for ino in (1..blocks * INODES_PER_BLOCK).map(Ino) {
             self.goes_on(begun)?;
-            // One image that is damaged is no reason not to look at the other files.
+            // A damaged image must not end the check of the other files.
             match self.slot(ino) {
                 Ok(InodeSlot::Used(inode))
                     if matches!(inode.content, Content::File(_))
                         && inode.attr.kind() == FileKind::Regular =>
                 {
-                    // What its log redoes is not damaged.
+                    // Blocks that a log redoes are not damaged.
                     if !self.may_be_torn(ino) {
                         inos.push(ino);
                     }
@@ -191,7 +191,7 @@ impl Store {
             loop {
                 let batch = match self.map(ino, from, 64) {
                     Ok(batch) => batch,
-                    // Removed meanwhile.
+                    // The file was removed meanwhile.
                     Err(StoreError::NoInode(_) | StoreError::WrongKind { .. }) => break,
                     Err(error) => {
                         self.note_damage(&error);
@@ -230,7 +230,7 @@ impl Store {
             let Err(error) = self.verify_block(extent.tier, block) else {
                 continue;
             };
-            // The file may have changed since the map was read: then the block is not its any more.
+            // The file may have changed since the map was read, and the block may no longer be part of it.
             let file_block = varve_format::FileBlock(extent.file_block.0 + at);
             let still = self.map(ino, file_block, 1).is_ok_and(|now| {
                 now.first()
@@ -341,7 +341,8 @@ impl Store {
         Ok(())
     }
 
-    /// A node of a tree, or a block of its own. On a slower tier it must also have its checksum there.
+    /// Claims a node of a tree, or a block of its own. On a slower tier the block must also have its checksum
+    /// in that tier's table.
     fn claim_node(
         &self,
         reader: &MetaReader<'_, Committed<'_>>,
@@ -355,7 +356,7 @@ impl Store {
             return;
         };
         usage.claim(self, tier, number, owner);
-        // That it can be read is known, or named already.
+        // Failures to read it were reported by the walk.
         if tier != Tier::Nvm
             && let Ok(Err(error)) = reader.view.read(block, |bytes| reader.check_cold(block, bytes))
         {
@@ -459,7 +460,7 @@ impl Store {
         Ok(())
     }
 
-    /// Compares bitmaps with what is used, and the allocator with the bitmaps.
+    /// Compares the bitmaps with the blocks in use, and the allocator with the bitmaps.
     fn check_space(&self, usage: &mut Usage) -> Result<()> {
         for tier in Tier::ALL {
             let mut leak: Option<(u64, u64)> = None;
@@ -522,7 +523,7 @@ impl Store {
             }
             let open = reader.open_unit(tier)?;
             for unit in 0..self.layout.blocks(tier) / unit_blocks {
-                // One that cannot be read is named already.
+                // An unreadable row was reported before.
                 let Ok(row) = reader.unit_row(tier, unit) else {
                     continue;
                 };
@@ -577,7 +578,7 @@ impl Store {
     }
 }
 
-/// Whether an error is about an image, or the block that it is in, and not about all of them.
+/// Returns whether an error concerns only one image, or the block that contains it.
 fn is_one_block(error: &StoreError) -> bool {
     let damaged = matches!(
         error,

@@ -1,14 +1,15 @@
-//! Metadata on slower tiers: which goes, how it goes and how it comes back. Decides nothing about data.
+//! Metadata on slower tiers: the choice of blocks to demote, their demotion and their promotion. Decides
+//! nothing about data.
 //!
-//! A block that goes is written to the data space of SSD or HDD as it is, but for its own number, and what
-//! points to it changes in the same transaction: so it is durable before the record that names it, and its
-//! old place is free after it. The tier's table of checksums has the complement of its checksum, which tells
-//! it from data. It is read where it is, and comes back to NVM to be changed. Children go before their
-//! parents, and a block of the inode file when all that hangs on its inodes is away: so what is away never
-//! points to NVM.
+//! A demoted block is written to the data space of SSD or HDD unchanged except for its own number, and the
+//! pointer to it changes in the same transaction. So it is durable before the record that names it, and its
+//! old place is free after that. The tier's checksum table holds the complement of its checksum, which
+//! distinguishes it from data. It is read in place, and promoted to NVM to be changed. Children are demoted
+//! before their parents, and a block of the inode file after everything below its inodes: so a demoted block
+//! never points to NVM.
 //!
-//! What goes is found by a hand that moves through the inode file and leaves what was used since it last came
-//! by.
+//! A clock hand that moves through the inode file chooses the blocks to demote; it leaves blocks that were
+//! used since its last pass.
 
 use crate::pool::Store;
 use crate::pool::demotion_state::Futile;
@@ -20,47 +21,47 @@ use varve_extent_tree::{ExtentTree, MetaIo, MetaRead};
 use varve_format::inode::{Content, INODES_PER_BLOCK, InodeSlot};
 use varve_format::{BlockHeader, BlockKind, Ino, Tier, TxId};
 
-/// Below this part of the NVM, room for metadata is made before anything else is done…
+/// If less than this part of the NVM (1/32) is left for metadata, room is made before other work…
 const LOW: u64 = 32;
-/// …until this part is left; below it, room is made in the background.
+/// …until this part (1/16) is left; below it, room is made in the background.
 const ENOUGH: u64 = 16;
-/// Most blocks of one transaction that makes room.
+/// Maximum number of blocks that one transaction demotes.
 const STEP_BLOCKS: u64 = 1024;
-/// Most blocks of the inode file that one transaction looks at.
+/// Maximum number of blocks of the inode file that one transaction examines.
 const STEP_LOOKS: u64 = 1024;
-/// Transactions until it is tried again after nothing could go.
+/// Transactions before the next attempt after no block could be demoted.
 const FUTILE_TX: u64 = 64;
-/// Times that room is made for one transaction because others took it.
+/// Attempts to make room for one transaction, while others use it up.
 const ROOM_ROUNDS: usize = 16;
-/// Blocks of NVM that an operation of a batch takes, mostly; the store has the last word.
+/// Estimated blocks of NVM that an operation of a batch takes; the store decides in the end.
 const OP_BLOCKS: u64 = 2;
 
 /// Movement of metadata between tiers, in blocks, since the pool was opened.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DemotionStats {
-    /// Went to slower tiers.
+    /// Blocks demoted to slower tiers.
     pub away: u64,
-    /// Came back to be changed.
+    /// Blocks promoted to NVM to be changed.
     pub back: u64,
-    /// Were read from slower tiers.
+    /// Blocks read from slower tiers.
     pub reads: u64,
 }
 
-/// How a transaction that sends metadata away ended.
+/// The result of a transaction that demotes metadata.
 #[derive(Debug, Default)]
 struct Step {
     moved: u64,
-    /// Blocks of the inode file that the hand passed.
+    /// Blocks of the inode file that the hand has passed.
     passed: u64,
     full: bool,
 }
 
-/// Whether to go on: asked before each block.
+/// Called before each block; returns whether to continue.
 type More<'m> = &'m mut dyn FnMut(&mut TxState<'_>) -> bool;
 
 impl TxState<'_> {
-    /// Sends away what hangs on the inodes of a block of the inode file, then the block. False: it was
-    /// stopped before the end.
+    /// Demotes everything below the inodes of a block of the inode file, then the block itself. Returns false
+    /// if it was stopped before the end.
     fn demote_at(&mut self, index: u64, more: More<'_>) -> Result<bool> {
         let Some(block) = self.reader().inode_block(index)?.filter(|block| !block.is_cold()) else {
             return Ok(true);
@@ -84,7 +85,7 @@ impl TxState<'_> {
         Ok(true)
     }
 
-    /// Sends away what hangs on an inode; whether all of it is.
+    /// Demotes everything below an inode; returns whether all of it is demoted.
     fn demote_trees(&mut self, ino: Ino, more: More<'_>) -> Result<bool> {
         let InodeSlot::Used(old) = self.reader().slot(ino)? else {
             return Ok(true);
@@ -123,7 +124,7 @@ impl TxState<'_> {
         Ok(away)
     }
 
-    /// Whether the record has room for one more block to go, with what the tier's next unit may need.
+    /// Returns whether the record has room for one more demoted block, and for the tier's next unit.
     fn spare_room(&mut self) -> bool {
         let mut needed = 2 * OP_ROOM;
         let bound = self.writer.journal.bound();
@@ -139,7 +140,7 @@ impl TxState<'_> {
         self.room_at_least(needed) >= needed
     }
 
-    /// The first block of the inode file from `at` on that is in NVM.
+    /// Returns the first block of the inode file from `at` on that is in NVM.
     fn next_warm(&self, at: u64, end: u64) -> Result<Option<u64>> {
         let root = self.reader().inode_root()?;
         let mut at = at;
@@ -155,7 +156,7 @@ impl TxState<'_> {
         }
     }
 
-    /// Goes on from `at` through the inode file; where it came to.
+    /// Demotes blocks of the inode file from `at` on, and sets `at` to the position reached.
     fn demote_from(&mut self, at: &mut u64, limit: u64, step: &mut Step) -> Result<()> {
         let end = self.reader().state()?.inode_blocks.get();
         if *at >= end {
@@ -170,7 +171,7 @@ impl TxState<'_> {
             };
             step.passed += next - *at;
             *at = next;
-            // A block that cannot be read is left where it is.
+            // An unreadable block stays where it is.
             let done = self.demote_at(next, more).inspect_err(|_| *at = next + 1)?;
             if !done {
                 return Ok(());
@@ -183,7 +184,7 @@ impl TxState<'_> {
 }
 
 impl Store {
-    /// What metadata has moved between tiers since the pool was opened.
+    /// Returns the amount of metadata moved between tiers since the pool was opened.
     #[must_use]
     pub fn demotion_stats(&self) -> DemotionStats {
         let demoting = self.demotion.lock();
@@ -197,11 +198,11 @@ impl Store {
         }
     }
 
-    /// Sends metadata to slower tiers where NVM has little room left for it. Nothing in pools of before
+    /// Demotes metadata to slower tiers if NVM has little room left for it. Does nothing in pools older than
     /// format 2, or without a slower tier.
     ///
     /// # Errors
-    /// `Latched`, or a device failed. That nothing could go is no error.
+    /// `Latched`, or a device failed. It is no error if no block could be demoted.
     pub fn make_room_for_metadata(&self) -> Result<()> {
         let (left, total) = self.space.lock().nvm();
         if left < total / LOW && self.layout.demotes() {
@@ -210,7 +211,7 @@ impl Store {
         Ok(())
     }
 
-    /// As [`begin`](Self::begin), after room was made for metadata if there was little.
+    /// As [`begin`](Self::begin), after making room for metadata if there is little.
     ///
     /// # Errors
     /// As `begin`.
@@ -218,7 +219,7 @@ impl Store {
         for _ in 0..ROOM_ROUNDS {
             self.make_room_for_metadata()?;
             let tx = self.begin()?;
-            // Whoever had the turn before may have used it up.
+            // The transaction before this one may have used the room up.
             let (left, total) = self.space.lock().nvm();
             if left >= total / LOW || !self.layout.demotes() || self.is_futile() {
                 return Ok(tx);
@@ -227,8 +228,8 @@ impl Store {
         self.begin()
     }
 
-    /// How many operations may be tried in one transaction, so that the metadata which they change mostly
-    /// finds room in NVM.
+    /// Returns the number of operations to try in one transaction, such that NVM mostly has room for the
+    /// metadata that they change.
     #[must_use]
     pub fn room_for_ops(&self) -> usize {
         if !self.layout.demotes() {
@@ -238,7 +239,8 @@ impl Store {
         usize::try_from(left / OP_BLOCKS).unwrap_or(usize::MAX).max(1)
     }
 
-    /// Sends some metadata away before there is too little room; how many blocks. For the background.
+    /// Demotes some metadata before room becomes too scarce; returns the number of blocks. For the
+    /// background.
     ///
     /// # Errors
     /// `Latched`, or a device failed.
@@ -250,8 +252,8 @@ impl Store {
         self.demote_some(STEP_BLOCKS / 4).map(|step| step.moved)
     }
 
-    /// Sends away up to `blocks` blocks of metadata that were not used lately, then of those that were,
-    /// whatever room there is; how many.
+    /// Demotes up to `blocks` blocks of metadata, those not used recently first, regardless of the free room;
+    /// returns their number.
     ///
     /// # Errors
     /// `Latched`, or a device failed.
@@ -276,12 +278,12 @@ impl Store {
     }
 
     fn went_round_twice(&self, passed: u64) -> Result<bool> {
-        // Once to see what is not used, once to send it.
+        // One round to clear the marks of use, one to demote.
         let all = self.snapshot().reader().state()?.inode_blocks.get();
         Ok(passed > 2 * all)
     }
 
-    /// Whether there is little room for metadata, and none could go lately.
+    /// Returns whether there is little room for metadata, and no block could be demoted recently.
     #[must_use]
     pub fn demotes_in_vain(&self) -> bool {
         let (left, total) = self.space.lock().nvm();
@@ -294,8 +296,9 @@ impl Store {
         futile.is_some_and(|futile| newest < futile.until && room <= futile.room)
     }
 
-    /// Nothing can go now. What full tiers had is little enough that those who free space must find it there:
-    /// for each block that comes back to NVM to be changed another one can go.
+    /// Notes that no block can be demoted at present. If the slower tiers are full, their room is recorded,
+    /// and the pause ends as soon as they have more: each block promoted to NVM to be changed leaves its
+    /// place there to another one.
     fn note_futile(&self, full: bool) {
         let room = if full {
             self.space.lock().slower_room()
@@ -307,7 +310,7 @@ impl Store {
         tracing::debug!("no metadata can go to a slower tier now");
     }
 
-    /// Sends metadata away until so many blocks of NVM are left for it, or nothing can go any more.
+    /// Demotes metadata until `enough` blocks of NVM are left for it, or no more can be demoted.
     fn demote_until(&self, enough: u64) -> Result<()> {
         if self.is_futile() {
             return Ok(());
@@ -319,12 +322,13 @@ impl Store {
                 passed = 0;
                 continue;
             }
-            // At least one, so that it ends whatever happens.
+            // At least one, so that the loop always ends.
             passed += step.passed.max(1);
             if !step.full && !self.went_round_twice(passed)? {
                 continue;
             }
-            // What came back from the slower tiers may only wait for the journal there.
+            // Blocks promoted from the slower tiers may still occupy space there until the journal's tail
+            // moves.
             if released || !self.space.lock().waits_for_tail() {
                 self.note_futile(step.full);
                 return Ok(());
@@ -336,7 +340,7 @@ impl Store {
         Ok(())
     }
 
-    /// One transaction that sends metadata away, at most `limit` blocks.
+    /// Runs one transaction that demotes metadata, at most `limit` blocks.
     fn demote_some(&self, limit: u64) -> Result<Step> {
         let mut step = Step::default();
         let mut at = self.demotion.lock().hand;
@@ -358,7 +362,7 @@ impl Store {
                     self.latch_on(&error);
                     return Err(error);
                 }
-                // What cannot be read stays where it is; the hand has passed it.
+                // An unreadable block stays where it is; the hand has passed it.
                 tracing::warn!(%error, "metadata is left in NVM");
                 self.note_damage(&error);
                 step.passed += 1;

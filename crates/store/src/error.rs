@@ -1,4 +1,4 @@
-//! The one error of this crate. What a client is told about it is the daemon's business.
+//! The error type of this crate. The daemon decides what to report to a client.
 
 use std::sync::Arc;
 use varve_extent_tree::TreeError;
@@ -10,20 +10,20 @@ use varve_media::MediaError;
 /// Short form.
 pub type Result<T> = std::result::Result<T, StoreError>;
 
-/// What went wrong in the shared area.
+/// An error of the shared area.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// No tier has that many blocks left (blocks not yet released count as in use).
+    /// No tier has this number of blocks left (blocks not yet released count as in use).
     #[error("no space for {blocks} blocks")]
     NoSpace {
-        /// Blocks that were wanted.
+        /// Requested number of blocks.
         blocks: u64,
     },
     /// A table of fixed size is full.
     #[error("the {0} table is full")]
     TableFull(&'static str),
-    /// No such inode, or a later life of its number.
+    /// No such inode, or its number has a later generation.
     #[error("no inode {0}")]
     NoInode(InodeKey),
     /// The inode is of another kind than the call needs.
@@ -31,7 +31,7 @@ pub enum StoreError {
     WrongKind {
         /// Inode.
         ino: Ino,
-        /// What the call needs.
+        /// The kind that the call needs.
         wanted: &'static str,
     },
     /// The name or attribute is not there.
@@ -63,7 +63,7 @@ pub enum StoreError {
     /// An earlier error left the transaction half done; it can only be dropped.
     #[error("the transaction met an error before and can only be given up")]
     Poisoned,
-    /// [`Store::end_checks`](crate::Store::end_checks).
+    /// The check was ended by [`Store::end_checks`](crate::Store::end_checks).
     #[error(
         "the daemon stops, and its check with it: check the pool again when it is served, or as it lies \
         when it has stopped"
@@ -83,7 +83,7 @@ pub enum StoreError {
     Block {
         /// The block, with its tier.
         block: BlockNo,
-        /// What is wrong.
+        /// The fault.
         fault: HeaderFault,
     },
     /// An inode image is damaged.
@@ -91,7 +91,7 @@ pub enum StoreError {
     Inode {
         /// Inode.
         ino: Ino,
-        /// What is wrong.
+        /// The fault.
         fault: InodeFault,
     },
     /// A data block does not have the content that was written.
@@ -115,7 +115,7 @@ pub enum StoreError {
     Superblock {
         /// NVM device.
         device: String,
-        /// What is wrong with the better copy.
+        /// The fault of the better copy.
         fault: SuperblockError,
     },
     /// The devices do not fit the pool.
@@ -131,7 +131,7 @@ pub enum StoreError {
         tx: TxId,
         /// Where it should be.
         offset: u64,
-        /// A later one that was found.
+        /// A later record that was found.
         later: TxId,
     },
     /// Something on media contradicts itself.
@@ -140,8 +140,8 @@ pub enum StoreError {
 }
 
 impl StoreError {
-    /// Whether there is no space, on the pool's tiers or on the host's disk under them: nothing is wrong, and
-    /// it may work later.
+    /// Returns whether there is no space, on the pool's tiers or on the host's disk under them: nothing is
+    /// damaged, and a retry may succeed.
     #[must_use]
     pub fn is_no_space(&self) -> bool {
         match self {
@@ -151,7 +151,7 @@ impl StoreError {
         }
     }
 
-    /// Whether a device failed, in whatever it was to do.
+    /// Returns whether a device failed, in any operation.
     #[must_use]
     pub fn is_device(&self) -> bool {
         match self {
@@ -161,15 +161,15 @@ impl StoreError {
         }
     }
 
-    /// Whether nothing more may be written: a device failed to, or is gone. What cannot be read is not there
-    /// for those who need it, and a transaction that needs it never was; what others write is not touched by
-    /// that.
+    /// Returns whether nothing more may be written: a device failed to write, or is gone. A failed read is no
+    /// such error: it fails the transactions that need the data, which then never took effect, and does not
+    /// affect others.
     #[must_use]
     pub fn stops_writing(&self) -> bool {
         self.is_device() && !self.is_failed_read()
     }
 
-    /// Whether a device could not read. For whoever only reads that is no reason to write nothing any more.
+    /// Returns whether a device could not read, which is no reason to stop writing.
     #[must_use]
     pub fn is_failed_read(&self) -> bool {
         matches!(self, Self::Media(error) if error.is_failed_read())

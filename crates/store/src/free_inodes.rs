@@ -1,4 +1,4 @@
-//! Where free inode numbers are. Hints only: a transaction that is given up leaves them as they are, so each
+//! Locations of free inode numbers. Hints only: a transaction that is given up does not restore them, so each
 //! is verified when it is used.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -7,18 +7,18 @@ use varve_format::inode::INODES_PER_BLOCK;
 /// Blocks of the inode file by how many of their images are free.
 #[derive(Debug, Default)]
 pub(crate) struct FreeInodes {
-    /// Known to have free images, with how many.
+    /// Number of free images by block, for blocks known to have some.
     free: BTreeMap<u64, u64>,
-    /// The same, by how many (from one).
+    /// Blocks of `free` by their number of free images; index 0 is one image.
     by_free: [BTreeSet<u64>; INODES_PER_BLOCK as usize],
-    /// Blocks from this one on have not been looked at.
+    /// First block that has not been examined.
     scan: u64,
     /// Sum over all known blocks.
     known: u64,
 }
 
 impl FreeInodes {
-    /// `block` has `free` free images.
+    /// Notes that `block` has `free` free images.
     pub(crate) fn note(&mut self, block: u64, free: u64) {
         let free = free.min(INODES_PER_BLOCK);
         let before = if free > 0 {
@@ -36,14 +36,14 @@ impl FreeInodes {
         }
     }
 
-    /// One more image of `block` is free. Nothing where it will be looked at yet.
+    /// Notes that one more image of `block` is free. Does nothing if the block is still to be examined.
     pub(crate) fn note_one_more(&mut self, block: u64) {
         if block < self.scan {
             self.note(block, self.free.get(&block).map_or(1, |free| free + 1));
         }
     }
 
-    /// The block nearest to `home` among those with at least `count` free images.
+    /// Returns the block nearest to `home` among those with at least `count` free images.
     pub(crate) fn near(&self, home: u64, count: u64) -> Option<u64> {
         let from = count.clamp(1, INODES_PER_BLOCK) as usize - 1;
         let nearest = |blocks: &BTreeSet<u64>| {
@@ -59,7 +59,7 @@ impl FreeInodes {
             .min_by_key(|block| block.abs_diff(home))
     }
 
-    /// The block with the most free images.
+    /// Returns a block with the most free images.
     pub(crate) fn fullest(&self) -> Option<u64> {
         self.by_free
             .iter()
@@ -67,7 +67,7 @@ impl FreeInodes {
             .find_map(|blocks| blocks.first().copied())
     }
 
-    /// The next block to look at, of `blocks` in all.
+    /// Returns the next block to examine, of `blocks` in all.
     pub(crate) fn next_unseen(&mut self, blocks: u64) -> Option<u64> {
         let next = self.scan;
         (next < blocks).then(|| {
@@ -76,17 +76,17 @@ impl FreeInodes {
         })
     }
 
-    /// There are `free` free images in all. Looks at everything again if most of them are not known: those
-    /// that transactions took and gave up.
+    /// Compares the known free images with `free`, their total. Starts a new search if most of them are
+    /// unknown: transactions took them and were given up.
     pub(crate) fn compare(&mut self, free: u64, blocks: u64) {
         if self.scan >= blocks && self.known < free / 2 {
             self.scan = 0;
         }
     }
 
-    /// The inode file has grown by `blocks`, with nothing in them.
+    /// Notes that the inode file has grown by `blocks`, all of them free.
     pub(crate) fn grown(&mut self, blocks: std::ops::Range<u64>) {
-        // Where others before are unseen still, these are seen with them.
+        // If earlier blocks are not examined yet, the scan reaches these blocks later.
         if self.scan >= blocks.start {
             self.scan = blocks.end;
         }

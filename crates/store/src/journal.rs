@@ -1,4 +1,4 @@
-//! The ring of redo records: scan, append, move the tail. Does not know what the ranges mean.
+//! The ring of redo records: scan, append, move the tail. Does not interpret the ranges.
 
 use crate::seeded::{Bug, armed};
 use crate::{Result, StoreError};
@@ -12,12 +12,11 @@ use varve_media::Region;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Room in the journal record for one small operation, in bytes: begin none with less
-/// [`Tx::room`](crate::Tx::room).
+/// Bytes of journal record for one small operation: begin none if [`Tx::room`](crate::Tx::room) is less.
 pub const OP_ROOM: u64 = 24 << 10;
-/// Bytes of the ring that are read at once when it is looked through.
+/// Bytes of the ring read at once by a scan.
 const SCAN_BYTES: u64 = 1 << 20;
-/// Why a whole journal of another pool is refused.
+/// Message for a sound journal of another pool.
 pub(crate) const STRANGER: &str = "it belongs to another pool";
 
 /// The journal of an open pool; used under the writer's lock.
@@ -32,22 +31,22 @@ pub(crate) struct Journal {
     tail_tx: TxId,
 }
 
-/// Puts the ranges of one record in place.
+/// Applies the ranges of one record to their blocks.
 pub(crate) type Apply<'a> = dyn FnMut(&[Range<'_>]) -> Result<()> + 'a;
 
-/// What a scan found.
+/// The result of a scan.
 #[derive(Debug, Default)]
 pub(crate) struct Scan {
     pub(crate) records: u64,
     pub(crate) bytes: u64,
     pub(crate) torn: bool,
-    /// One copy of the header alone tells the tail: the other is damaged, or older.
+    /// Only one copy of the header has the tail: the other is damaged, or older.
     pub(crate) uneven: bool,
     pub(crate) damage: Option<StoreError>,
 }
 
-/// Most that a block's differences cost: ranges are so far apart that what lies between them would cost more
-/// than their headers.
+/// Maximum record bytes for the differences of a block: ranges are joined unless the gap between them costs
+/// more than a range header.
 pub(crate) const DIFF_MAX: u64 =
     (varve_format::BLOCK_SIZE + 2 * varve_format::journal::RANGE_HEADER_SIZE + 20) as u64;
 
@@ -107,7 +106,7 @@ impl Journal {
         Self::format_after(region, uuid, len, TxId(0))
     }
 
-    /// Makes an empty journal that goes on after transaction `newest`; durable when this returns.
+    /// Makes an empty journal that continues after transaction `newest`; durable when this returns.
     pub(crate) fn format_after(
         region: &Arc<dyn Region>,
         uuid: [u8; 16],
@@ -127,8 +126,8 @@ impl Journal {
         for (sequence, _) in (1..).zip(HEADER_OFFSETS) {
             journal.write_header(sequence)?;
         }
-        // A record of an earlier pool cannot be taken for one of this: its uuid differs. One of a pool with
-        // the same uuid (made again by force) could.
+        // Records of an earlier pool are told apart by its uuid, unless the pool was made again by force with
+        // the same uuid: so the ring is zeroed.
         let zeros = vec![0; 64 << 10];
         let mut at = RING_START;
         while at < len {
@@ -148,7 +147,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Stores the header; where. Not durable.
+    /// Stores the header, not durably; returns its offset.
     fn store_header(&self, sequence: u64) -> Result<u64> {
         let header = JournalHeader {
             magic: JournalHeader::MAGIC,
@@ -171,7 +170,7 @@ impl Journal {
         Ok(offset)
     }
 
-    /// Finds the tail and hands every committed record to `apply(tx, ranges)`, in order.
+    /// Finds the tail and passes every committed record to `apply`, in order.
     pub(crate) fn open(
         region: Arc<dyn Region>,
         uuid: [u8; 16],
@@ -241,7 +240,7 @@ impl Journal {
         Ok((journal, scan))
     }
 
-    /// The record `newest + 1`, at the head or at the start of the ring.
+    /// Returns the record `newest + 1`, at the head or at the start of the ring.
     fn next_record(&self) -> Result<Option<(u64, RecordHeader, Vec<u8>)>> {
         let wraps = usize::from(!armed(Bug::ReplayNoWrap));
         for start in [self.head, RING_START].into_iter().take(1 + wraps) {
@@ -275,8 +274,8 @@ impl Journal {
             .filter(|header| header.is_valid(self.uuid)))
     }
 
-    /// Every valid header in a ring, wherever a record may start, ascending. Read in large pieces: of a
-    /// journal in a file each read is a system call past the page cache.
+    /// Visits every valid header in a ring, at every place where a record may start, ascending. Reads large
+    /// pieces: for a journal in a file each read is a system call that bypasses the page cache.
     fn each_header(
         region: &Arc<dyn Region>,
         uuid: [u8; 16],
@@ -301,7 +300,7 @@ impl Journal {
         Ok(())
     }
 
-    /// After the last good record: is there a torn one, or (damage!) a later one that was committed?
+    /// Searches behind the last good record for a torn one, and for later committed ones, which prove damage.
     fn look_beyond(&self, scan: &mut Scan) -> Result<()> {
         Self::each_header(&self.region, self.uuid, self.len, &mut |_, header| {
             let tx = TxId(header.tx.get());
@@ -317,9 +316,9 @@ impl Journal {
         })
     }
 
-    /// After accepted damage: hands the whole records beyond it to `apply`, ascending, and empties the ring.
-    /// What the damaged record changed may be in place already (it is, unless the power failed); older
-    /// records have just been laid over it, so the later ones are needed too.
+    /// Passes the sound records behind accepted damage to `apply`, ascending, and empties the ring. Changes
+    /// of the damaged record may be in place already (they are, unless the power failed). Replay has just put
+    /// older records over them, so the later records are needed, too.
     pub(crate) fn skip_damage(&mut self, nvm_blocks: u64, apply: &mut Apply<'_>) -> Result<()> {
         let mut later = Vec::new();
         Self::each_header(&self.region, self.uuid, self.len, &mut |at, header| {
@@ -345,7 +344,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Newest transaction of which a record is left in a ring whose headers are lost.
+    /// Returns the newest transaction with a record in a ring whose headers are lost.
     pub(crate) fn newest_in_ring(region: &Arc<dyn Region>, uuid: [u8; 16], len: u64) -> Result<TxId> {
         let mut newest = TxId(0);
         Self::each_header(region, uuid, len, &mut |_, header| {
@@ -354,7 +353,7 @@ impl Journal {
         Ok(newest)
     }
 
-    /// What is wrong with the copies of the header.
+    /// Returns the offsets of the damaged copies of the header.
     pub(crate) fn bad_headers(region: &Arc<dyn Region>) -> Result<Vec<u64>> {
         let mut bad = Vec::new();
         for offset in HEADER_OFFSETS {
@@ -375,14 +374,14 @@ impl Journal {
         self.tail_tx
     }
 
-    /// Most bytes of a record's payload.
+    /// Returns the maximum bytes of a record's payload.
     pub(crate) fn bound(&self) -> u64 {
         RECORD_MAX_BYTES.min((self.len - RING_START) / 4) - RECORD_HEADER_SIZE as u64
     }
 
-    /// Where a record of `bytes` would go; `None`: the tail must move first.
+    /// Returns the offset for a record of `bytes`, or `None` if the tail must move first.
     fn place(&self, bytes: u64) -> Option<u64> {
-        // `head == tail` only when the ring is empty, since a record is never put right up to the tail.
+        // `head == tail` only when the ring is empty, since a record never ends right at the tail.
         if self.tail_tx == self.newest {
             return Some(if self.head + bytes <= self.len {
                 self.head
@@ -400,7 +399,7 @@ impl Journal {
         (self.head + bytes < self.tail).then_some(self.head)
     }
 
-    /// Whether a record with this payload fits without moving the tail.
+    /// Returns whether a record with this payload fits without moving the tail.
     pub(crate) fn fits(&self, payload: u64) -> bool {
         self.place(RecordHeader::record_bytes(payload)).is_some()
     }
@@ -451,8 +450,8 @@ impl Journal {
         self.store_header(self.sequence + 1).map(drop)
     }
 
-    /// Everything committed is in place and durable: the ring is empty. Durable when this returns, in both
-    /// copies of the header: blocks that the records before name are used again from now on, so an older tail
+    /// Empties the ring, after everything committed is in place and durable. Durable in both copies of the
+    /// header when this returns: blocks that the old records name are reused afterwards, so an older tail
     /// must not be all that is left when one copy goes bad.
     pub(crate) fn advance_tail(&mut self) -> Result<()> {
         self.tail = self.head;
@@ -472,7 +471,7 @@ impl Journal {
 mod tests {
     use super::diff;
 
-    /// What a transaction reckons with for a block that it has not compared yet.
+    /// `DIFF_MAX` is the cost that a transaction assumes for a block not compared yet.
     #[test]
     fn no_differences_cost_more_than_is_reckoned_with() {
         let old = vec![0_u8; 4096];

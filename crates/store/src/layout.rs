@@ -1,4 +1,4 @@
-//! Where the fixed areas of a pool lie: computed once at mkfs, read from the superblock ever after.
+//! Locations of the fixed areas of a pool: computed once at mkfs, then read from the superblock.
 
 use crate::{Devices, MkfsOptions, Result, StoreError};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use varve_format::{BLOCK_BYTES, BLOCK_HEADER_SIZE, BlockNo, Extent, Features, Ti
 use zerocopy::FromZeros;
 use zerocopy::little_endian::{I64, U32, U64};
 
-/// Bytes of one place in a metadata block.
+/// A position in a metadata block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) block: BlockNo,
@@ -31,7 +31,7 @@ pub(crate) struct Layout {
 const SSD_UNIT_BLOCKS: u64 = (64 << 20) / BLOCK_BYTES;
 const HDD_UNIT_BLOCKS: u64 = (256 << 20) / BLOCK_BYTES;
 const UNIT_MIN_BLOCKS: u64 = 16;
-/// More sessions or leases than this were never given out.
+/// Bound on session and lease numbers; no pool ever hands out more.
 const NUMBERS_MAX: u64 = 1 << 62;
 
 impl Layout {
@@ -200,48 +200,48 @@ impl Layout {
         Ok(layout)
     }
 
-    /// Blocks of a tier; 0 if the pool has none.
+    /// Returns the blocks of a tier; 0 if the pool has none.
     pub(crate) fn blocks(&self, tier: Tier) -> u64 {
         self.sb.tier(tier).blocks.get()
     }
 
-    /// Blocks of a unit (0 on NVM).
+    /// Returns the blocks of a unit (0 on NVM).
     pub(crate) fn unit_blocks(&self, tier: Tier) -> u64 {
         self.sb.tier(tier).unit_blocks.get()
     }
 
-    /// Blocks of a unit before its footers.
+    /// Returns the blocks of a unit before its footers.
     pub(crate) fn unit_data_blocks(&self, tier: Tier) -> u64 {
         let unit = self.unit_blocks(tier);
         unit - UnitRow::FOOTERS * footer_blocks(unit)
     }
 
-    /// Bytes that the record of a transaction must have room for which opens a sealed unit of the tier again:
-    /// its checksums, mostly.
+    /// Returns the record bytes that a transaction needs to reopen a sealed unit of the tier: mainly its
+    /// checksums.
     pub(crate) fn reopening_bytes(&self, tier: Tier) -> u64 {
         self.unit_blocks(tier) * 5
     }
 
-    /// Whether metadata may lie on slower tiers, and there is one.
+    /// Returns whether metadata may lie on slower tiers, and the pool has one.
     pub(crate) fn demotes(&self) -> bool {
         self.sb.has_cold_metadata() && self.blocks(Tier::Ssd) + self.blocks(Tier::Hdd) > 0
     }
 
-    /// First block of one of a unit's footers.
+    /// Returns the first block of one of a unit's footers.
     pub(crate) fn footer_start(&self, tier: Tier, unit: u64, footer: u8) -> u64 {
         let blocks = self.unit_blocks(tier);
         unit * blocks + self.unit_data_blocks(tier) + u64::from(footer) * footer_blocks(blocks)
     }
 
-    /// The blocks of an extent that its tier has, and the first that it has not: of an extent that cannot be
-    /// there may be billions of those.
+    /// Returns the range of an extent's blocks that lie on its tier, plus the first beyond it: a corrupt
+    /// extent may have billions of those.
     pub(crate) fn to_look_at(&self, extent: &Extent) -> std::ops::Range<u64> {
         let there = self.blocks(extent.tier).saturating_sub(extent.block.0);
         0..u64::from(extent.len).min(there + 1)
     }
 
-    /// What cannot be so in a pool state, whatever else the pool holds. All that counts up to one of its
-    /// numbers rests on this.
+    /// Returns a description of an impossible value in a pool state, judged by the layout alone. Loops up to
+    /// one of the state's numbers rely on this check.
     pub(crate) fn doubt(&self, state: &PoolState) -> Option<String> {
         let all: u64 = Tier::ALL.map(|tier| self.blocks(tier)).iter().sum();
         let inode_blocks = state.inode_blocks.get();
@@ -269,12 +269,12 @@ impl Layout {
         })
     }
 
-    /// First NVM block that can be allocated.
+    /// Returns the first NVM block that can be allocated.
     pub(crate) fn first_free(&self) -> u64 {
         self.sb.first_free.get()
     }
 
-    /// Whether a block can ever hold data or nodes.
+    /// Returns whether a block can ever hold data or nodes.
     pub(crate) fn usable(&self, tier: Tier, block: u64) -> bool {
         if block >= self.blocks(tier) {
             return false;
@@ -285,14 +285,14 @@ impl Layout {
         }
     }
 
-    /// Bitmap block that holds the bit of `block`, and the bit's number in it.
+    /// Returns the bitmap block that holds the bit of `block`, and the bit's number in it.
     pub(crate) fn bit(&self, tier: Tier, block: u64) -> (BlockNo, u64) {
         let start = self.sb.tier(tier).bitmap.start.get();
         (BlockNo(start + block / BITS_PER_BLOCK), block % BITS_PER_BLOCK)
     }
 
-    /// Place of checksum number `index` in a tier's NVM table (NVM: the block; else: its index in the open
-    /// unit).
+    /// Returns the place of checksum number `index` in a tier's NVM table (NVM: the block; else: its index in
+    /// the open unit).
     pub(crate) fn checksum(&self, tier: Tier, index: u64) -> Place {
         let start = self.sb.tier(tier).checksums.start.get();
         Place {
@@ -301,7 +301,7 @@ impl Layout {
         }
     }
 
-    /// Place of a unit's row.
+    /// Returns the place of a unit's row.
     pub(crate) fn unit_row(&self, tier: Tier, unit: u64) -> Place {
         row_place(
             self.sb.tier(tier).units,
@@ -311,7 +311,7 @@ impl Layout {
         )
     }
 
-    /// Place of a session row.
+    /// Returns the place of a session row.
     pub(crate) fn session_row(&self, slot: u64) -> Place {
         row_place(
             self.sb.sessions,
@@ -321,7 +321,7 @@ impl Layout {
         )
     }
 
-    /// Place of a grant row.
+    /// Returns the place of a grant row.
     pub(crate) fn grant_row(&self, slot: u64) -> Place {
         row_place(
             self.sb.grants,
@@ -331,17 +331,17 @@ impl Layout {
         )
     }
 
-    /// Session rows that there are.
+    /// Returns the number of session rows.
     pub(crate) fn session_slots(&self) -> u64 {
         self.sb.sessions.blocks.get() * SESSION_ROWS_PER_BLOCK
     }
 
-    /// Grant rows that there are.
+    /// Returns the number of grant rows.
     pub(crate) fn grant_slots(&self) -> u64 {
         self.sb.grants.blocks.get() * GRANT_ROWS_PER_BLOCK
     }
 
-    /// Blocks by which the inode file grows.
+    /// Returns the number of blocks by which the inode file grows.
     pub(crate) fn inode_chunk(&self) -> u64 {
         (self.blocks(Tier::Nvm) / 4096).clamp(1, INODES_PER_BLOCK)
     }

@@ -1,13 +1,13 @@
 //! The shared area of a Varve pool: journal, space, inodes, directories, data.
 //!
-//! A [`Store`] is one pool, opened by one process. Everything that changes goes through a [`Tx`]: it writes
-//! new blocks into free space, and commits by one record in the metadata journal (physical redo: NVM blocks,
-//! byte ranges, new bytes). The order is fixed in one place (`tx/commit.rs`): new blocks written and synced;
-//! record written and synced; ranges put in place; and, before the record's journal space is used again, what
-//! was put in place synced.
+//! A [`Store`] is one pool, opened by one process. Every change goes through a [`Tx`]: it writes new blocks
+//! into free space, and commits by one record in the metadata journal (physical redo: NVM blocks, byte
+//! ranges, new bytes). The order is fixed in one place (`tx/commit.rs`): new blocks written and synced;
+//! record written and synced; ranges put in place; and, before the record's journal space is reused, the
+//! ranges in place synced.
 //!
-//! Metadata lies in NVM, but for what was not used for long while there is little room: that lies on slower
-//! tiers (`demotion.rs`), each block as it was written there, until it is brought back to be changed.
+//! Metadata lies in NVM. When room is scarce, metadata that was not used recently moves to slower tiers
+//! (`demotion.rs`), where its blocks are read but never changed; they return to NVM to be changed.
 //!
 //! # Invariants
 //! - A block in use is never written, except for metadata, through the journal, and for data that a log

@@ -1,4 +1,4 @@
-//! Making a pool: fixed areas, an empty journal, the root directory; the superblock last.
+//! Makes a pool: fixed areas, an empty journal, the root directory; the superblock last.
 
 use crate::journal::Journal;
 use crate::layout::Layout;

@@ -1,16 +1,16 @@
-//! Bytes to be written: in memory, or still in a session's log. Does not know which log, or what the bytes
-//! are.
+//! Bytes to be written: in memory, or still in a session's log. Does not know the log, and does not interpret
+//! the bytes.
 
 use crate::{Result, StoreError};
 use std::fmt;
 
 /// Supplies payload that is not in memory when its blocks are written.
 pub trait PayloadSource {
-    /// Copies bytes of payload `id`, from `skip` on. Each byte is asked for once, in ascending order, except
+    /// Copies bytes of payload `id`, from `skip` on. Each byte is requested once, in ascending order, except
     /// for blocks that one call writes twice.
     ///
     /// # Errors
-    /// The payload cannot be had: the transaction is abandoned.
+    /// The payload is unavailable: the transaction is abandoned.
     fn fetch(&self, id: u64, skip: usize, out: &mut [u8]) -> std::result::Result<(), PayloadUnavailable>;
 }
 
@@ -18,29 +18,29 @@ pub trait PayloadSource {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PayloadUnavailable;
 
-/// A piece of what is to be written.
+/// A piece of the data to be written.
 #[derive(Clone, Copy)]
 pub enum Payload<'a> {
     /// Bytes in memory.
     Inline(&'a [u8]),
     /// Bytes that are fetched when they are written (delayed writeback).
     Deferred {
-        /// Who supplies them.
+        /// Supplier of the bytes.
         source: &'a dyn PayloadSource,
-        /// Which payload of that source.
+        /// Identifier of the payload within that source.
         id: u64,
         /// First byte of it.
         skip: usize,
         /// Number of bytes.
         len: usize,
-        /// After a crash they are written again, whatever became of this time: so whole blocks of them may
-        /// go over what they replace, in place.
+        /// The bytes are written again after a crash, whether or not this write succeeded: so whole blocks of
+        /// them may overwrite the old ones in place.
         redone: bool,
     },
 }
 
 impl<'a> Payload<'a> {
-    /// Length in bytes.
+    /// Returns the length in bytes.
     #[must_use]
     pub const fn len(&self) -> usize {
         match self {
@@ -49,18 +49,18 @@ impl<'a> Payload<'a> {
         }
     }
 
-    /// Whether the length is 0.
+    /// Returns whether the length is 0.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Whether it is written again after a crash.
+    /// Returns whether it is written again after a crash.
     pub(crate) const fn is_redone(&self) -> bool {
         matches!(self, Self::Deferred { redone: true, .. })
     }
 
-    /// Both as one, if `next` is what follows in the same payload.
+    /// Joins both into one if `next` continues this piece in the same payload.
     pub(crate) fn joined(&self, next: &Self) -> Option<Self> {
         match (*self, *next) {
             (
@@ -88,7 +88,7 @@ impl<'a> Payload<'a> {
         }
     }
 
-    /// The `len` bytes from `start` on, which must exist.
+    /// Returns the `len` bytes from `start` on, which must exist.
     pub(crate) fn part(&self, start: usize, len: usize) -> Self {
         debug_assert!(start + len <= self.len());
         match *self {

@@ -1,11 +1,11 @@
-//! Mending a damaged pool: what can be put right is, what is lost is named. Owns the order of the passes; a
+//! Repairs a damaged pool as far as possible, and reports losses. Owns the order of the passes; works on a
 //! stopped pool only.
 //!
-//! A pass looks at everything first (`survey.rs`: changes nothing), then mends from the bottom up: fixed
+//! A pass first surveys everything (`survey.rs`: changes nothing), then mends from the bottom up: fixed
 //! blocks and bitmaps, the inode file and images, trees (`mend.rs`), then names and link counts (`names.rs`),
 //! then data (`data.rs`). Each step is a transaction of its own, and each leaves a pool that another repair
-//! can take up: nothing that is still to be saved is written over, because new blocks come only from space
-//! that neither a bitmap nor a structure claims, and space is set free only when a pass found nothing else to
+//! can continue with. Content that is still to be saved is never overwritten: new blocks come only from space
+//! that neither a bitmap nor a structure claims, and space is freed only when a pass found nothing else to
 //! do.
 
 mod data;
@@ -19,17 +19,17 @@ use crate::{Devices, Result, Store};
 use std::collections::BTreeMap;
 use varve_format::{Ino, TimeNs};
 
-/// Passes after which a repair gives up; three do for what is known.
+/// Passes after which a repair gives up; three suffice for all known damage.
 const PASSES_MAX: u32 = 8;
 
-/// How a repair goes about it.
+/// Options of a repair.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct RepairOptions {
-    /// Time of what is made new.
+    /// Time of inodes that the repair makes.
     pub now_ns: TimeNs,
 }
 
-/// Something that cannot be had back, or cannot be trusted.
+/// A part of the pool that is lost, or cannot be trusted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Loss {
     /// Inode; 0: not of one file.
@@ -38,18 +38,18 @@ pub struct Loss {
     pub path: Option<Vec<u8>>,
     /// First byte, and the byte after the last; `None`: not a range of data.
     pub bytes: Option<(u64, u64)>,
-    /// What happened to it.
+    /// Description of the loss.
     pub what: String,
 }
 
-/// What a repair found and did.
+/// The result of a repair.
 #[derive(Debug, Clone, Default)]
 pub struct RepairReport {
-    /// What was mended, in the order of work.
+    /// Repairs made, in the order of work.
     pub mended: Vec<String>,
-    /// What was lost or is doubtful.
+    /// Lost or doubtful parts of the pool.
     pub losses: Vec<Loss>,
-    /// What is still wrong.
+    /// Findings that remain.
     pub left: Vec<Finding>,
 }
 
@@ -65,7 +65,7 @@ impl RepairReport {
             bytes,
             what: what.into(),
         };
-        // Neighbours become one.
+        // Adjacent ranges are joined.
         if let Some(last) = self.losses.last_mut()
             && let (Some((_, end)), Some((from, to))) = (&mut last.bytes, bytes)
             && *end == from
@@ -81,12 +81,12 @@ impl RepairReport {
 }
 
 impl Store {
-    /// Mends the pool on `devices`, which nobody else uses. Durable when this returns; cut off at any point,
-    /// the next repair goes on.
+    /// Repairs the pool on `devices`, which must not be in use. Durable when this returns. If it is
+    /// interrupted at any point, the next repair continues.
     ///
     /// # Errors
-    /// No superblock, a newer version, a journal of another pool, devices that do not fit, no space for what
-    /// must be made new, or a device failed. What was mended before stays.
+    /// No superblock, a newer version, a journal of another pool, devices that do not fit, no space for
+    /// blocks that must be made new, or a device failed. Repairs made before stay.
     pub fn repair(devices: &Devices, options: RepairOptions) -> Result<RepairReport> {
         let mut report = RepairReport::default();
         let mut paths = BTreeMap::new();
@@ -96,7 +96,7 @@ impl Store {
             store.mend_pass(options, &mut report, &mut paths)?;
             store.checkpoint()?;
             drop(store);
-            // Only what a fresh look confirms is done.
+            // A fresh check decides whether the repair is done.
             report.left = match Self::open(devices.clone(), crate::OpenOptions::default()) {
                 Ok((store, _)) => store.check()?,
                 Err(error) if error.is_device() => return Err(error),

@@ -1,5 +1,5 @@
-//! Free space in DRAM: which blocks can be given out now. What is in use on media is the bitmaps' business;
-//! the two agree whenever no transaction is open, but for blocks that were freed and are not released yet.
+//! Free space in DRAM: the blocks that can be given out now. The bitmaps record the blocks in use on media;
+//! the two agree whenever no transaction is open, except for blocks that were freed and are not released yet.
 
 use crate::layout::Layout;
 use crate::{PendingFrees, Result, SpaceStats, StoreError, TierStats};
@@ -23,7 +23,7 @@ pub(crate) struct Pending {
     pub(crate) data: bool,
 }
 
-/// A bit a block; set: cannot be given out.
+/// One bit for each block; set: the block cannot be given out.
 #[derive(Debug, Default)]
 struct Bits {
     words: Vec<u64>,
@@ -54,7 +54,7 @@ impl Bits {
         if value { *word |= mask } else { *word &= !mask }
     }
 
-    /// First clear bit in `from..to`.
+    /// Returns the first clear bit in `from..to`.
     fn next_clear(&self, from: u64, to: u64) -> Option<u64> {
         let to = to.min(self.len);
         let mut at = from;
@@ -69,7 +69,7 @@ impl Bits {
         None
     }
 
-    /// Clear bits from `from` on, at most up to `to`.
+    /// Returns the number of clear bits from `from` on, at most up to `to`.
     fn clear_run(&self, from: u64, to: u64) -> u64 {
         let to = to.min(self.len);
         let mut at = from;
@@ -84,7 +84,7 @@ impl Bits {
     }
 }
 
-/// Rather than a run of fewer blocks than this (and than wanted), space is taken that was never touched.
+/// A run shorter than this (and than wanted) is passed over for space that was never used.
 const LONG_RUN: u64 = 64;
 
 /// One tier.
@@ -95,7 +95,7 @@ struct TierSpace {
     free: u64,
     pending: u64,
     cursor: u64,
-    /// The block after the last that was ever in use, as far as is known.
+    /// The block after the last one known to have been in use.
     high: u64,
     unit_blocks: u64,
     unit_data: u64,
@@ -105,19 +105,19 @@ struct TierSpace {
     empty: BTreeSet<u64>,
 }
 
-/// What must be put back when a transaction is given up.
+/// Allocator state to restore when a transaction is given up.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Saved {
     cursor: [u64; 3],
     open: [Option<u64>; 3],
 }
 
-/// How the next unit of a tier is to be opened.
+/// The unit of a tier to be opened next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NextUnit {
-    /// Nothing is in it.
+    /// An empty unit.
     Empty(u64),
-    /// Sealed, with holes.
+    /// A sealed unit with holes.
     Holes(u64),
 }
 
@@ -130,7 +130,7 @@ pub(crate) struct Space {
     /// Metadata and data, each in the order of transactions.
     pending: [VecDeque<Pending>; 2],
     tail: TxId,
-    /// Metadata may lie on slower tiers.
+    /// Whether metadata may lie on slower tiers.
     demotes: bool,
     /// Freed metadata blocks of NVM that wait.
     waiting_nvm: u64,
@@ -141,7 +141,7 @@ pub(crate) struct Space {
 }
 
 impl Space {
-    /// Nothing but the fixed areas and footers in use.
+    /// Returns the space of a pool in which only fixed areas and footers are in use.
     pub(crate) fn new(layout: &Layout) -> Self {
         let tier_space = |tier: Tier| {
             let blocks = layout.blocks(tier);
@@ -220,7 +220,7 @@ impl Space {
         }
     }
 
-    /// The unit that was open (when the pool is opened): writing goes on after its last block in use.
+    /// Sets the open unit, also when the pool is opened: allocation continues at its first free block.
     pub(crate) fn set_open(&mut self, tier: Tier, unit: Option<u64>) {
         if let Some(space) = self.tier(tier) {
             space.open = unit;
@@ -231,9 +231,9 @@ impl Space {
         }
     }
 
-    /// NVM blocks that only metadata may take. It is changed nowhere else, so a pool whose slower tiers can
-    /// hold many more files than its NVM keeps more for their inodes and names: a block for each 192 slower
-    /// ones, within 1/16 and 3/8 of the NVM.
+    /// Returns the NVM blocks that only metadata may take. Metadata is changed only in NVM, so a pool whose
+    /// slower tiers can hold many more files than its NVM keeps more for their inodes and names: a block for
+    /// each 192 slower ones, within 1/16 and 3/8 of the NVM.
     fn metadata_share(&self) -> u64 {
         let slower: u64 = self.tiers[1..].iter().flatten().map(|space| space.total).sum();
         self.tiers[0]
@@ -241,7 +241,7 @@ impl Space {
             .map_or(0, |nvm| (slower / 192).clamp(nvm.total / 16, nvm.total * 3 / 8))
     }
 
-    /// Blocks that only calls with the reserve may take.
+    /// Returns the blocks that only calls with the reserve may take.
     fn reserve_share(&self, tier: Tier) -> u64 {
         match &self.tiers[tier as usize] {
             Some(space) if tier == Tier::Nvm => space.total / 64,
@@ -250,8 +250,8 @@ impl Space {
         }
     }
 
-    /// Up to `want` NVM blocks in one run; data leaves the metadata share alone, and all but the reserve's
-    /// users the reserve.
+    /// Allocates up to `want` NVM blocks in one run. Data does not take blocks of the metadata share, and
+    /// only calls with `reserve` take blocks of the reserve.
     pub(crate) fn alloc_nvm(
         &mut self,
         want: u64,
@@ -295,7 +295,7 @@ impl Space {
         Some(span)
     }
 
-    /// Up to `want` blocks in the open unit of a tier; `None`: it is full, or none is open.
+    /// Allocates up to `want` blocks in the open unit of a tier; `None` if it is full, or none is open.
     pub(crate) fn alloc_unit(&mut self, tier: Tier, want: u64) -> Option<Span> {
         let space = self.tier(tier)?;
         let unit = space.open?;
@@ -308,12 +308,12 @@ impl Space {
         Some(span)
     }
 
-    /// The unit to open next: an empty one while more than the reserved one is left, else the one with most
-    /// holes.
+    /// Returns the unit to open next: an empty one while more than the reserved one is left, else the one
+    /// with most holes.
     pub(crate) fn next_unit(&mut self, tier: Tier, reserve: bool) -> Option<NextUnit> {
         let space = self.tier(tier)?;
         if space.empty.len() > usize::from(!reserve) {
-            // After the last one, so that units are used in turn.
+            // After the open one, so that units are used in turn.
             let after = space.cursor / space.unit_blocks;
             let unit = space
                 .empty
@@ -347,7 +347,7 @@ impl Space {
         saved
     }
 
-    /// Takes back what a transaction did: `spans` are its allocations.
+    /// Undoes the changes of a transaction; `spans` are its allocations.
     pub(crate) fn restore(&mut self, saved: Saved, spans: &[Span]) {
         for span in spans {
             self.give_back(*span);
@@ -366,14 +366,14 @@ impl Space {
         }
     }
 
-    /// Blocks that can be given out again.
+    /// Makes blocks available again.
     pub(crate) fn give_back(&mut self, span: Span) {
         if let Some(space) = self.tier(span.tier) {
             space.give(span);
         }
     }
 
-    /// Blocks freed by a committed transaction.
+    /// Records blocks freed by a committed transaction.
     pub(crate) fn freed(&mut self, pending: Pending) {
         if let Some(space) = self.tier(pending.span.tier) {
             space.pending += pending.span.len;
@@ -384,7 +384,7 @@ impl Space {
         self.pending[usize::from(pending.data)].push_back(pending);
     }
 
-    /// Everything up to `tail` is in place and durable.
+    /// Sets the tail: everything up to `tail` is in place and durable.
     pub(crate) fn set_tail(&mut self, tail: TxId) {
         self.tail = tail;
         self.release();
@@ -395,7 +395,7 @@ impl Space {
         self.release();
     }
 
-    /// Releases what nobody needs any more.
+    /// Releases freed blocks that neither the journal nor a reader needs.
     pub(crate) fn release(&mut self) {
         // A reader that began at transaction n can see blocks freed by n + 1 and later ones.
         let oldest = self.readers.keys().next().copied().unwrap_or(TxId(u64::MAX));
@@ -421,29 +421,29 @@ impl Space {
         }
     }
 
-    /// Whether some freed metadata waits for the journal only.
+    /// Returns whether freed metadata waits for the journal's tail.
     pub(crate) fn waits_for_tail(&self) -> bool {
         !self.pending[0].is_empty()
     }
 
-    /// Units that became empty since the last call.
+    /// Returns the units that became empty since the last call.
     pub(crate) fn take_trims(&mut self) -> Vec<Span> {
         std::mem::take(&mut self.trims)
     }
 
-    /// Whether a unit is still empty (it may have been opened meanwhile).
+    /// Returns whether a unit is still empty (it may have been opened meanwhile).
     pub(crate) fn is_empty_unit(&self, tier: Tier, start: u64) -> bool {
         self.tiers[tier as usize]
             .as_ref()
             .is_some_and(|space| space.empty.contains(&(start / space.unit_blocks.max(1))))
     }
 
-    /// A reader of the state of `tx` begins.
+    /// Registers a reader of the state of `tx`.
     pub(crate) fn enter(&mut self, tx: TxId) {
         *self.readers.entry(tx).or_insert(0) += 1;
     }
 
-    /// A reader ends.
+    /// Removes a reader.
     pub(crate) fn leave(&mut self, tx: TxId) {
         if let Some(count) = self.readers.get_mut(&tx) {
             *count -= 1;
@@ -454,7 +454,7 @@ impl Space {
         }
     }
 
-    /// Blocks that can be promised.
+    /// Returns the number of blocks that can be reserved.
     fn available(&self) -> u64 {
         let keep = self.metadata_share()
             + Tier::ALL
@@ -518,42 +518,42 @@ impl Space {
         stats
     }
 
-    /// Blocks of NVM that metadata may take, now or when the journal's tail has moved, and how many there are
-    /// in all.
+    /// Returns the NVM blocks that metadata may take, now or when the journal's tail has moved, and their
+    /// total.
     pub(crate) fn nvm(&self) -> (u64, u64) {
         self.tiers[0]
             .as_ref()
             .map_or((0, 0), |nvm| (nvm.free + self.waiting_nvm, nvm.total))
     }
 
-    /// Blocks of slower tiers that are free, or will be when the journal's tail has moved and readers are
-    /// done.
+    /// Returns the blocks of slower tiers that are free, or will be when the journal's tail has moved and
+    /// readers are done.
     pub(crate) fn slower_room(&self) -> u64 {
         let slower = self.tiers[1..].iter().flatten();
         slower.map(|tier| tier.free + tier.pending).sum()
     }
 
-    /// Blocks of NVM that can be given out now, the reserve included.
+    /// Returns the NVM blocks that can be given out now, the reserve included.
     pub(crate) fn nvm_now(&self) -> u64 {
         self.tiers[0].as_ref().map_or(0, |nvm| nvm.free)
     }
 
-    /// Whether the next unit of a tier will be one that was in use before, if data may not take the last
-    /// empty one.
+    /// Returns whether at most one empty unit of a tier is left: without the reserve, the next unit is a
+    /// sealed one.
     pub(crate) fn is_short_of_units(&self, tier: Tier) -> bool {
         self.tiers[tier as usize]
             .as_ref()
             .is_some_and(|space| space.empty.len() <= 1)
     }
 
-    /// Whether a block can be given out.
+    /// Returns whether a block can be given out.
     pub(crate) fn is_free(&self, tier: Tier, block: u64) -> bool {
         self.tiers[tier as usize]
             .as_ref()
             .is_some_and(|space| !space.busy.get(block))
     }
 
-    /// Whether a block was freed and waits.
+    /// Returns whether a block was freed and is not released yet.
     pub(crate) fn is_pending(&self, tier: Tier, block: u64) -> bool {
         self.pending.iter().flatten().any(|pending| {
             pending.span.tier == tier
@@ -564,9 +564,9 @@ impl Space {
 }
 
 impl TierSpace {
-    /// Whether two of three blocks from `first` on that were ever in use are free. Then they come before
-    /// those that were never touched: memory behind a pool is not all taken because something is overwritten
-    /// again and again, and free blocks still lie in long runs.
+    /// Returns whether more than two thirds of the blocks from `first` on that were ever in use are free. If
+    /// so, they are reused before untouched blocks: repeated overwriting does not take all memory behind a
+    /// pool, and free blocks still lie in long runs.
     fn is_sparse(&self, first: u64) -> bool {
         let used = self.high.saturating_sub(first);
         let untouched = self.busy.len.saturating_sub(self.high);
@@ -597,7 +597,7 @@ impl TierSpace {
         self.free += span.len;
     }
 
-    /// The unit of `span` if nothing is left in it; it can be opened again from its start.
+    /// Returns the unit of `span` if it became empty; it can be opened again from its start.
     fn emptied(&mut self, span: Span) -> Option<Span> {
         if self.unit_blocks == 0 {
             return None;
@@ -613,7 +613,7 @@ impl TierSpace {
         })
     }
 
-    /// Start of a run of `want` clear bits in `from..to`, or of the longest of the first runs looked at.
+    /// Returns the start of a run of `want` clear bits in `from..to`, or of the longest of the first 64 runs.
     fn longest_near(&self, from: u64, to: u64, want: u64) -> Option<u64> {
         let mut best: Option<(u64, u64)> = None;
         let mut at = from;

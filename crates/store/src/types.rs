@@ -20,7 +20,7 @@ pub struct Devices {
 }
 
 impl Devices {
-    /// The block device of a tier.
+    /// Returns the block device of a tier.
     #[must_use]
     pub fn block_device(&self, tier: Tier) -> Option<&Arc<dyn BlockDevice>> {
         match tier {
@@ -31,7 +31,7 @@ impl Devices {
     }
 }
 
-/// What went wrong with each medium of an open pool.
+/// Faults of each medium of an open pool.
 #[derive(Debug, Clone, Default)]
 pub struct PoolMediaStats {
     tiers: [Arc<MediaStats>; 3],
@@ -39,19 +39,19 @@ pub struct PoolMediaStats {
 }
 
 impl PoolMediaStats {
-    /// Of a tier.
+    /// Returns the faults of a tier.
     #[must_use]
     pub fn tier(&self, tier: Tier) -> &MediaStats {
         &self.tiers[tier as usize]
     }
 
-    /// Of the journal's device.
+    /// Returns the faults of the journal's device.
     #[must_use]
     pub fn journal(&self) -> &MediaStats {
         &self.journal
     }
 
-    /// The same devices, counted here.
+    /// Wraps the devices so that their faults are counted here.
     pub(crate) fn over(&self, devices: Devices) -> Devices {
         let region =
             |inner, stats: &Arc<MediaStats>| Arc::new(CountingRegion::new(inner, Arc::clone(stats))) as _;
@@ -67,25 +67,25 @@ impl PoolMediaStats {
     }
 }
 
-/// A look at all structures, or at all data, that came to its end.
+/// A completed check of all structures, or of all data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pass {
-    /// When it ended, in nanoseconds since 1970.
+    /// End of the check, in nanoseconds since 1970.
     pub ended_ns: TimeNs,
-    /// What it found.
+    /// Number of findings.
     pub findings: u64,
 }
 
-/// The last looks since the pool was opened.
+/// The last completed checks since the pool was opened.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Passes {
-    /// At the structures.
+    /// Check of the structures.
     pub structures: Option<Pass>,
-    /// At all data.
+    /// Check of all data.
     pub data: Option<Pass>,
 }
 
-/// What a new pool is to be.
+/// Parameters of a new pool.
 #[derive(Debug, Clone)]
 pub struct MkfsOptions {
     /// Name of the pool.
@@ -104,7 +104,7 @@ pub struct MkfsOptions {
     pub ssd_unit_blocks: Option<u64>,
     /// Blocks of one HDD unit; `None`: 256 MiB, or 1/16 of a small device.
     pub hdd_unit_blocks: Option<u64>,
-    /// Overwrites a pool that is there.
+    /// Overwrites an existing pool.
     pub force: bool,
 }
 
@@ -124,14 +124,14 @@ impl Default for MkfsOptions {
     }
 }
 
-/// How to open a pool.
+/// Options for opening a pool.
 #[derive(Debug, Clone)]
 pub struct OpenOptions {
     /// Metadata blocks kept in DRAM (4 KiB each).
     pub cache_blocks: usize,
-    /// Verifies NVM data on reads too.
+    /// Verifies NVM data on reads, too.
     pub verify_nvm: bool,
-    /// Goes on with what is before a damaged record (for repair); else `JournalDamaged`.
+    /// Opens the pool in spite of a damaged record, which is left out (for repair); else `JournalDamaged`.
     pub accept_journal_damage: bool,
 }
 
@@ -145,12 +145,12 @@ impl Default for OpenOptions {
     }
 }
 
-/// What `open` found.
+/// The results of `open`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpenReport {
     /// Newest committed transaction.
     pub newest_tx: TxId,
-    /// Records done again.
+    /// Replayed records.
     pub replayed: u64,
     /// Bytes of their ranges.
     pub replayed_bytes: u64,
@@ -166,7 +166,7 @@ pub struct OpenReport {
     pub inodes: u64,
 }
 
-/// Where new data blocks should go.
+/// The tiers for new data blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DataTarget {
     /// First choice; when it is full, the next slower ones, then the faster ones.
@@ -178,7 +178,7 @@ pub struct DataTarget {
 }
 
 impl DataTarget {
-    /// Prefers `tier`.
+    /// Returns a target that prefers `tier`.
     #[must_use]
     pub const fn prefer(tier: Tier) -> Self {
         Self {
@@ -188,7 +188,7 @@ impl DataTarget {
         }
     }
 
-    /// Only `tier`.
+    /// Returns a target that allows only `tier`.
     #[must_use]
     pub const fn only(tier: Tier) -> Self {
         Self {
@@ -198,7 +198,7 @@ impl DataTarget {
         }
     }
 
-    /// The same, with the reserve.
+    /// Returns this target, with use of the reserve.
     #[must_use]
     pub const fn with_reserve(self) -> Self {
         Self {
@@ -217,14 +217,14 @@ pub struct DirItem {
     pub key: InodeKey,
     /// Its kind.
     pub kind: FileKind,
-    /// Where an iteration goes on after this entry.
+    /// Position from which an iteration continues after this entry.
     pub cookie: u64,
 }
 
 /// Space counters of one tier, in blocks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TierStats {
-    /// Blocks that can hold something (fixed areas and footers excluded).
+    /// Blocks that can hold data or metadata (fixed areas and footers excluded).
     pub total: u64,
     /// Blocks that can be allocated now.
     pub free: u64,
@@ -232,7 +232,7 @@ pub struct TierStats {
     pub pending: u64,
     /// Blocks of a unit (0 on NVM).
     pub unit_blocks: u64,
-    /// Units with nothing in them.
+    /// Empty units.
     pub empty_units: u64,
     /// Free blocks that new data may not take: metadata's share and the reserve of the NVM, the last empty
     /// unit of a slower tier.
@@ -246,7 +246,7 @@ pub struct SpaceStats {
     pub tiers: [TierStats; 3],
     /// Reserved by [`Store::reserve`](crate::Store::reserve).
     pub reserved: u64,
-    /// What can still be reserved.
+    /// Blocks that can still be reserved.
     pub available: u64,
     /// Inodes in use.
     pub inodes_used: u64,
@@ -254,8 +254,8 @@ pub struct SpaceStats {
     pub inodes_free: u64,
 }
 
-/// What has gone to and from one tier since the pool was opened. What privileged clients read of NVM by
-/// themselves is not in it.
+/// Bytes read from and written to one tier since the pool was opened. Direct reads of NVM by privileged
+/// clients are not counted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TierIo {
     /// Bytes read.

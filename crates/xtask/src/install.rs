@@ -1,19 +1,20 @@
-//! `cargo xtask install`: builds the release and puts program, library, header and pkg-config file under a
-//! prefix.
+//! `cargo xtask install`: builds the release and installs program, library, headers and pkg-config file under
+//! a prefix.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The library's name for programs; crates/capi/build.rs puts it into the library.
+/// The library's soname; crates/capi/build.rs puts it into the library.
 const SONAME: &str = "libvarve.so.0";
 
-/// Where to.
+/// Where to install.
 #[derive(Debug, PartialEq, Eq)]
 pub struct InstallOptions {
     prefix: PathBuf,
-    /// Put before every path when files are copied, and in none of them (packagers' DESTDIR).
+    /// Prepended to every path when files are copied, and written into none of them (packagers' DESTDIR).
     destdir: PathBuf,
-    /// Lets mount(8) find the program as its helper, in /sbin whatever the prefix: it looks nowhere else.
+    /// Whether mount(8) gets the program as its helper, in /sbin whatever the prefix: it searches no other
+    /// directory.
     mount_helper: bool,
 }
 
@@ -55,7 +56,7 @@ impl InstallOptions {
     }
 }
 
-/// The pkg-config file of a library under `prefix`.
+/// Returns the pkg-config file of a library under `prefix`.
 fn pkg_config(template: &str, prefix: &Path) -> String {
     template
         .replace("@PREFIX@", &prefix.display().to_string())
@@ -63,7 +64,7 @@ fn pkg_config(template: &str, prefix: &Path) -> String {
         .replace("@VERSION@", env!("CARGO_PKG_VERSION"))
 }
 
-/// Builds and copies; says what went where.
+/// Builds and installs; prints each installed path.
 pub fn run(options: &InstallOptions) -> Result<(), String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
@@ -82,7 +83,7 @@ pub fn run(options: &InstallOptions) -> Result<(), String> {
     library(options, &release.join("libvarve.so"))
 }
 
-/// Puts the manual page of the mount helper under the prefix and, if it is wanted, the helper where mount(8)
+/// Installs the manual page of the mount helper under the prefix and, on request, the helper where mount(8)
 /// finds it.
 fn helper(options: &InstallOptions, root: &Path) -> Result<(), String> {
     let page = root.join("docs/reference/mount.varve.8");
@@ -99,7 +100,7 @@ fn helper(options: &InstallOptions, root: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Puts a library that is built under the prefix, with its links, the headers and the pkg-config file.
+/// Installs the built library under the prefix, with its links, the headers and the pkg-config file.
 pub fn library(options: &InstallOptions, built: &Path) -> Result<(), String> {
     let capi = Path::new(env!("CARGO_MANIFEST_DIR")).join("../capi");
     let template = capi.join("varve.pc.in");
@@ -124,7 +125,7 @@ fn make_parent(file: &Path) -> Result<(), String> {
     std::fs::create_dir_all(dir).map_err(|error| format!("{}: {error}", dir.display()))
 }
 
-/// Copies over a file that may be in use: under another name first.
+/// Copies a file over one that may be in use, under another name first.
 fn put(from: &Path, to: &Path) -> Result<(), String> {
     make_parent(to)?;
     let new = to.with_extension("varve-new");
@@ -135,7 +136,7 @@ fn put(from: &Path, to: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Makes `to` a symbolic link, in the place of whatever is there.
+/// Makes `to` a symbolic link, replacing an existing file.
 fn link(target: &str, to: &Path) -> Result<(), String> {
     let new = to.with_extension("varve-new");
     let _ = std::fs::remove_file(&new);

@@ -1,18 +1,18 @@
-//! `cargo xtask links`: dead links in documents, and paths named in documents and comments that are not
-//! there.
+//! `cargo xtask links`: finds dead links in documents, and paths named in documents and comments that do not
+//! exist.
 //!
-//! Owns what counts as a link and as a path. Addresses of other hosts are not looked at.
+//! Owns the definitions of a link and of a path. Addresses of other hosts are not checked.
 
 use pulldown_cmark::{Event, Options as Markdown, Parser, Tag, TagEnd};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
 
-/// Between these two comments a document names paths that do not exist yet.
+/// A document may name paths that do not exist yet between these two comments.
 const PLANNED: (&str, &str) = ("<!-- planned paths -->", "<!-- end of planned paths -->");
-/// Directories that are not the repository's own text.
+/// Directories that hold no text of the repository itself.
 const SKIPPED: [&str; 2] = ["target", "node_modules"];
 
-/// Which tree.
+/// The tree to check.
 #[derive(Debug, PartialEq, Eq)]
 pub struct LinkOptions {
     root: PathBuf,
@@ -22,7 +22,7 @@ impl LinkOptions {
     /// Reads the arguments.
     ///
     /// # Errors
-    /// Which argument is wrong.
+    /// A message that names the wrong argument.
     pub fn parse(mut args: impl Iterator<Item = String>) -> Result<Self, String> {
         let mut root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
         while let Some(word) = args.next() {
@@ -35,10 +35,10 @@ impl LinkOptions {
     }
 }
 
-/// Prints how much was looked at.
+/// Checks all links and paths, and prints their number.
 ///
 /// # Errors
-/// Every dead link and missing path, or what cannot be read.
+/// The dead links and missing paths, or the file that cannot be read.
 pub fn run(options: &LinkOptions) -> Result<(), String> {
     let look = look(&options.root)?;
     println!(
@@ -55,7 +55,7 @@ pub fn run(options: &LinkOptions) -> Result<(), String> {
     ))
 }
 
-/// What one look at a tree found.
+/// The result of one check of a tree.
 #[derive(Debug, Default)]
 struct Look {
     files: usize,
@@ -86,9 +86,9 @@ fn look(root: &Path) -> Result<Look, String> {
 /// All files and directories, relative to the root.
 struct Tree {
     files: BTreeSet<PathBuf>,
-    /// Every tail of every path: of `crates/xtask`, `xtask` and itself.
+    /// Every suffix of every path: `crates/xtask` has `xtask` and itself.
     tails: BTreeSet<String>,
-    /// First components by which a path is known: entries of the root and of `crates/`.
+    /// First components that mark a text as a path: entries of the root and of `crates/`.
     tops: BTreeSet<String>,
 }
 
@@ -150,7 +150,7 @@ impl Tree {
                 || text.contains('/') && self.tops.contains(top))
     }
 
-    /// Whether `path` is the tail of one that is there. `{a,b}` stands for both, `*` for anything but a
+    /// Whether `path` is a suffix of an existing path. `{a,b}` stands for both, `*` for anything without a
     /// slash.
     fn has(&self, path: &str) -> bool {
         let path = path.trim_end_matches('/');
@@ -168,7 +168,7 @@ impl Tree {
     }
 }
 
-/// Whether `text` is of the form `pattern`, in which `*` stands for anything but a slash.
+/// Whether `text` matches `pattern`, in which `*` stands for anything without a slash.
 fn matches(pattern: &str, text: &str) -> bool {
     match pattern.split_once('*') {
         None => pattern == text,
@@ -199,7 +199,7 @@ impl Look {
         }
     }
 
-    /// Paths in backticks in a source's comments.
+    /// Checks paths in backticks in a source's comments.
     fn comments(&mut self, file: &Path, text: &str, tree: &Tree) {
         for (at, line) in text.lines().enumerate() {
             if let Some(comment) = line.trim_start().strip_prefix("//") {
@@ -211,7 +211,7 @@ impl Look {
     }
 
     fn path(&mut self, file: &Path, line: usize, code: &str, tree: &Tree) {
-        // What follows a colon is a line.
+        // A line number may follow behind a colon.
         let path = code.split_once(":").map_or(code, |(path, _)| path);
         if tree.looks_like_path(path) && !SKIPPED.iter().any(|skipped| path.starts_with(skipped)) {
             self.paths += 1;
@@ -252,7 +252,7 @@ impl Look {
     }
 }
 
-/// `path` from the directory `dir`, without dots. Nothing when it leaves the repository.
+/// Returns `path` from the directory `dir`, without dots. `None` if it leaves the repository.
 fn inside(dir: &Path, path: &str) -> Option<PathBuf> {
     let mut at = dir.to_path_buf();
     for part in Path::new(path).components() {
@@ -266,7 +266,7 @@ fn inside(dir: &Path, path: &str) -> Option<PathBuf> {
     Some(at)
 }
 
-/// The anchors of a document's headings, as code hosts make them.
+/// Returns the anchors of a document's headings, as code hosts form them.
 fn anchors(text: &str) -> BTreeSet<String> {
     let mut heading: Option<String> = None;
     let mut seen: BTreeMap<String, usize> = BTreeMap::new();

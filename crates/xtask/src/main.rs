@@ -65,7 +65,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs a command whose arguments were read.
+/// Runs a command with its parsed arguments.
 fn done<T>(options: Result<T, String>, run: impl Fn(&T) -> Result<(), String>) -> ExitCode {
     let options = match options {
         Ok(options) => options,

@@ -1,5 +1,5 @@
-//! The soak: suites, rounds, progress and the summary. Knows how a suite is started and how a seed is given
-//! to it; not what it tests.
+//! The soak: suites, rounds, progress and the summary. Knows how a suite is started and gets its seed, but
+//! not what it tests.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -11,16 +11,16 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 /// A suite.
 struct Suite {
     name: &'static str,
-    /// After `cargo test`; of another program, all of it.
+    /// Arguments of `cargo test`; for another program, the whole command.
     args: &'static [&'static str],
-    /// One of these after `--`, by turns: too much for one round.
+    /// Test filters, one per round in turn, for a suite that is too long for one round.
     parts: &'static [&'static str],
-    /// Run by `cargo test`; else `args` are the command.
+    /// Whether `cargo test` runs it; otherwise `args` is the command.
     cargo: bool,
-    /// Needs debug assertions.
+    /// Whether it needs debug assertions.
     debug: bool,
     env: &'static [(&'static str, &'static str)],
-    /// Where this is not, the suite is left out.
+    /// The suite is left out if this file does not exist.
     file: &'static str,
 }
 
@@ -36,7 +36,7 @@ const fn suite(name: &'static str, args: &'static [&'static str], file: &'static
     }
 }
 
-/// The quick ones first, so that a short soak sees most of them.
+/// All suites, the quick ones first, so that a short soak runs most of them.
 const SUITES: &[Suite] = &[
     Suite {
         debug: true,
@@ -67,7 +67,7 @@ const SUITES: &[Suite] = &[
     },
     Suite {
         env: &[("VARVE_WHOLE_RUNS", "30"), ("VARVE_ABOVE_RUNS", "30")],
-        // Seeded bugs are part of the second one.
+        // The second test uses seeded bugs.
         debug: true,
         ..suite(
             "whole system",
@@ -121,7 +121,7 @@ const SUITES: &[Suite] = &[
         "crates/testkit/tests/transactions.rs",
     ),
     Suite {
-        // Of seeded bugs.
+        // It uses seeded bugs.
         debug: true,
         ..suite(
             "made small",
@@ -240,10 +240,10 @@ const SUITES: &[Suite] = &[
     },
 ];
 
-/// A suite that takes longer than this hangs.
+/// Time after which a suite counts as hanging.
 const LONGEST: Duration = Duration::from_secs(90 * 60);
 
-/// What was asked for.
+/// The command line's options.
 pub struct SoakOptions {
     hours: f64,
     seed: u64,
@@ -256,7 +256,7 @@ impl SoakOptions {
     /// Reads the arguments after `soak`.
     ///
     /// # Errors
-    /// What is wrong with them.
+    /// A message about the wrong argument.
     pub fn parse(mut args: impl Iterator<Item = String>) -> Result<Self, String> {
         let clock = SystemTime::now()
             .duration_since(UNIX_EPOCH)
@@ -305,7 +305,7 @@ fn clock(since: Instant) -> String {
     format!("{:02}:{:02}:{:02}", secs / 3600, secs / 60 % 60, secs % 60)
 }
 
-/// The number before `word` in a line.
+/// Returns the number before `word` in a line.
 fn number_before(line: &str, word: &str) -> Option<u64> {
     let before = line[..line.find(word)?].trim_end();
     before.rsplit(' ').next()?.parse().ok()
@@ -316,7 +316,7 @@ fn count_output(text: &str, count: &mut Count) {
         if line.contains("test result:") {
             count.tests += number_before(line, " passed").unwrap_or(0);
         }
-        // A parser under libFuzzer.
+        // A parser under libFuzzer reports its runs in this line.
         count.tests += u64::from(line.starts_with("stat::number_of_executed_units"));
         if line.contains(" images of ") {
             count.images += number_before(line, " images of ").unwrap_or(0);
@@ -363,7 +363,7 @@ fn command(turn: &Turn<'_>) -> (Command, String) {
     (command, shown)
 }
 
-/// A process and all that descend from it.
+/// Returns the ids of a process and all its descendants.
 fn descendants(root: u32) -> Vec<String> {
     let parent_of = |pid: &str| {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
@@ -389,7 +389,7 @@ fn descendants(root: u32) -> Vec<String> {
     found
 }
 
-/// Runs it to its end, or to the end of its time.
+/// Runs a command until it ends or [`LONGEST`] has passed.
 fn wait(command: &mut Command, log: &Path) -> Result<Option<ExitStatus>, std::io::Error> {
     let out = File::create(log)?;
     let err = out.try_clone()?;
@@ -401,7 +401,7 @@ fn wait(command: &mut Command, log: &Path) -> Result<Option<ExitStatus>, std::io
         }
         std::thread::sleep(Duration::from_millis(100));
     }
-    // With all that it has started.
+    // Its descendants are killed too.
     let pids = descendants(child.id());
     let _ = Command::new("kill").arg("-KILL").args(&pids).status();
     child.wait().map(|_| None)
@@ -411,9 +411,9 @@ fn wait(command: &mut Command, log: &Path) -> Result<Option<ExitStatus>, std::io
 struct Turn<'s> {
     suite: &'s Suite,
     seed: u64,
-    /// From 0.
+    /// Counted from 0.
     round: u64,
-    /// All with debug assertions.
+    /// Whether every suite runs with debug assertions.
     debug: bool,
 }
 
@@ -427,7 +427,7 @@ fn run_suite(turn: &Turn<'_>, log: &Path, count: &mut Count) -> Result<(), Strin
     let text = fs::read(log).unwrap_or_default();
     count_output(&String::from_utf8_lossy(&text), count);
     if status.is_some_and(|status| status.success()) {
-        // Kept for failures only.
+        // Logs are kept only for failures.
         let _ = fs::remove_file(log);
         return Ok(());
     }
@@ -505,7 +505,7 @@ pub fn run(options: &SoakOptions) -> ExitCode {
     }
 }
 
-/// Says what was run.
+/// Prints what was run.
 fn summary(started: Instant, round: u64, seed: u64, counts: &BTreeMap<&str, Count>) {
     println!("\nsoak of {}: {round} rounds from seed {}", clock(started), seed);
     println!(

@@ -7,12 +7,12 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use varve_libfs::Errno;
 
-/// Entries asked for at once.
+/// Entries requested from LibFS at once.
 const PAGE: usize = 256;
-/// Longest name, with its NUL.
+/// Longest name in bytes, with its NUL.
 pub const VARVE_NAME_BYTES: usize = 256;
 
-/// An open directory. One thread at a time gets each entry.
+/// An open directory. If threads share it, each entry goes to one of them.
 #[allow(non_camel_case_types)]
 pub struct varve_dir {
     _private: (),
@@ -50,8 +50,8 @@ pub unsafe extern "C" fn varve_opendir(fs: *mut varve_fs, path: *const c_char) -
     })
 }
 
-/// The next entry: 1 and `*entry`, 0 at the end, -1 and errno. An entry that is there throughout is returned
-/// exactly once.
+/// Reads the next entry: 1 and `*entry`, 0 at the end, -1 and errno on failure. An entry that exists
+/// throughout is returned exactly once.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_readdir(dir: *mut varve_dir, entry: *mut varve_dirent) -> c_int {
     guard(-1, || {

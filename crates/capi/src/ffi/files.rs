@@ -15,7 +15,7 @@ pub unsafe extern "C" fn varve_open(
     flags: c_int,
     mode: mode_t,
 ) -> c_int {
-    // SAFETY: the caller's promise is the same.
+    // SAFETY: the caller makes the same promise.
     unsafe { varve_openat(fs, AT_FDCWD, path, flags, mode) }
 }
 
@@ -80,8 +80,8 @@ pub unsafe extern "C" fn varve_pread(
     })
 }
 
-/// As write(2). At once up to 16 MiB or a quarter of the longest log, whichever is less: a longer one is
-/// several, in order.
+/// As write(2). Up to 16 MiB, or a quarter of the longest log if that is less, are written atomically; a
+/// longer write is split into several, in order.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_write(
     fs: *mut varve_fs,
@@ -130,7 +130,7 @@ pub unsafe extern "C" fn varve_lseek(fs: *mut varve_fs, fd: c_int, offset: off_t
     })
 }
 
-/// As fsync(2). Makes the whole log of this connection durable up to now.
+/// As fsync(2). Makes everything durable that this connection has logged so far.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_fsync(fs: *mut varve_fs, fd: c_int) -> c_int {
     on(fs, |posix| posix.fsync(fd))

@@ -1,11 +1,11 @@
-//! Locks.
+//! File locks.
 
 use super::{guard, note, session, varve_fs};
 use crate::registry::Session;
 use libc::{c_int, flock};
 use varve_libfs::Errno;
 
-/// Says in words on standard error why nothing can be locked, if that is wanted.
+/// Prints on standard error why locks are not available, if VARVE_DEBUG is set.
 fn told(session: &Session, errno: Errno) -> Errno {
     if errno.0 == libc::ENOLCK
         && std::env::var_os("VARVE_DEBUG").is_some()
@@ -16,9 +16,9 @@ fn told(session: &Session, errno: Errno) -> Errno {
     errno
 }
 
-/// As flock(2). Locks are those of the pool's mount: programs on it, programs under `varve run` and linked
-/// programs have the same ones. ENOLCK without a mount (set VARVE_DEBUG in the environment for the cause in
-/// words); the first lock call on a descriptor opens the file on the mount, and fails as that does.
+/// As flock(2). Locks are those of the pool's mount, shared by programs on it, programs under `varve run` and
+/// linked programs. ENOLCK without a mount (set VARVE_DEBUG in the environment for the cause in words); the
+/// first lock call on a descriptor opens the file on the mount, and fails if that does.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_flock(fs: *mut varve_fs, fd: c_int, operation: c_int) -> c_int {
     guard(-1, || {
@@ -29,8 +29,8 @@ pub unsafe extern "C" fn varve_flock(fs: *mut varve_fs, fd: c_int, operation: c_
 }
 
 /// As fcntl(2) with F_SETLK, F_SETLKW, F_GETLK, F_OFD_SETLK, F_OFD_SETLKW or F_OFD_GETLK; EINVAL for other
-/// commands. ENOLCK as for varve_flock. Locks of the process (those without OFD) on a file go when any
-/// descriptor of it is closed, by varve_close or close(2).
+/// commands. ENOLCK as for varve_flock. Locks of the process (those without OFD) on a file are released when
+/// any descriptor of it is closed, by varve_close or close(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_fcntl_lock(
     fs: *mut varve_fs,
@@ -43,7 +43,7 @@ pub unsafe extern "C" fn varve_fcntl_lock(
         if lock.is_null() {
             return Err(Errno(libc::EFAULT));
         }
-        // A copy, since the call may wait: the caller's memory is nobody's alone for so long.
+        // A copy, since the call may wait, and the caller's memory is not reserved for it that long.
         // SAFETY: not NULL, and the caller promises a structure there; any bytes are one.
         let mut range = unsafe { lock.read() };
         let done = session.posix.fcntl_lock(fd, command, &mut range);

@@ -1,10 +1,10 @@
-//! The functions of `varve.h`: arguments are checked and turned into Rust's, results into the C library's way
-//! (−1 and `errno`). Has `unsafe` code; decides nothing.
+//! The functions of `varve.h`: they check arguments and convert them to Rust types, and convert results to
+//! the C convention (-1 and `errno`). Has `unsafe` code; decides nothing.
 //!
 //! # Safety
 //! For every function: paths are NUL-terminated strings, buffers are as long as their lengths say, results
-//! point to memory of their type, and nobody changes any of them during the call. NULL is allowed everywhere
-//! and refused. Handles may be anything.
+//! point to memory of their type, and none of them changes during the call. NULL is allowed everywhere and
+//! refused. Handles may have any value.
 #![allow(unsafe_code)]
 #![allow(
     clippy::missing_safety_doc,
@@ -36,21 +36,21 @@ use std::sync::Arc;
 use varve_format::InodeAttr;
 use varve_libfs::{Errno, Posix};
 
-/// An errno on its way out.
+/// A value, or the errno to set.
 pub(crate) type Outcome<T> = Result<T, Errno>;
 
 /// Sets the calling thread's `errno`.
 fn set_errno(errno: i32) {
-    // SAFETY: the C library's pointer to this thread's `errno` is always good to write to.
+    // SAFETY: the C library's pointer to this thread's `errno` is always valid for writes.
     unsafe { *libc::__errno_location() = errno };
 }
 
-/// Says something on standard error; `eprintln!` would panic when its reader has gone.
+/// Prints a line on standard error. `eprintln!` would panic if its reader is gone.
 pub(crate) fn note(text: &dyn std::fmt::Display) {
     let _ = writeln!(std::io::stderr(), "libvarve: {text}");
 }
 
-/// Runs a call: its value, or `failed` and `errno`. A panic ends here, as EIO.
+/// Runs a call and returns its value, or `failed` with `errno` set. A panic ends here, as EIO.
 pub(crate) fn guard<T>(failed: T, call: impl FnOnce() -> Outcome<T>) -> T {
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Ok(value)) => value,
@@ -65,7 +65,7 @@ pub(crate) fn guard<T>(failed: T, call: impl FnOnce() -> Outcome<T>) -> T {
     }
 }
 
-/// [`guard`] for calls that return 0.
+/// As [`guard`], for calls that return 0.
 pub(crate) fn zero(call: impl FnOnce() -> Outcome<()>) -> c_int {
     guard(-1, || call().map(|()| 0))
 }
@@ -74,20 +74,20 @@ fn session(fs: *const varve_fs) -> Outcome<Arc<Session>> {
     SESSIONS.get(fs.addr()).map_err(Errno)
 }
 
-/// [`zero`] for calls on a connected pool.
+/// As [`zero`], for calls on a connected pool.
 fn on(fs: *const varve_fs, call: impl FnOnce(&Posix) -> Outcome<()>) -> c_int {
     zero(|| call(&session(fs)?.posix))
 }
 
-/// A path.
+/// Returns the bytes of a path.
 ///
 /// # Safety
-/// NULL, or a NUL-terminated string that stays as it is while the result is used.
+/// `path` is NULL, or a NUL-terminated string that does not change while the result is used.
 pub(crate) unsafe fn c_path<'a>(path: *const c_char) -> Outcome<&'a [u8]> {
     if path.is_null() {
         return Err(Errno(libc::EFAULT));
     }
-    // SAFETY: not NULL, and the caller answers for the rest.
+    // SAFETY: not NULL, and the caller vouches for the rest.
     Ok(unsafe { CStr::from_ptr(path) }.to_bytes())
 }
 
@@ -101,42 +101,42 @@ fn checked_len<T>(buffer: *const T, len: usize) -> Outcome<()> {
     Ok(())
 }
 
-/// Bytes to be written to a file.
+/// Returns the bytes of a buffer that is read.
 ///
 /// # Safety
-/// NULL, or `len` bytes that stay as they are while the result is used.
+/// `buffer` is NULL, or points to `len` bytes that do not change while the result is used.
 pub(crate) unsafe fn input<'a>(buffer: *const libc::c_void, len: usize) -> Outcome<&'a [u8]> {
     checked_len(buffer, len)?;
     if len == 0 {
         return Ok(&[]);
     }
-    // SAFETY: not NULL and not longer than a slice may be, as was just checked; the caller answers for the
-    // rest.
+    // SAFETY: not NULL and not longer than a slice may be, as was just checked; the caller vouches for
+    // the rest.
     Ok(unsafe { std::slice::from_raw_parts(buffer.cast(), len) })
 }
 
-/// Room for bytes that are read.
+/// Returns a buffer to be filled.
 ///
 /// # Safety
-/// NULL, or `len` bytes that nobody else uses while the result is used.
+/// `buffer` is NULL, or points to `len` bytes that are not used otherwise while the result is used.
 pub(crate) unsafe fn output<'a>(buffer: *mut libc::c_void, len: usize) -> Outcome<&'a mut [u8]> {
     checked_len(buffer, len)?;
     if len == 0 {
         return Ok(&mut []);
     }
-    // SAFETY: as in `input`; any bytes are good bytes, and they are only written.
+    // SAFETY: as in `input`; any bytes are valid, and they are only written.
     Ok(unsafe { std::slice::from_raw_parts_mut(buffer.cast(), len) })
 }
 
 /// Stores a result.
 ///
 /// # Safety
-/// NULL, or memory for a `T`, aligned for it.
+/// `to` is NULL, or points to memory for a `T`, aligned for it.
 pub(crate) unsafe fn store<T>(to: *mut T, value: T) -> Outcome<()> {
     if to.is_null() {
         return Err(Errno(libc::EFAULT));
     }
-    // SAFETY: not NULL, and the caller answers for the rest.
+    // SAFETY: not NULL, and the caller vouches for the rest.
     unsafe { to.write(value) };
     Ok(())
 }
@@ -145,9 +145,9 @@ fn length(value: libc::off_t) -> Outcome<u64> {
     u64::try_from(value).map_err(|_| Errno(libc::EINVAL))
 }
 
-/// Attributes as the C library has them.
+/// Converts attributes to the C library's structure.
 fn stat_of(attr: &InodeAttr) -> libc::stat {
-    // SAFETY: `stat` is made of integers, for which zeros are good values.
+    // SAFETY: `stat` is made of integers, for which zeros are valid.
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };
     let split = |ns: i64| (ns.div_euclid(1_000_000_000), ns.rem_euclid(1_000_000_000));
     stat.st_ino = attr.key.number();

@@ -26,8 +26,8 @@ pub const VARVE_SYNC_ALWAYS: u32 = 1;
 pub const VARVE_READ_ONLY: u32 = 2;
 
 fn pool_error(error: &KernelError) -> Errno {
-    // The cause in words goes to standard error when VARVE_DEBUG is set: an errno cannot say which file is
-    // missing.
+    // If VARVE_DEBUG is set, the cause is printed to standard error in words: an errno cannot tell which file
+    // is missing.
     if std::env::var_os("VARVE_DEBUG").is_some() {
         note(&error);
     }
@@ -57,7 +57,7 @@ fn this_user() -> Cred {
     // SAFETY: these two cannot fail and touch no memory of ours.
     let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
     let mut groups = vec![0; 65_536];
-    // SAFETY: there is room for as many groups as are asked for, which is the most that Linux has.
+    // SAFETY: the buffer has room for the number of groups passed, which is the most that Linux permits.
     let count = unsafe { libc::getgroups(groups.len() as c_int, groups.as_mut_ptr()) };
     groups.truncate(usize::try_from(count).unwrap_or(0));
     Cred { uid, gid, groups }
@@ -105,7 +105,7 @@ pub unsafe extern "C" fn varve_connect(pool: *const c_char, flags: u32) -> *mut 
         at.metadata()
             .map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::EIO)))?;
         let host = HostPool::find(at).map_err(|error| pool_error(&error))?;
-        // Asked first: a session waits for a daemon that restarts, and there may never be one.
+        // Checked first: a session would wait for a daemon that restarts, and there may never be one.
         std::os::unix::net::UnixStream::connect(host.socket())
             .map_err(|error| match error.kind() {
                 std::io::ErrorKind::NotFound => Errno(libc::ECONNREFUSED),
@@ -117,8 +117,8 @@ pub unsafe extern "C" fn varve_connect(pool: *const c_char, flags: u32) -> *mut 
 }
 
 /// Serves the pool in directory `pool` from within this process, until `varve_disconnect`, and connects to
-/// it. Others (a mount, `varve status`) may connect meanwhile. EWOULDBLOCK or EINVAL if another process
-/// serves it; set VARVE_DEBUG in the environment for the cause in words.
+/// it. Other processes (a mount, `varve status`) may connect meanwhile. EWOULDBLOCK or EINVAL if another
+/// process serves it; set VARVE_DEBUG in the environment for the cause in words.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_embed(pool: *const c_char, flags: u32) -> *mut varve_fs {
     guard(std::ptr::null_mut(), || {
@@ -134,8 +134,8 @@ pub unsafe extern "C" fn varve_embed(pool: *const c_char, flags: u32) -> *mut va
 }
 
 /// Makes a pool of plain files in directory `dir`, as `varve mkfs` does: sizes as "64M", "shm:64M" (NVM in
-/// memory only) or "0" (no such tier); NULL for the defaults. EEXIST if there is something already, EINVAL
-/// for sizes that cannot be.
+/// memory only) or "0" (no such tier); NULL for the defaults. EEXIST if the directory holds a pool already,
+/// EINVAL for invalid sizes or if the directory is not empty.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_mkpool(
     dir: *const c_char,
@@ -166,15 +166,15 @@ pub unsafe extern "C" fn varve_mkpool(
     })
 }
 
-/// Makes everything durable, ends the session, and with it a pool that this process serves. Descriptors of it
-/// are closed, and their locks go; directories and transactions of it fail from now on. The handle is gone,
-/// whatever this returns.
+/// Makes all changes durable, ends the session, and stops serving the pool if this process serves it. The
+/// session's descriptors are closed and their locks released; its directories and transactions fail from then
+/// on. The handle is invalid afterwards, whatever this returns.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_disconnect(fs: *mut varve_fs) -> c_int {
     zero(|| {
         let session = SESSIONS.take(fs.addr()).map_err(Errno)?;
         let unmounted = session.posix.fs().unmount();
-        // Directories and transactions may keep the session in memory, but not its locks.
+        // Open directories and transactions may keep the session in memory, but not its locks.
         session.posix.close_all();
         let here = session.here.lock().take();
         let stopped = here.map_or(Ok(()), |here| here.stop().map_err(|_| Errno(libc::EIO)));
@@ -182,19 +182,19 @@ pub unsafe extern "C" fn varve_disconnect(fs: *mut varve_fs) -> c_int {
     })
 }
 
-/// Makes everything that returned before durable against power loss.
+/// Makes the effects of all calls that have returned durable against power loss.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_sync(fs: *mut varve_fs) -> c_int {
     on(fs, |posix| posix.sync())
 }
 
-/// Sets the file mode creation mask of this connection (022 at first); returns the old one, or -1.
+/// Sets the file mode creation mask of this connection (initially 022); returns the old one, or -1.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_umask(fs: *mut varve_fs, mask: mode_t) -> c_int {
     guard(-1, || Ok(super::session(fs)?.posix.umask(mask) as c_int))
 }
 
-/// Version of the library, as "0.1.0".
+/// Returns the version of the library, as "0.1.0".
 #[unsafe(no_mangle)]
 pub extern "C" fn varve_version() -> *const c_char {
     concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()

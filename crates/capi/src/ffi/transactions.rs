@@ -1,4 +1,4 @@
-//! Groups of calls that persist as one.
+//! Groups of calls that persist as one transaction.
 
 use super::{c_path, guard, input, length, session, varve_fs, zero};
 use crate::registry::{GROUPS, Group};
@@ -9,13 +9,13 @@ use varve_libfs::posix::PosixTransaction;
 use varve_libfs::{Errno, Posix};
 
 /// A group of calls that take effect together or not at all, whatever fails and whenever the process or the
-/// machine dies. Nothing happens before `varve_tx_commit`, and nobody sees anything of it before, the caller
-/// neither. Calls are checked at the commit, in order; only what a call alone shows (a bad name, a file that
-/// is not open for writing, a bound) fails at once, and leaves the group as it was. Bounds: 64 entries (one
-/// for each call, one for each MiB of a write), 2 MiB of log (data, and 64 to 128 bytes and the names for
-/// each call), 64 files and directories that were there before; E2BIG beyond. What a path names is looked up
-/// when the call is added; directories that the same group makes count, under the path that they were made
-/// with.
+/// machine dies. No call takes effect before `varve_tx_commit`, and nobody, the caller included, sees any of
+/// them before. Calls are checked at the commit, in order; only errors that a call shows by itself (a bad
+/// name, a file that is not open for writing, an exceeded limit) are returned at once, and leave the group as
+/// it was. Limits: 64 entries (one per call, one per MiB of a write), 2 MiB of log (data, and 64 to 128 bytes
+/// and the names for each call), 64 files and directories that existed before; E2BIG beyond. Paths are
+/// resolved when the call is added; directories made by the same group count, under the path that they were
+/// made with.
 #[allow(non_camel_case_types)]
 pub struct varve_tx {
     _private: (),
@@ -44,8 +44,9 @@ pub unsafe extern "C" fn varve_tx_begin(fs: *mut varve_fs) -> *mut varve_tx {
     })
 }
 
-/// Adds: make a regular file, which must not be there. Returns a number that stands for it in this group's
-/// varve_tx_pwrite, _append, _ftruncate and _link (it is no descriptor: after the commit, open the file).
+/// Adds the creation of a regular file, which must not exist. Returns a number that stands for the file in
+/// this group's varve_tx_pwrite, _append, _ftruncate and _link (it is no descriptor: after the commit, open
+/// the file).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_tx_create(tx: *mut varve_tx, path: *const c_char, mode: mode_t) -> c_int {
     guard(-1, || {
@@ -55,7 +56,7 @@ pub unsafe extern "C" fn varve_tx_create(tx: *mut varve_tx, path: *const c_char,
     })
 }
 
-/// Adds: make a directory.
+/// Adds the creation of a directory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_tx_mkdir(tx: *mut varve_tx, path: *const c_char, mode: mode_t) -> c_int {
     zero(|| {
@@ -65,7 +66,7 @@ pub unsafe extern "C" fn varve_tx_mkdir(tx: *mut varve_tx, path: *const c_char, 
     })
 }
 
-/// Adds: make a symbolic link.
+/// Adds the creation of a symbolic link.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_tx_symlink(
     tx: *mut varve_tx,
@@ -79,8 +80,8 @@ pub unsafe extern "C" fn varve_tx_symlink(
     })
 }
 
-/// Adds: write `len` bytes at `offset` (at the end, if the file was opened with O_APPEND). The bytes are
-/// copied now.
+/// Adds a write of `len` bytes at `offset` (at the end, if the file was opened with O_APPEND). The bytes are
+/// copied by this call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_tx_pwrite(
     tx: *mut varve_tx,
@@ -97,7 +98,7 @@ pub unsafe extern "C" fn varve_tx_pwrite(
     })
 }
 
-/// Adds: write `len` bytes at the end that the file has at the commit. The bytes are copied now.
+/// Adds a write of `len` bytes at the end that the file has at the commit. The bytes are copied by this call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_tx_append(
     tx: *mut varve_tx,
@@ -112,7 +113,7 @@ pub unsafe extern "C" fn varve_tx_append(
     })
 }
 
-/// Adds: set the length.
+/// Adds a change of a file's length.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_tx_ftruncate(tx: *mut varve_tx, fd: c_int, size: off_t) -> c_int {
     zero(|| {
@@ -121,7 +122,7 @@ pub unsafe extern "C" fn varve_tx_ftruncate(tx: *mut varve_tx, fd: c_int, size: 
     })
 }
 
-/// Adds: give a file one more name (its first, if it was opened with O_TMPFILE).
+/// Adds one more name of a file (its first, if it was opened with O_TMPFILE).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_tx_link(tx: *mut varve_tx, fd: c_int, path: *const c_char) -> c_int {
     zero(|| {
@@ -131,7 +132,7 @@ pub unsafe extern "C" fn varve_tx_link(tx: *mut varve_tx, fd: c_int, path: *cons
     })
 }
 
-/// Adds: remove a name of anything but a directory.
+/// Adds the removal of a name that is not a directory's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_tx_unlink(tx: *mut varve_tx, path: *const c_char) -> c_int {
     zero(|| {
@@ -141,8 +142,8 @@ pub unsafe extern "C" fn varve_tx_unlink(tx: *mut varve_tx, path: *const c_char)
     })
 }
 
-/// Adds: rename, replacing what is there. The commit fails with EOPNOTSUPP for a directory that would get
-/// another parent or be replaced.
+/// Adds a rename, which replaces an existing target. The commit fails with EOPNOTSUPP for a directory that
+/// would get another parent or be replaced.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_tx_rename(tx: *mut varve_tx, from: *const c_char, to: *const c_char) -> c_int {
     zero(|| {
@@ -152,22 +153,22 @@ pub unsafe extern "C" fn varve_tx_rename(tx: *mut varve_tx, from: *const c_char,
     })
 }
 
-/// Does all of it, at once. On failure (the errno of the first call that cannot be done, E2BIG, EAGAIN when
-/// other programs kept what it needs, ENOSPC, EROFS, EIO) nothing has happened. The handle is gone, whatever
-/// this returns. As durable as any call: call varve_fsync or varve_sync for power loss, or open one of its
-/// files with O_SYNC.
+/// Commits all calls of the group at once. On failure (the errno of the first call that cannot be done;
+/// E2BIG; EAGAIN if other programs held resources that it needs; ENOSPC; EROFS; EIO) nothing has happened.
+/// The handle is invalid afterwards, whatever this returns. The group is as durable as any call: against
+/// power loss call varve_fsync or varve_sync, or open one of its files with O_SYNC.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_tx_commit(tx: *mut varve_tx) -> c_int {
     zero(|| {
         let group = GROUPS.take(tx.addr()).map_err(Errno)?;
-        // Another thread that is adding a call at this moment is before the commit; one that comes later
-        // finds no group.
+        // A call that another thread is adding at this moment goes before the commit; a later one finds no
+        // group.
         let calls = std::mem::replace(&mut *group.calls.lock(), group.session.posix.transaction());
         calls.commit().map(drop)
     })
 }
 
-/// Forgets it. The handle is gone.
+/// Discards the group. The handle is invalid afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_tx_abort(tx: *mut varve_tx) -> c_int {
     zero(|| GROUPS.take(tx.addr()).map(drop).map_err(Errno))

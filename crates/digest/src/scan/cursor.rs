@@ -1,5 +1,5 @@
-//! One cursor for each chunk: where the next entry is, and the copy of its header. Decides only whether bytes
-//! are an entry.
+//! One cursor for each chunk: the position of the next entry and a copy of its header. Decides only whether
+//! bytes are an entry.
 
 use super::{LogBytes, ScanError};
 use varve_format::log::{
@@ -9,25 +9,26 @@ use varve_format::seeded::{Bug, armed};
 use varve_format::{EntryHeader, LogSeq, SessionId};
 use zerocopy::{FromBytes, FromZeros};
 
-/// Most chunks looked at in one log (8 GiB).
+/// Maximum number of chunks read of one log (8 GiB).
 const CHUNKS_MAX: u64 = 4096;
 
-/// How far each chunk of a log has been digested. Kept between digests, so that a log is not read again from
-/// its start; a chunk that the client has used anew since is noticed by its first entry and starts again.
+/// Positions up to which the chunks of a log have been digested. Kept between digests, so that a log is not
+/// read again from its start. A chunk that the client has reused is recognised by its first entry and read
+/// from its start.
 #[derive(Debug, Clone, Default)]
 pub struct Cursors {
     pub(super) chunks: Vec<Cursor>,
 }
 
 impl Cursors {
-    /// At the start of every chunk.
+    /// Returns cursors at the start of every chunk.
     #[must_use]
     pub const fn new() -> Self {
         Self { chunks: Vec::new() }
     }
 }
 
-/// Place in one chunk.
+/// Position in one chunk.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Cursor {
     /// Offset in the chunk of the next entry.
@@ -38,7 +39,7 @@ pub(super) struct Cursor {
     first: Option<(u64, u32)>,
 }
 
-/// What a chunk's cursor stands at.
+/// The possible entry at a chunk's cursor.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Head {
     pub(super) chunk: usize,
@@ -59,10 +60,10 @@ const fn chunk_start(chunk: usize) -> u64 {
     if chunk == 0 { LIVE_HEADER_SIZE as u64 } else { 0 }
 }
 
-/// Bytes looked at at a time where no entry is expected.
+/// Bytes read at a time by the search behind the end of a chunk.
 const LOOK_BYTES: usize = 64 << 10;
 
-/// Bytes copied and summed at a time: what was copied is still in the nearest cache when it is summed.
+/// Bytes copied and checksummed at a time: few enough to be still in the nearest cache for the checksum.
 const SUM_BYTES: usize = 16 << 10;
 
 /// Walks the chunks of one log.
@@ -73,7 +74,7 @@ pub(super) struct Walker<'l, L: LogBytes> {
 }
 
 impl<'l, L: LogBytes> Walker<'l, L> {
-    /// Takes up `cursors` where they are still right, and starts again where the chunk was used anew.
+    /// Starts at `cursors` where they are still valid, and at the start of chunks that were reused.
     pub(super) fn new(
         log: &'l L,
         session: SessionId,
@@ -119,8 +120,8 @@ impl<'l, L: LogBytes> Walker<'l, L> {
         Ok(EntryHeader::read_from_bytes(&bytes).unwrap_or_else(|_| EntryHeader::new_zeroed()))
     }
 
-    /// What may be the chunk's next entry: its lengths and its number are possible, its checksum has not been
-    /// looked at.
+    /// Returns the chunk's next possible entry: its length and its number are plausible, its checksum is not
+    /// verified.
     pub(super) fn peek(&self, chunk: usize) -> Result<Option<Head>, ScanError<L::Error>> {
         let cursor = self.cursors.chunks[chunk];
         if cursor.pos + HEADER_SIZE as u64 > CHUNK_BYTES {
@@ -136,7 +137,8 @@ impl<'l, L: LogBytes> Walker<'l, L> {
         Ok(possible.then_some(Head { chunk, header }))
     }
 
-    /// Copies the payload of `head` to `out`, which is as long, and says whether the checksum is right.
+    /// Copies the payload of `head` to `out`, which has the payload's length, and returns whether the
+    /// checksum is right.
     pub(super) fn copy_payload(&self, head: &Head, out: &mut [u8]) -> Result<bool, ScanError<L::Error>> {
         let mut pos = self.cursors.chunks[head.chunk].pos + HEADER_SIZE as u64;
         let mut sum = self.seed;
@@ -150,13 +152,14 @@ impl<'l, L: LogBytes> Walker<'l, L> {
         Ok(is_sound(&head.header, sum))
     }
 
-    /// Where the payload of `head` is in the log.
+    /// Returns the offset of the payload of `head` in the log.
     pub(super) fn payload_at(&self, head: &Head) -> u64 {
         head.chunk as u64 * CHUNK_BYTES + self.cursors.chunks[head.chunk].pos + HEADER_SIZE as u64
     }
 
-    /// An entry behind the place where a chunk ends, of those above `last` that say that the number after
-    /// `last` was committed: something before it is damaged. A chunk that was never used is not looked at.
+    /// Searches behind the end of a chunk for an entry above `last` that says that the number after `last`
+    /// was committed. Such an entry proves that something before it is damaged. Skips a chunk that was never
+    /// used.
     pub(super) fn hidden(
         &self,
         chunk: usize,
@@ -214,11 +217,11 @@ impl<'l, L: LogBytes> Walker<'l, L> {
     }
 }
 
-/// Most entries that [`pending_bytes`] looks at.
+/// Maximum number of entries that [`pending_bytes`] reads.
 const LOOKS_MAX: usize = 1 << 18;
 
-/// Bytes of log that hold entries above `digested`, by their headers alone: for people to look at. Bounded:
-/// of a very long row of small entries only the first quarter of a million counts.
+/// Returns the bytes of log that hold entries above `digested`, judged by their headers alone; for display
+/// only. Reads at most 2^18 entries.
 ///
 /// # Errors
 /// The log cannot be read.
@@ -245,8 +248,8 @@ pub fn pending_bytes<L: LogBytes>(
     Ok(sum)
 }
 
-/// The highest number of an entry in the log, by the headers alone: perhaps one that will not count, and
-/// beyond a gap that is being filled.
+/// Returns the highest sequence number in the log, judged by the headers alone. Its entry may not count, and
+/// may lie behind a gap that is still being filled.
 ///
 /// # Errors
 /// The log cannot be read.
@@ -266,7 +269,8 @@ pub fn newest_entry<L: LogBytes>(
     Ok(LogSeq(newest))
 }
 
-/// Whether the checksum of an entry is right whose payload begins at `at`; keeps nothing of it.
+/// Returns whether the checksum of the entry whose payload begins at `at` is right; does not keep the
+/// payload.
 pub(super) fn is_sound_at<L: LogBytes>(
     log: &L,
     session: SessionId,
@@ -283,12 +287,12 @@ pub(super) fn is_sound_at<L: LogBytes>(
     Ok(is_sound(header, sum))
 }
 
-/// Whether an entry's checksum is right, given that of its payload.
+/// Returns whether an entry's checksum is right, given the checksum of its payload.
 pub(super) fn is_sound(header: &EntryHeader, payload_crc: u32) -> bool {
     entry_crc(payload_crc, header) == header.crc32c.get() || armed(Bug::EntryChecksumIgnored)
 }
 
-/// The number below which everything was committed when the entry was.
+/// Returns the number below which all entries were committed when this entry was written.
 pub(super) const fn stable_below(header: &EntryHeader) -> LogSeq {
     LogSeq(header.seq.get().saturating_sub(header.stable_delta.get() as u64))
 }

@@ -16,20 +16,21 @@ const ARENA_BYTES: usize = 8 << 20;
 /// Blocks that are kept for the next batches.
 const SPARE_BLOCKS_MAX: usize = 12;
 
-/// How much one [`gather`] may take.
+/// Limits of one [`gather`].
 #[derive(Debug, Clone, Copy)]
 pub struct GatherLimits {
-    /// Payload bytes; a batch may pass it by one transaction.
+    /// Payload bytes; a batch may exceed them by one transaction.
     pub bytes: usize,
-    /// Entries, those that are not writes twice: they cost more. A batch may pass it by one transaction.
+    /// Entries; those that are not writes count twice, because they cost more. A batch may exceed the limit
+    /// by one transaction.
     pub entries: usize,
-    /// Payloads of writes that are at least so long are left in the log: see [`Entry::left_at`]. Only of logs
-    /// in use.
+    /// Payloads of writes with at least this number of bytes are left in the log: see [`Entry::left_at`].
+    /// Applies only to logs in use.
     pub leave_bytes: usize,
 }
 
 impl GatherLimits {
-    /// Leaves nothing in the log.
+    /// Returns these limits, but such that no payload is left in the log.
     #[must_use]
     pub const fn copying_all(self) -> Self {
         Self {
@@ -53,12 +54,12 @@ impl Default for GatherLimits {
     }
 }
 
-/// Which entries count.
+/// The entries of a log that count.
 #[derive(Debug, Clone, Copy)]
 pub enum BatchLimit<'s> {
-    /// The log is in use: everything up to the first missing number, or up to this one.
+    /// The log is in use: entries up to the first missing number, and at most up to this one.
     Live(Option<LogSeq>),
-    /// The log is sealed: what the seal covers.
+    /// The log is sealed: the entries that the seal covers.
     Sealed(&'s Seal),
 }
 
@@ -70,7 +71,7 @@ pub struct Entry {
     payload: Payload,
 }
 
-/// Where the payload of an entry is.
+/// The location of an entry's payload.
 #[derive(Debug, Clone, Copy)]
 enum Payload {
     /// In this block of the batch's arena, from this byte on.
@@ -80,28 +81,28 @@ enum Payload {
 }
 
 impl Entry {
-    /// Its number.
+    /// Returns its number.
     #[must_use]
     pub const fn seq(&self) -> LogSeq {
         LogSeq(self.header.seq.get())
     }
 
-    /// Its flags; unknown bits make [`LogOp::parse`] fail.
+    /// Returns its flags; unknown bits make [`LogOp::parse`] fail.
     #[must_use]
     pub const fn flags(&self) -> EntryFlags {
         EntryFlags::from_bits_truncate(self.header.flags)
     }
 
-    /// Its writer knew that all entries below this number were committed.
+    /// Returns the number below which, as its writer knew, all entries were committed.
     #[must_use]
     pub const fn stable_below(&self) -> LogSeq {
         stable_below(&self.header)
     }
 
-    /// Where in the log its payload is, if it was left there: those of writes are. Whether the entry is one
-    /// at all (its checksum) has not been seen then. Whoever acts on it reads the payload and looks, before
-    /// anything that follows from it becomes durable; if it is none, that counts for nothing, and the log is
-    /// to be gathered again, [copying all](GatherLimits::copying_all).
+    /// Returns the offset of its payload in the log if the payload was left there, as is done for writes. The
+    /// entry's checksum is not verified then. A caller that uses the entry must read the payload and verify
+    /// the checksum before any result becomes durable. If the checksum is wrong, the results are void, and
+    /// the log is to be gathered again, [copying all](GatherLimits::copying_all).
     #[must_use]
     pub const fn left_at(&self) -> Option<u64> {
         match self.payload {
@@ -110,15 +111,14 @@ impl Entry {
         }
     }
 
-    /// Checksum of the entry whose payload has the checksum `payload_crc`, as it must be in the header.
-    /// `payload_crc` begins with [`crc_seed`](varve_format::log::crc_seed) of the session.
+    /// Returns whether the header has the right checksum for a payload with the checksum `payload_crc`, which
+    /// begins with [`crc_seed`](varve_format::log::crc_seed) of the session.
     #[must_use]
     pub fn is_sound(&self, payload_crc: u32) -> bool {
         is_sound(&self.header, payload_crc)
     }
 
-    /// Whether it is an entry, of which the payload is read for it if it was left in `log`, the log of
-    /// `session`.
+    /// Returns whether the entry is sound. Reads its payload if it was left in `log`, the log of `session`.
     ///
     /// # Errors
     /// Only the device's.
@@ -137,14 +137,14 @@ pub struct Transaction {
     pub len: usize,
 }
 
-/// The newest journal transaction that an entry may rest on. Asked for after the entry was read: while a log
-/// is read, transactions commit, and its session goes on with them as the base of what it appends.
+/// Returns the newest journal transaction that an entry may rest on. Called after the entry was read:
+/// transactions commit while a log is read, and the session appends entries that rest on them.
 pub type NewestTx<'n> = &'n dyn Fn() -> TxId;
 
-/// Why a scan left something out; each is reported once by the caller.
+/// The reason why a scan left entries out; the caller reports each one once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Damage {
-    /// An entry says that everything below `stable_below` was committed, and some of it is not there.
+    /// An entry says that all numbers below its `stable_below` were committed, and some of them are missing.
     #[error("entry {seq} was written after {missing}, which is not in the log")]
     Gap {
         /// The entry.
@@ -152,7 +152,7 @@ pub enum Damage {
         /// First number that is missing.
         missing: LogSeq,
     },
-    /// More missing runs than there are lanes, or one that no writer would have left.
+    /// More missing runs than there are lanes, or a run longer than any writer leaves.
     #[error("more than {SEAL_MISSING_MAX} gaps, or one of 2^32 numbers, before entry {0}")]
     TooManyGaps(LogSeq),
     /// An entry rests on a journal transaction that is not in the journal.
@@ -166,7 +166,8 @@ pub enum Damage {
     /// The entries of a transaction do not count down to its end.
     #[error("the transaction around entry {0} contradicts itself")]
     BrokenTransaction(LogSeq),
-    /// The seal covers this number, and it is not in the log any more: neither it nor what follows counts.
+    /// The seal covers this number, but its entry is no longer in the log: neither it nor later entries
+    /// count.
     #[error("sealed entry {0} is not in the log: it and what follows is lost")]
     SealedEntryGone(LogSeq),
 }
@@ -183,28 +184,28 @@ pub struct Refused {
 /// Entries to digest, in sequence order.
 #[derive(Debug, Default)]
 pub struct Batch {
-    /// Whose.
+    /// The session that wrote the entries.
     pub session: SessionId,
     /// Entries.
     pub entries: Vec<Entry>,
     /// Their transactions.
     pub transactions: Vec<Transaction>,
-    /// Everything up to here is used up when the batch is digested. Equal to the number given to [`gather`]
-    /// if there is nothing.
+    /// Last number that is used up when the batch is digested. Equal to the number given to [`gather`] if
+    /// there is nothing to digest.
     pub upto: LogSeq,
     /// Transactions left out.
     pub refused: Vec<Refused>,
-    /// Entries that follow were left for the next batch.
+    /// Further entries were left for the next batch.
     pub more: bool,
     /// Bytes of the entries in the log.
     pub log_bytes: u64,
-    /// Where the next scan starts, once this batch has been digested.
+    /// Start of the next scan, once this batch has been digested.
     pub cursors: Cursors,
     arena: Arena,
 }
 
 impl Batch {
-    /// Body and data of an entry of this batch; nothing, if they were left in the log.
+    /// Returns body and data of an entry of this batch; empty if they were left in the log.
     #[must_use]
     pub fn payload(&self, entry: &Entry) -> &[u8] {
         let Payload::Copied { block, start } = entry.payload else {
@@ -214,10 +215,10 @@ impl Batch {
         &self.arena.blocks[block as usize][start..start + entry.header.payload_len.get() as usize]
     }
 
-    /// The operation of an entry; of one whose payload was left in the log, without its bytes.
+    /// Returns the operation of an entry, without its data if the payload was left in the log.
     ///
     /// # Errors
-    /// What no writer would have written.
+    /// The entry is malformed: no writer would have written it.
     pub fn op(&self, entry: &Entry) -> Result<LogOp<'_>, varve_format::log::LogFormatError> {
         match entry.payload {
             Payload::Copied { .. } => LogOp::parse(&entry.header, self.payload(entry)),
@@ -226,9 +227,9 @@ impl Batch {
     }
 }
 
-/// Where a batch keeps its payloads: blocks that are used again by the next batches, so that they are zeroed
-/// and faulted in once. A batch may be dropped by another thread than the one that gathered it, so the
-/// threads share them.
+/// The payloads of a batch, in blocks that later batches reuse, so that a block is zeroed and faulted in only
+/// once. A batch may be dropped by another thread than the one that gathered it, so all threads share the
+/// spare blocks.
 #[derive(Debug, Default)]
 struct Arena {
     blocks: Vec<Vec<u8>>,
@@ -238,13 +239,14 @@ struct Arena {
 
 static SPARE: Mutex<Vec<Vec<u8>>> = Mutex::new(Vec::new());
 
-/// The spare blocks. Whoever panicked with them left them whole: they are only taken and put.
+/// Returns the spare blocks. A poisoned lock is harmless: blocks are only taken and put under it, so a panic
+/// leaves the list whole.
 fn spare() -> MutexGuard<'static, Vec<Vec<u8>>> {
     SPARE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Arena {
-    /// Room for `need` bytes: the block, and where in it.
+    /// Makes room for `need` bytes; returns the index of the block, and the offset in it.
     fn room(&mut self, need: usize) -> (usize, usize) {
         if self
             .blocks
@@ -256,7 +258,7 @@ impl Arena {
                 let at = spare.iter().rposition(|block| block.len() >= need);
                 at.map(|at| spare.swap_remove(at))
             };
-            // The first one is small, for the many batches that are.
+            // The first block is small, as most batches are.
             let len = if self.blocks.is_empty() {
                 64 << 10
             } else {
@@ -270,7 +272,8 @@ impl Arena {
 }
 
 impl Arena {
-    /// Copies the payload of what may be an entry, or leaves it in the log. `None`: it is no entry.
+    /// Copies the payload of `head`, a possible entry, or leaves it in the log. Returns `None` if `head` is
+    /// no entry.
     fn take_in<L: LogBytes>(
         &mut self,
         walker: &Walker<'_, L>,
@@ -303,19 +306,19 @@ impl Drop for Arena {
             let keep = spare.len().min(SPARE_BLOCKS_MAX);
             spare.drain(keep..).collect()
         };
-        // Not under the lock: memory goes back to the system.
+        // Outside the lock, because memory goes back to the system.
         drop(dropped);
     }
 }
 
-/// What [`seal_scan`] found.
+/// The result of [`seal_scan`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SealScan {
     /// Where the log ends.
     pub seal: Seal,
-    /// Why what follows does not count, if it is not simply the end.
+    /// The damage that ends the log; `None` if it ends without damage.
     pub damage: Option<Damage>,
-    /// Entries that count, above what was digested.
+    /// Number of entries above the digested number that count.
     pub entries: u64,
 }
 
@@ -361,7 +364,7 @@ impl Heads {
     }
 }
 
-/// What an entry did to a [`Chain`].
+/// The effect of an entry on a [`Chain`].
 enum Link {
     /// The transaction goes on.
     Open,
@@ -371,7 +374,7 @@ enum Link {
     Broken,
 }
 
-/// Puts entries together to transactions: `tx_left` counts down over consecutive numbers.
+/// Assembles entries into transactions: `tx_left` counts down over consecutive numbers.
 #[derive(Default)]
 struct Chain<T> {
     /// Number and `tx_left` of the last entry.
@@ -387,14 +390,14 @@ impl<T> Chain<T> {
         }
     }
 
-    /// Whether an entry with this header would go on where the chain is (or there is no chain).
+    /// Returns whether an entry with this header continues the open transaction, or none is open.
     fn leads_to(&self, header: &EntryHeader) -> bool {
         self.last.is_none_or(|(seq, left)| {
             seq + 1 == header.seq.get() && left.checked_sub(1) == Some(header.tx_left.get())
         })
     }
 
-    /// Takes an entry that the chain [leads to](Self::leads_to).
+    /// Adds an entry that the chain [leads to](Self::leads_to).
     fn push(&mut self, header: &EntryHeader, entry: T) -> Link {
         if armed(Bug::TransactionInParts) {
             self.entries.push(entry);
@@ -415,21 +418,21 @@ impl<T> Chain<T> {
         }
     }
 
-    /// Gives up what is open; its entries.
+    /// Gives up the open transaction and returns its entries.
     fn take(&mut self) -> Vec<T> {
         self.last = None;
         std::mem::take(&mut self.entries)
     }
 }
 
-/// Which number comes next.
+/// The number of the next entry.
 struct Expect<'s> {
     next: u64,
     cut: BatchLimit<'s>,
 }
 
 impl Expect<'_> {
-    /// The number wanted, or `None` past the end of what counts.
+    /// Returns the number wanted, or `None` behind the last number that counts.
     fn wanted(&mut self) -> Option<u64> {
         match self.cut {
             BatchLimit::Live(limit) => limit
@@ -447,16 +450,16 @@ impl Expect<'_> {
     }
 }
 
-/// Copies entries above `digested` out of the log, as far as `cut` says and `limits` allow. Ends with whole
+/// Copies entries above `digested` out of the log, as far as `cut` and `limits` allow. Ends with whole
 /// transactions only.
 ///
-/// A transaction that rests on a journal transaction above `newest_tx` (asked for after it was read) is left
-/// out and named in [`Batch::refused`]; so is one that contradicts itself. In a sealed log an entry that has
-/// gone since is named there too, and ends the log.
+/// A transaction that rests on a journal transaction above `newest_tx` (called after the entry was read) is
+/// left out and listed in [`Batch::refused`]; so is one that contradicts itself. An entry that has vanished
+/// from a sealed log is listed there, too, and ends the log.
 ///
-/// Of a log in use, payloads may be left where they are ([`GatherLimits::leave_bytes`]). Those whose entry no
-/// later one says to have been committed before it are looked at here: their thread may be about to write
-/// them. And nothing is refused by what was not looked at.
+/// In a log in use, payloads may be left where they are ([`GatherLimits::leave_bytes`]). An entry with such a
+/// payload is verified here unless a later entry says that it was committed: its thread may still be writing
+/// it. An unverified entry never causes a refusal: the log is gathered again with all payloads copied first.
 ///
 /// # Errors
 /// Only the device's.
@@ -486,7 +489,8 @@ pub fn gather<L: LogBytes>(
     )
 }
 
-/// [`gather`] from where the walker stands; leaves unseen what `limits` say.
+/// As [`gather`], from the position of the walker; does not verify entries whose payloads `limits` leave in
+/// the log.
 fn gather_from<L: LogBytes>(
     mut walker: Walker<'_, L>,
     session: SessionId,
@@ -510,14 +514,14 @@ fn gather_from<L: LogBytes>(
     let (mut taken_bytes, mut taken_entries) = (0, 0);
     let mut skipped = Vec::new();
     let mut newest = TxId::default();
-    // Chunks whose cursors have moved since the batch took them over.
+    // Chunks whose cursors have moved since they were copied to the batch.
     let mut moved = Vec::new();
     while let Some(wanted) = expect.wanted() {
         let head = heads.lowest();
         if head.is_none_or(|head| head.seq() > wanted) {
             let BatchLimit::Sealed(seal) = cut else { break };
-            // A power cut took it, and may have left what came after it in other chunks: that must not count
-            // without it.
+            // A power cut took the entry, and may have left later entries in other chunks: they must not
+            // count without it.
             batch.refuse(&mut chain, wanted, Damage::SealedEntryGone(LogSeq(wanted)));
             batch.upto = seal.last;
             break;
@@ -525,7 +529,7 @@ fn gather_from<L: LogBytes>(
         let Some(head) = head else { break };
         heads.pop();
         if head.seq() < wanted {
-            // Digested before, not covered by the seal, or a second entry with the same number: stepped over.
+            // Digested before, not covered by the seal, or a second entry with the same number: skipped.
             skipped.resize(skipped.len().max(head.payload_len()), 0);
             if walker.copy_payload(&head, &mut skipped[..head.payload_len()])? {
                 walker.step(&head);
@@ -575,8 +579,9 @@ fn gather_from<L: LogBytes>(
 }
 
 impl Batch {
-    /// `newest` is what was answered before: it only grows, so what rests on that rests on the newest one,
-    /// too.
+    /// Adds a transaction to the batch, or refuses it if it rests on a missing journal transaction. `newest`
+    /// is the last answer of `newest_tx`, which only grows: entries that rest on it or below need no new
+    /// call.
     fn accept(&mut self, transaction: &[Entry], newest: &mut TxId, newest_tx: NewestTx<'_>) {
         let Some(first) = transaction.first() else { return };
         let later = |newest: TxId| {
@@ -608,7 +613,8 @@ impl Batch {
         self.entries.extend_from_slice(transaction);
     }
 
-    /// Whether what was left in the log and no entry says to have been committed before it is whole.
+    /// Returns whether every entry is sound whose payload was left in the log and which no entry confirms as
+    /// committed.
     fn is_confirmed<L: LogBytes>(&self, log: &L, session: SessionId) -> Result<bool, ScanError<L::Error>> {
         let below = self.entries.iter().map(Entry::stable_below).max();
         let behind = self.entries.iter().rev();
@@ -621,7 +627,7 @@ impl Batch {
         Ok(true)
     }
 
-    /// Drops what is open in `chain`.
+    /// Refuses the open transaction of `chain`, and drops it.
     fn refuse(&mut self, chain: &mut Chain<Entry>, seq: u64, why: Damage) {
         let dropped = chain.take();
         let seq = dropped.first().map_or(LogSeq(seq), Entry::seq);
@@ -629,8 +635,8 @@ impl Batch {
     }
 }
 
-/// Finds where a log ends, once its session may not write any more. Everything that was committed counts;
-/// reads the log from where `cursors` stand, keeps nothing of it.
+/// Finds the end of a log whose session can no longer write. All committed entries count. Reads the log from
+/// `cursors` on, and keeps no payload.
 ///
 /// # Errors
 /// Only the device's.
@@ -684,8 +690,8 @@ pub fn seal_scan<L: LogBytes>(
         }
     }
     if found.damage.is_none() {
-        // A chunk ends at the first entry that is none. If one behind it was acknowledged after others that
-        // are not there, that is damage.
+        // A chunk ends at the first bytes that are no entry. An entry behind them that was acknowledged after
+        // entries that are missing is a sign of damage.
         for chunk in 0..walker.chunks() {
             if let Some(header) = walker.hidden(chunk, found.seal.last)? {
                 found.damage = Some(Damage::Gap {

@@ -1,11 +1,11 @@
-//! Finding entries in a log: chunk cursors, their merge in sequence order, and where the log ends. Knows
-//! nothing of what operations mean.
+//! Finds entries in a log: chunk cursors, their merge in sequence order, and the end of the log. Does not
+//! interpret operations.
 //!
 //! A log is a row of 2 MiB chunks. In each, entries follow one another from its start with growing sequence
 //! numbers; the first one with a wrong checksum, or whose number does not grow, ends the chunk. The chunks
 //! are merged by number without holding an index: one cursor a chunk. A client may change the bytes at any
-//! time, so each header and payload is copied once and only the copy is looked at; but for payloads that are
-//! left in the log, to be judged by who copies them (`Entry::left_at`).
+//! time, so each header and payload is copied once and only the copy is used. Payloads left in the log are
+//! the exception: the code that copies them verifies them (`Entry::left_at`).
 
 mod cursor;
 mod merge;
@@ -20,7 +20,7 @@ pub use merge::{
 
 /// The bytes of a session's log.
 pub trait LogBytes {
-    /// Why bytes could not be read.
+    /// Error of a failed read.
     type Error;
 
     /// Copies `out.len()` bytes at `offset`, which lie within the log.
@@ -29,12 +29,13 @@ pub trait LogBytes {
     /// The device's error.
     fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), Self::Error>;
 
-    /// [`payload_crc`](varve_format::log::payload_crc), for those who have a faster way to the same number.
+    /// Returns [`payload_crc`](varve_format::log::payload_crc). Implementations may override this with a
+    /// faster computation of the same checksum.
     fn payload_crc(&self, seed: u32, payload: &[u8]) -> u32 {
         varve_format::log::payload_crc(seed, payload)
     }
 
-    /// Length of the log in bytes; whole chunks count.
+    /// Returns the length of the log in bytes; only whole chunks count.
     fn len_bytes(&self) -> u64;
 }
 

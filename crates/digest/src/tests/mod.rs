@@ -586,8 +586,8 @@ fn time_in_a_log_is_never_later_than_now() {
 proptest! {
     #![proptest_config(proptest::test_runner::Config { cases: 300, failure_persistence: None, ..Default::default() })]
 
-    /// Any sequence of transactions: the plan carried out is the same as one operation after another, and the
-    /// same ones are refused.
+    /// Any sequence of transactions: executing the plan gives the result of one operation after another, and
+    /// refuses the same transactions.
     #[test]
     fn plan_equals_one_operation_after_another(
         seed in any::<u64>(),

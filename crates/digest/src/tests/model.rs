@@ -108,7 +108,7 @@ impl Model {
         assert!(self.transaction(Session(1), &[op]));
     }
 
-    /// What is not as in `other`, short enough to read.
+    /// Returns the differences from `other`, short enough to read.
     pub(super) fn differences(&self, other: &Self) -> Vec<String> {
         let mut found = Vec::new();
         let inos: BTreeSet<_> = self.files.keys().chain(other.files.keys()).collect();

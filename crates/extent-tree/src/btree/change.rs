@@ -38,8 +38,9 @@ fn records_from(node: &NodeRef<'_>, first: usize) -> Result<Vec<Record>, NodeFau
         .collect()
 }
 
-/// Where to cut a node that has no room for a record of `new_bytes` at `position`: how many records, the new
-/// one included, stay on the left. Appending keeps the left full, so that ascending keys fill their nodes.
+/// Returns the point at which to split a node that has no room for a record of `new_bytes` at `position`: the
+/// number of records, the new one included, that stay on the left. Appending keeps the left full, so that
+/// ascending keys fill their nodes.
 fn split_point(node: &NodeRef<'_>, position: usize, new_bytes: usize) -> Result<usize, NodeFault> {
     let count = node.count();
     if position == count {
@@ -108,7 +109,7 @@ impl BTree {
             return Ok(());
         }
         let (mut steps, mut place) = self.path(io, top, key)?;
-        // Looked at first, so that nothing has moved when it fails.
+        // Checked before the path is promoted, so that a failed insertion moves no block.
         if is_cold(&steps, &place) && self.index_of(io, place.leaf, key)?.is_some() {
             return Err(TreeError::Exists.into());
         }
@@ -232,7 +233,7 @@ impl BTree {
         self.edit(io, place.leaf, |node| node.set_value(index, value))
     }
 
-    /// Where in a leaf the record with `key` is.
+    /// Returns the index in a leaf of the record with `key`.
     fn index_of<M: MetaRead>(&self, io: &M, leaf: BlockNo, key: u64) -> Result<Option<usize>, M::Error> {
         self.view(io, leaf, 0, |node| Ok(node.find(key)?))
     }
@@ -253,8 +254,8 @@ impl BTree {
         self.rebalance(io, top, &steps, leaf, fill)
     }
 
-    /// Has `change` change the leaf where `key` belongs, once for as many records as it likes. It is told
-    /// which keys belong there, and must leave a record. Nothing may be inserted that does not fit.
+    /// Calls `change` once, with the leaf where `key` belongs and the range of keys that belong there. It may
+    /// change any number of records, must leave at least one, and must not insert records that do not fit.
     pub(crate) fn change_leaf<M: MetaIo, R>(
         &self,
         io: &mut M,
@@ -306,7 +307,7 @@ impl BTree {
         Ok(taken)
     }
 
-    /// Frees an empty node, joins an underfull one to a neighbour, and goes on above.
+    /// Frees an empty node, joins an underfull one to a neighbour, and continues with the parent.
     fn rebalance<M: MetaIo>(
         &self,
         io: &mut M,
@@ -346,7 +347,7 @@ impl BTree {
         self.lower(io, top)
     }
 
-    /// While the root has one child, that becomes the root.
+    /// Replaces the root by its child while it has only one.
     fn lower<M: MetaIo>(&self, io: &mut M, top: &mut Top) -> Result<(), M::Error> {
         while top.height > 1 {
             let only = self.view(io, top.block, top.height - 1, |node| {
@@ -387,7 +388,7 @@ impl BTree {
             Ok((before, after))
         })?;
         let has_room = |io: &M, other: BlockNo| {
-            // Not worth bringing it back.
+            // Promoting a demoted neighbour is not worth the I/O.
             if other.is_cold() {
                 return Ok(false);
             }

@@ -1,19 +1,20 @@
-//! Nodes that go to slower tiers, and come back to be changed. Knows no tier but NVM from the others.
+//! Demotion of nodes to slower tiers, and their promotion back to NVM to be changed. Distinguishes only NVM
+//! from all other tiers.
 //!
-//! Children go before their parents, and parents come back before their children: below a node that is away,
-//! all are.
+//! Children are demoted before their parents, and parents are promoted before their children: all nodes below
+//! a demoted node are demoted.
 
 use super::{BTree, Place, Step, parse_pointer, pointer};
 use crate::MetaIo;
 use varve_format::{BlockNo, Top};
 
-/// Whether a block on the way to a leaf, or the leaf itself, is away.
+/// Returns whether a block on the path to a leaf, or the leaf itself, is demoted.
 pub(super) fn is_cold(steps: &[Step], place: &Place) -> bool {
     place.leaf.is_cold() || steps.iter().any(|step| step.block.is_cold())
 }
 
 impl BTree {
-    /// Brings back what is away of a path, from the top; `steps` begin above the leaf.
+    /// Promotes the demoted blocks of a path, from the root down; `steps` begin above the leaf.
     pub(super) fn promote_path<M: MetaIo>(
         &self,
         io: &mut M,
@@ -33,7 +34,7 @@ impl BTree {
         Ok(())
     }
 
-    /// Brings back one block, to which `above` (or the root) points.
+    /// Promotes one block, to which `above` (or the root) points.
     fn promote<M: MetaIo>(
         &self,
         io: &mut M,
@@ -52,8 +53,8 @@ impl BTree {
         Ok(new)
     }
 
-    /// Sends away what of the tree is not away yet, as long as `more` says so, but for what the keeper of the
-    /// blocks wants to stay.
+    /// Demotes the nodes of the tree that are in NVM, as long as `more` returns true, except those that `io`
+    /// keeps there.
     pub(crate) fn demote<M: MetaIo>(
         &self,
         io: &mut M,
@@ -66,7 +67,8 @@ impl BTree {
         Ok(())
     }
 
-    /// The same of one node and all below; its new number, or its old one if it stays.
+    /// As [`demote`](Self::demote), for one node and all below it. Returns its new block number, or its old
+    /// one if it stays.
     fn demote_below<M: MetaIo>(
         &self,
         io: &mut M,
@@ -95,7 +97,7 @@ impl BTree {
                 stays |= !new.is_cold();
             }
         } else {
-            // What is not a leaf of this tree is not sent anywhere.
+            // Checks that the block is a leaf of this tree before it is demoted.
             self.view(io, block, 0, |_| Ok(()))?;
         }
         if stays || !more(io) {

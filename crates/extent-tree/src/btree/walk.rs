@@ -1,4 +1,4 @@
-//! The walk of a whole tree for `fsck`. Goes on after a fault, leaving out what hangs below it.
+//! The walk of a whole tree for `fsck`. Continues after a fault, without the nodes below it.
 
 use super::{BTree, KEY_END, parse_pointer};
 use crate::{CheckVisitor, Fault, MetaRead};
@@ -15,7 +15,7 @@ struct Pending {
 
 impl BTree {
     /// Visits every node once, in the order of keys, and passes the records of sound leaves to `on_record`.
-    /// Returns whether all of the tree was seen and sound.
+    /// Returns whether the whole tree was read and is sound.
     pub(crate) fn walk<M: MetaRead, V: CheckVisitor<M::Error>>(
         &self,
         io: &M,
@@ -99,14 +99,14 @@ impl BTree {
     }
 }
 
-/// Checks the first and the last key (`NodeRef::check` has seen to the order between).
+/// Checks the first and the last key (`NodeRef::check` has checked the order between).
 fn check_bounds(node: &NodeRef<'_>, at: &Pending) -> Result<(), Fault> {
     let (first, last) = (node.key(0)?, node.count() - 1);
     let lowest = if at.level > 0 { 0 } else { at.lower };
     if first < lowest || (at.level > 0 && first != 0) {
         return Err(Fault::Order { index: 0, key: first });
     }
-    // The first separator that counts is the second.
+    // The first key of an inner node is always 0, so the second is the first separator to check.
     if at.level > 0 && last > 0 && node.key(1)? <= at.lower {
         return Err(Fault::Order {
             index: 1,

@@ -68,7 +68,7 @@ enum Op {
     /// Reads on from where the last one ended.
     Read(usize),
     FreeSome(usize),
-    /// Sends so many blocks away.
+    /// Demotes this number of blocks.
     Demote(u16),
 }
 

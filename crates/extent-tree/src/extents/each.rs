@@ -1,4 +1,5 @@
-//! Many changes of one tree, leaf by leaf. What a leaf cannot take alone is done by [`ExtentTree::replace`].
+//! Many changes of one tree, leaf by leaf. Changes that a leaf cannot take alone go through
+//! [`ExtentTree::replace`].
 
 use super::splice::Splice;
 use super::{ExtentTree, Run, check_new};
@@ -15,9 +16,9 @@ use zerocopy::IntoBytes;
 const RECORD_BYTES: usize = EXTENT_VALUE_SIZE + RECORD_OVERHEAD;
 
 impl ExtentTree {
-    /// Maps each of `new`, ascending extents, in place of what was mapped there: [`replace`](Self::replace)
-    /// for each of them, but a leaf is looked up and changed once for all that lie in it. What lies between
-    /// them stays. Returns what was unmapped, in the order of the file.
+    /// Maps each of `new`, ascending extents, in place of the old mapping: like [`replace`](Self::replace)
+    /// for each of them, but a leaf is looked up and changed once for all extents that lie in it. Mappings
+    /// between them stay. Returns the unmapped runs in the order of the file.
     ///
     /// # Errors
     /// As `replace`.
@@ -43,7 +44,8 @@ impl ExtentTree {
         Ok(freed)
     }
 
-    /// Replaces as many of the first of `new` as concern only the leaf where the first begins; how many.
+    /// Replaces the first extents of `new`, as many as concern only the leaf where the first one begins;
+    /// returns their number.
     fn replace_in_leaf<M: MetaIo>(
         &self,
         io: &mut M,
@@ -61,7 +63,8 @@ impl ExtentTree {
                 let lowest = node.view()?.key(0)?;
                 let mut taken = 0;
                 for extent in new {
-                    // What touches it begins in this leaf, and ends in it or where no other extent is.
+                    // Extents that touch it begin in this leaf, and it ends in this leaf or where no other
+                    // extent is.
                     let alone = extent.file_block.0 > lowest
                         && place.upper.is_none_or(|upper| extent.end().0 < upper);
                     if !alone || !replace_one(node, place, extent, &mut counts, freed)? {
@@ -80,7 +83,7 @@ impl ExtentTree {
     }
 }
 
-/// The extent at `index`, which must begin where the leaf's keys are, at `lowest` or later.
+/// Parses the extent at `index`, which must begin within the leaf's keys, at `lowest` or later.
 fn parse(node: &NodeRef<'_>, place: Place, index: usize, lowest: u64) -> Result<Extent, Fault> {
     let (key, value) = node.record(index)?;
     if key < place.lower || place.upper.is_some_and(|upper| key >= upper) {
@@ -92,7 +95,7 @@ fn parse(node: &NodeRef<'_>, place: Place, index: usize, lowest: u64) -> Result<
     Ok(ExtentValue::parse(key, value)?)
 }
 
-/// Replaces one extent. False, with nothing changed: the leaf has no room.
+/// Replaces one extent. Returns false, with nothing changed, if the leaf has no room.
 fn replace_one(
     node: &mut NodeMut<'_>,
     place: Place,
@@ -110,7 +113,7 @@ fn replace_one(
         });
     };
     let mut old = parse(&view, place, before, 0)?;
-    // Mostly a block is overwritten that is an extent of its own: only the value changes.
+    // In the common case an extent is overwritten as a whole: only the value changes.
     if at < count && !old.joins(new) {
         let same = parse(&view, place, at, old.end().0)?;
         let range = |extent: &Extent| (extent.file_block, extent.len);

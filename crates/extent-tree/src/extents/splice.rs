@@ -1,4 +1,4 @@
-//! What a change of a range makes of the extents in and next to it: pure, no nodes.
+//! The effect of a change of a range on the extents in and next to it: pure, no nodes.
 
 use std::ops::Range;
 use varve_format::{Extent, FileBlock};
@@ -9,7 +9,7 @@ pub(super) struct Splice {
     pub(super) old: Vec<Extent>,
     /// After; those that touch have been joined.
     pub(super) new: Vec<Extent>,
-    /// What the range lost; clipped to it.
+    /// Extents unmapped in the range; clipped to it.
     pub(super) freed: Vec<Extent>,
 }
 
@@ -43,21 +43,21 @@ impl Splice {
         extents.get(index)
     }
 
-    /// Extents whose first file block is no longer one.
+    /// Returns the old extents whose first file block no longer begins an extent.
     pub(super) fn removed(&self) -> impl Iterator<Item = &Extent> {
         self.old
             .iter()
             .filter(|extent| Self::find(&self.new, extent.file_block).is_none())
     }
 
-    /// Extents, as they are after, that begin where one did before and differ.
+    /// Returns the new extents that begin where an old one began and differ from it.
     pub(super) fn changed(&self) -> impl Iterator<Item = &Extent> {
         self.new
             .iter()
             .filter(|extent| Self::find(&self.old, extent.file_block).is_some_and(|old| old != *extent))
     }
 
-    /// Extents that begin where none did before.
+    /// Returns the new extents that begin where no old one began.
     pub(super) fn inserted(&self) -> impl Iterator<Item = &Extent> {
         self.new
             .iter()

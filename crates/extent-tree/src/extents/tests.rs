@@ -60,7 +60,7 @@ enum Op {
     MarkWritten(u64, u64),
     Remap(u64, u64, bool),
     FreeSome(usize),
-    /// Sends so many blocks away.
+    /// Demotes this number of blocks.
     Demote(u16),
 }
 

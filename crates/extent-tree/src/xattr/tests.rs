@@ -42,7 +42,7 @@ enum Op {
     Set(u8, bool, usize, u8),
     Remove(u8, bool),
     FreeSome(usize),
-    /// Sends so many blocks away.
+    /// Demotes this number of blocks.
     Demote(u16),
 }
 

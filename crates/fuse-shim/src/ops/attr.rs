@@ -67,7 +67,9 @@ impl AttrRequests for Shim {
     }
 
     fn access(&self, ino: INodeNo, reply: ReplyEmpty<'_>) {
-        // `default_permissions`: the kernel has checked the bits; what is left is whether the inode exists.
+        // With `default_permissions` the kernel has checked the mode bits; only the inode's existence is left
+        // to check.
+        // to check.
         answer(
             self.key(ino).and_then(|key| self.fs.getattr(key)).map(|_| ()),
             reply,

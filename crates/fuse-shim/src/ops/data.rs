@@ -16,7 +16,7 @@ use varve_ipc::Cred;
 use varve_libfs::{Atime, KernelCall, OpenFile, PageUse};
 
 thread_local! {
-    /// What a thread reads into; the kernel asks for at most a megabyte at once.
+    /// Read buffer of a thread; the kernel requests at most a megabyte at once.
     static BUFFER: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
@@ -34,7 +34,8 @@ fn open_flags(flags: i32) -> varve_libfs::OpenFlags {
     }
 }
 
-/// Whose rights a write has: nobody's special ones when the kernel asks for set-id bits to be dropped.
+/// Returns the credentials of a write: root's, or unprivileged ones if the kernel requests that set-id bits
+/// be cleared.
 fn write_cred(request: &Request, flags: WriteFlags) -> Cred {
     if flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID) {
         let uid = if request.uid() == 0 {
@@ -94,16 +95,16 @@ impl Shim {
             None
         };
         // Appends go to the server's end of file, so the kernel's idea of the size must not matter: no page
-        // cache. What is copied into the page cache shows before LibFS has it. In shared mode it could be
-        // seen, and then not, while the call waits.
+        // cache. Data copied into the page cache is visible before LibFS has it; in shared mode a reader
+        // could see it and then, while the call waits, lose it again.
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
         let is_shared = self.maps_direct() && self.fs.shared();
-        // The kernel tells nobody of reads that it answers from its page cache.
+        // The server does not learn of reads that the kernel serves from its page cache.
         let reads_count =
             self.maps_direct() && self.fs.atime() == Atime::Strict && flags & libc::O_NOATIME == 0;
         let direct = append || flags & libc::O_DIRECT != 0 || (writes && is_shared) || reads_count;
         let open_flags = if direct {
-            // LibFS lets writes of one file go side by side where they can.
+            // LibFS runs writes to one file in parallel where possible.
             FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES
         } else {
             FopenFlags::FOPEN_KEEP_CACHE
@@ -132,8 +133,8 @@ impl Shim {
         let dir = self.key(parent)?;
         let who = cred(request);
         let wanted = open_flags(flags & !libc::O_TRUNC);
-        // Somebody else may have made the name since the kernel looked; open(2) without O_EXCL then opens
-        // what is there.
+        // Another session may have created the name since the kernel's lookup; open(2) without O_EXCL then
+        // opens that file.
         for _ in 0..8 {
             match self.fs.create_open(dir, name.as_bytes(), mode, wanted, &who) {
                 Ok(made) => return Ok(made),
@@ -144,7 +145,7 @@ impl Shim {
                 Ok(attr) if attr.kind() == varve_format::FileKind::Regular => {
                     match self.open_key(attr.key, flags, &who) {
                         Ok(file) => return Ok((file.getattr()?, file)),
-                        // Replaced or removed since: the name is looked up again.
+                        // It was replaced or removed in the meantime: look the name up again.
                         Err(error) if gone(error).0 == libc::ESTALE => {}
                         Err(error) => return Err(error),
                     }
@@ -212,7 +213,7 @@ impl DataRequests for Shim {
         }
         let out = &mut buffer[..size];
         let outcome = self.handle(fh).and_then(|handle| match lock_owner {
-            // The kernel names an owner where it reads for a caller, past its pages.
+            // The kernel sends a lock owner if it reads on behalf of a caller, bypassing its page cache.
             Some(_) => handle.file.read_at(offset, out),
             None => {
                 let call = KernelCall::new(PageUse::Read, request.unique().0, offset, size);
@@ -243,7 +244,7 @@ impl DataRequests for Shim {
     ) {
         let outcome = self.handle(fh).and_then(|handle| {
             let who = write_cred(request, write_flags);
-            // fcntl(F_SETFL) may have changed O_APPEND since the open; a page written back keeps its place.
+            // fcntl(F_SETFL) may have changed O_APPEND after the open; pages written back keep their offset.
             let write_back = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
             let append = (handle.append || flags.0 & libc::O_APPEND != 0) && !write_back;
             let usage = match (write_back, handle.direct) {
@@ -265,8 +266,8 @@ impl DataRequests for Shim {
     }
 
     fn flush(&self, reply: ReplyEmpty<'_>) {
-        // Every write was committed when it was answered; locks are the kernel's. The kernel takes this
-        // answer for success, and asks no more at each close.
+        // Every write was committed when it was answered, and the kernel keeps the locks. The kernel takes
+        // ENOSYS for success, and sends no more flushes.
         reply.error(Errno::ENOSYS);
     }
 
@@ -323,7 +324,7 @@ impl DataRequests for Shim {
     ) {
         let outcome = self.handle(fh_in).and_then(|from| {
             let to = self.handle(fh_out)?;
-            // The answer holds 32 bits; a caller goes on after a short copy.
+            // The reply holds 32 bits; a caller continues after a short copy.
             let len = len.min(1 << 30);
             let copied = from
                 .file

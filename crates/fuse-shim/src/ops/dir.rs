@@ -9,14 +9,14 @@ use std::os::unix::ffi::OsStrExt;
 use varve_format::{InodeAttr, InodeKey};
 use varve_ipc::Cred;
 
-/// Entries asked of LibFS at once while a directory is read.
+/// Entries requested from LibFS at once while a directory is read.
 const DIR_BATCH: usize = 256;
 /// Offsets 1 and 2 of a directory stream are behind "." and ".."; the daemon's cookies follow.
 const DOTS: u64 = 2;
 
 impl Shim {
-    /// Walks a directory from stream offset `offset`; `emit` gets key, kind, attributes (when asked for),
-    /// name and the offset after the entry, and says whether its buffer is full.
+    /// Walks a directory from stream offset `offset`. `emit` gets key, kind, attributes (if `with_attr`),
+    /// name and the offset after the entry, and returns whether its buffer is full.
     fn walk(
         &self,
         key: InodeKey,
@@ -47,7 +47,7 @@ impl Shim {
                 let fetched = match (&entry.attr, with_attr) {
                     (None, true) => match self.fs.getattr(entry.key) {
                         Ok(attr) => Some(attr),
-                        // Removed since the page was read.
+                        // It was removed after the page was read.
                         Err(_) => continue,
                     },
                     _ => None,
@@ -82,8 +82,8 @@ impl DirRequests for Shim {
 
     fn readdirplus(&self, ino: INodeNo, offset: u64, mut reply: ReplyDirectoryPlus<'_>) {
         let asked = self.fs.asked();
-        // The first that may be cached is held until all are out: others wait for it. Alone, no other
-        // session keeps this one waiting meanwhile.
+        // The first answer is held until all entries are sent, since a session that joins waits for it. Until
+        // then this session is alone, so no other one keeps it waiting.
         let mut held = None;
         let outcome = self.key(ino).and_then(|key| {
             self.walk(key, offset, true, |key, _, attr, name, next| {
@@ -94,7 +94,7 @@ impl DirRequests for Shim {
                 let name = OsStr::from_bytes(name);
                 let ttl = attr_ttl(attr, answer.ttl());
                 let full = reply.add(number, next, name, &ttl, &file_attr(attr), generation);
-                // The kernel counts a look-up for each entry that it gets, but not for the dots.
+                // The kernel counts a lookup for each entry that it gets, but not for the dots.
                 if !full && name != "." && name != ".." {
                     self.nodes.learn(key);
                 }

@@ -1,4 +1,4 @@
-//! Names: look-ups, and what makes, moves and removes names.
+//! Requests on names: lookups, creation, renames and removal.
 
 use super::{Outcome, STALE, Shim, answer, attr_ttl, cred, gone};
 use crate::convert::{errno, file_attr};
@@ -12,9 +12,9 @@ use varve_ipc::Cred;
 use varve_libfs::Asked;
 
 impl Shim {
-    /// The inode with a number that comes out of a file handle (name_to_handle_at(2)), or the directory above
-    /// it: the kernel asks for `.` and `..` for no other reason. It may have forgotten the inode long ago, or
-    /// this may be another mount; it checks the generation itself.
+    /// Returns the inode with a number from a file handle (name_to_handle_at(2)), or its parent directory:
+    /// the kernel looks up `.` and `..` only for that. The kernel may have forgotten the inode long ago, or
+    /// this may be another mount; the kernel checks the generation itself.
     fn by_number(&self, ino: INodeNo, name: &OsStr) -> Outcome<InodeAttr> {
         let key = self
             .nodes
@@ -51,7 +51,7 @@ impl Shim {
         }
     }
 
-    /// A name that is not there may be cached for a while too: an entry with number 0.
+    /// Answers a lookup. A negative entry (number 0) is cached too, if names may be cached.
     fn answer_lookup(&self, reply: ReplyEntry<'_>, operation: impl FnOnce() -> Outcome<InodeAttr>) {
         let asked = self.fs.asked();
         let outcome = operation();

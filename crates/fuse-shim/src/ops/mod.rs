@@ -1,5 +1,4 @@
-//! The requests of the kernel: find the key, call LibFS, answer. One module for each subject; what they share
-//! is here.
+//! The kernel's requests: find the key, call LibFS, reply. One module per subject; shared parts are here.
 
 mod attr;
 mod data;
@@ -22,20 +21,20 @@ use varve_format::{InodeAttr, InodeKey};
 use varve_ipc::Cred;
 use varve_libfs::Fs;
 
-/// Bytes of data that one request carries at most.
+/// Upper bound on the bytes of data in one request.
 pub(crate) const DATA_MAX: usize = 1 << 20;
-/// Requests that the kernel may have under way in the background.
+/// Upper bound on the kernel's background requests under way.
 const MAX_BACKGROUND: u16 = 64;
 
 type Outcome<T> = Result<T, varve_libfs::Errno>;
 
-/// The file system that the kernel talks to.
+/// The file system behind the mount.
 pub struct Shim {
     fs: Fs,
     caches: Arc<KernelCaches>,
     nodes: Nodes,
     handles: Handles,
-    /// This kernel maps files that are opened past its page cache.
+    /// Whether this kernel can map files that are opened with direct I/O.
     maps_direct: AtomicBool,
     watches: Arc<Watches>,
 }
@@ -48,10 +47,11 @@ fn gone(error: varve_libfs::Errno) -> varve_libfs::Errno {
     if error.0 == libc::ENOENT { STALE } else { error }
 }
 
-/// How long the kernel may keep `attr`: not at all while a regular file has set-id bits, else `ttl`.
+/// Returns how long the kernel may cache `attr`: not at all while a regular file has set-id bits, else for
+/// `ttl`.
 ///
-/// A write clears those bits here, and the kernel does not hear of it before the write's reply; with cached
-/// attributes it would go on giving the owner's rights to a program that somebody else has just changed.
+/// A write clears those bits here, and the kernel learns of it only by the write's reply. With cached
+/// attributes, it would go on granting the owner's rights to a program that another user has just changed.
 fn attr_ttl(attr: &InodeAttr, ttl: Duration) -> Duration {
     const SET_ID: u32 = libc::S_ISUID | libc::S_ISGID;
     if attr.kind() == varve_format::FileKind::Regular && attr.mode & SET_ID != 0 {
@@ -72,7 +72,7 @@ fn cred(request: &Request) -> Cred {
 }
 
 impl Shim {
-    /// A shim over `fs`; `caches` must be the observer that `fs` was mounted with.
+    /// Makes a shim over `fs`; `caches` must be the observer that `fs` was mounted with.
     #[must_use]
     pub fn new(fs: Fs, caches: Arc<KernelCaches>) -> Self {
         Self {
@@ -85,7 +85,7 @@ impl Shim {
         }
     }
 
-    /// What is watched in the kernel.
+    /// Returns the record of watched inodes.
     pub(crate) fn watches(&self) -> Arc<Watches> {
         Arc::clone(&self.watches)
     }

@@ -7,7 +7,7 @@ use fuser::{Errno, INodeNo};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
-/// An attribute's value or a list of names, in the two-step protocol of getxattr(2).
+/// Replies with an attribute's value or a list of names, in the two-step protocol of getxattr(2).
 fn answer_xattr(outcome: Outcome<Vec<u8>>, size: u32, reply: ReplyXattr<'_>) {
     match outcome {
         Ok(value) if size == 0 => reply.size(value.len() as u32),

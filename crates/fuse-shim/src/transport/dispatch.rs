@@ -1,4 +1,4 @@
-//! One request: what it asks, taken apart, and the method that answers it.
+//! Decodes a request and calls the method that answers it.
 
 use super::reply::{
     Reply, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry,
@@ -15,12 +15,12 @@ use std::fs::File;
 use std::path::Path;
 use tracing::warn;
 
-/// What becomes of the thread that took a request.
+/// The next step of a thread that has taken a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Next {
-    /// It takes another one.
+    /// Take another request.
     Go,
-    /// The mount has ended.
+    /// Stop: the mount has ended.
     End,
 }
 
@@ -76,7 +76,7 @@ impl<F: Filesystem> Call<'_, F> {
         }
     }
 
-    /// Requests on names and attributes. `None`: it is malformed.
+    /// Handles requests on names and attributes. `None` if the request is malformed.
     fn names(&self, args: &mut Args<'_>) -> Option<()> {
         let (fs, request, node) = (self.fs, &self.request, self.node);
         match request.header.opcode {
@@ -150,7 +150,8 @@ impl<F: Filesystem> Call<'_, F> {
         Some(())
     }
 
-    /// Requests on open files and directories, and those that nobody answers. `None`: it is malformed.
+    /// Handles requests on open files and directories, and refuses unknown ones. `None` if the request is
+    /// malformed.
     fn files(&self, args: &mut Args<'_>) -> Option<()> {
         let (fs, request, node) = (self.fs, &self.request, self.node);
         match request.header.opcode {
@@ -171,7 +172,7 @@ impl<F: Filesystem> Call<'_, F> {
                 );
             }
             opcode::TMPFILE => {
-                // The name that follows is the kernel's own for it.
+                // The name that follows is the kernel's own for the file.
                 let new: CreateIn = args.take()?;
                 fs.tmpfile(request, node, new.mode, new.flags, ReplyCreate(self.reply()));
             }
@@ -239,14 +240,14 @@ impl<F: Filesystem> Call<'_, F> {
                 fs.copy_file_range(request, from, to, copy.len, ReplyWrite(self.reply()));
             }
             opcode::IOCTL => self.reply().error(Errno::ENOTTY),
-            // The kernel asks no more for what it may do without.
+            // After ENOSYS the kernel does not send optional requests again.
             _ => self.reply().error(Errno::ENOSYS),
         }
         Some(())
     }
 }
 
-/// Whether [`Call::names`] answers it.
+/// Whether [`Call::names`] handles this opcode.
 const fn is_name(number: u32) -> bool {
     matches!(
         number,

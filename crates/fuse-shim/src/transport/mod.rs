@@ -1,9 +1,9 @@
 //! The mount's requests: threads that read them from `/dev/fuse`, and the traits that answer them. Knows the
 //! kernel's protocol and no file system.
 //!
-//! Mounting, the first exchange with the kernel and notifications are `fuser`'s. Its own loop answers
-//! `ENOSYS` to what it does not know, and the kernel asks for that no more: so the requests are read here.
-//! docs/adr/0025 says why.
+//! `fuser` does the mounting, the handshake with the kernel, and notifications. Its own request loop replies
+//! `ENOSYS` to requests that it does not know, and the kernel never sends these again; so the requests are
+//! read here. docs/adr/0025 gives the reasons.
 
 mod dispatch;
 mod reply;
@@ -26,36 +26,36 @@ use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-/// Most bytes that a request carries beside its data.
+/// Upper bound on the bytes of a request without its data.
 const HEAD_MAX: usize = 64 << 10;
 
-/// Who asks.
+/// A request's header: its caller and number.
 #[derive(Debug)]
 pub struct Request {
     header: wire::InHeader,
 }
 
 impl Request {
-    /// The caller's file-system user id.
+    /// Returns the caller's file-system user id.
     #[must_use]
     pub const fn uid(&self) -> u32 {
         self.header.uid
     }
 
-    /// The caller's file-system group id.
+    /// Returns the caller's file-system group id.
     #[must_use]
     pub const fn gid(&self) -> u32 {
         self.header.gid
     }
 
-    /// The request's number.
+    /// Returns the request's number.
     #[must_use]
     pub const fn unique(&self) -> RequestId {
         RequestId(self.header.unique)
     }
 }
 
-/// What a `setattr` changes.
+/// The changes requested by a `setattr`.
 #[derive(Debug, Clone, Copy)]
 pub struct Changes {
     /// Mode, with the kind of file.
@@ -66,15 +66,15 @@ pub struct Changes {
     pub gid: Option<u32>,
     /// Length in bytes.
     pub size: Option<u64>,
-    /// Last read.
+    /// Time of the last read.
     pub atime: Option<TimeOrNow>,
-    /// Last change of the data.
+    /// Time of the last change of the data.
     pub mtime: Option<TimeOrNow>,
-    /// The caller has no right to keep set-id bits.
+    /// Whether set-id bits are to be cleared, since the caller has no right to keep them.
     pub kill_set_id: bool,
 }
 
-/// Has `fuser` ask `init` of a file system while it mounts; it asks no more of it.
+/// Passes `fuser`'s call of `init`, the only one while it mounts, to a file system.
 struct Handshake<F>(Arc<F>);
 
 impl<F: Filesystem> fuser::Filesystem for Handshake<F> {
@@ -84,29 +84,29 @@ impl<F: Filesystem> fuser::Filesystem for Handshake<F> {
     }
 }
 
-/// A mount whose requests nobody reads yet.
+/// A mount whose requests are not read yet.
 pub(crate) struct Session<F: Filesystem> {
     mounted: fuser::Session<Handshake<F>>,
     fs: Arc<F>,
 }
 
-/// A mount whose requests threads of this process answer. What is dropped first unmounts.
+/// A mount whose requests threads of this process answer. Dropping it unmounts.
 pub(crate) struct Served {
-    /// Ends with the mount.
+    /// Thread that waits for the threads that serve; it ends with the mount.
     all: JoinHandle<io::Result<()>>,
-    /// Unmounts when it goes.
+    /// Unmounts when dropped.
     _mounted: Box<dyn Send>,
 }
 
 impl<F: Filesystem> Session<F> {
-    /// Mounts.
+    /// Mounts `fs` at `mountpoint`.
     pub(crate) fn new(fs: F, mountpoint: &Path, config: &Config) -> io::Result<Self> {
         let fs = Arc::new(fs);
         let mounted = fuser::Session::new(Handshake(Arc::clone(&fs)), mountpoint, config)?;
         Ok(Self { mounted, fs })
     }
 
-    /// Serves what is mounted already, over its device. To unmount it is the caller's.
+    /// Serves an existing mount over its device. The caller has to unmount it.
     pub(crate) fn over(fs: F, device: OwnedFd, config: Config) -> io::Result<Self> {
         let fs = Arc::new(fs);
         let acl = config.acl;
@@ -118,7 +118,7 @@ impl<F: Filesystem> Session<F> {
         self.mounted.notifier()
     }
 
-    /// Answers requests from `threads` threads, each of which carries at most `data_max` bytes of data.
+    /// Answers requests from `threads` threads, each of at most `data_max` bytes of data.
     pub(crate) fn spawn(self, threads: usize, data_max: usize) -> io::Result<Served> {
         let first = File::from(self.mounted.as_fd().try_clone_to_owned()?);
         let mut devices = Vec::with_capacity(threads);
@@ -180,7 +180,7 @@ fn serve(fs: &impl Filesystem, mut device: &File, data_max: usize) -> io::Result
                 }
             }
             Err(error) => match error.raw_os_error() {
-                // Taken back before it was read; a signal; nothing there.
+                // Interrupted before it was read; a signal; no request pending.
                 Some(libc::ENOENT | libc::EINTR | libc::EAGAIN) => {}
                 Some(libc::ENODEV) => return Ok(()),
                 _ => return Err(error),

@@ -1,5 +1,5 @@
-//! Answers to the kernel: one kind for each kind of request, so that none can be answered with another's. One
-//! that is dropped unanswered says `EIO`: a caller must not wait for ever.
+//! Replies to the kernel: one type per kind of request, so that a request cannot get the reply of another
+//! kind. A reply dropped unanswered sends `EIO`, so that no caller waits forever.
 
 use super::wire::{
     AttrOut, CreateOut, Dirent, EntryOut, GetXattrOut, LseekOut, OpenOut, OutHeader, StatfsOut, StatxOut,
@@ -14,7 +14,7 @@ use std::time::Duration;
 use tracing::{debug, warn};
 use zerocopy::{Immutable, IntoBytes};
 
-/// The one answer to a request.
+/// The one reply to a request.
 #[derive(Debug)]
 pub(super) struct Reply<'d> {
     device: &'d File,
@@ -47,11 +47,11 @@ impl<'d> Reply<'d> {
         for (slice, part) in slices[1..].iter_mut().zip(parts) {
             *slice = IoSlice::new(part);
         }
-        // The device takes an answer whole or not at all.
+        // The device takes a reply whole or not at all.
         let written = self.device.write_vectored(&slices[..=parts.len().min(2)]);
         match written {
             Ok(_) => {}
-            // Nobody waits for it: the caller was killed, or the mount is gone.
+            // The caller was killed, or the mount is gone.
             Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENODEV)) => {
                 debug!(unique = self.unique, "an answer is not wanted any more");
             }
@@ -88,7 +88,7 @@ macro_rules! replies {
             pub struct $name<'d>(pub(super) Reply<'d>);
 
             impl $name<'_> {
-                /// The call fails.
+                /// Fails the call.
                 pub fn error(self, error: Errno) {
                     self.0.error(error);
                 }
@@ -98,35 +98,36 @@ macro_rules! replies {
 }
 
 replies! {
-    /// Done, or not.
+    /// Success or failure only.
     ReplyEmpty
-    /// A name's inode.
+    /// The inode of a name.
     ReplyEntry
-    /// Bytes.
+    /// Bytes of data.
     ReplyData
     /// An open file or directory.
     ReplyOpen
-    /// A file that was made and is open.
+    /// A new file, open.
     ReplyCreate
-    /// How much was written.
+    /// The number of bytes written.
     ReplyWrite
-    /// Space.
+    /// The space of the file system.
     ReplyStatfs
-    /// An extended attribute, or a list of their names.
+    /// An extended attribute, or a list of attribute names.
     ReplyXattr
-    /// An offset.
+    /// A file offset.
     ReplyLseek
 }
 
 impl ReplyEmpty<'_> {
-    /// It is done.
+    /// Reports success.
     pub fn ok(self) {
         self.0.bytes(&[]);
     }
 }
 
 impl ReplyEntry<'_> {
-    /// The name is that of `attr`'s inode; both are to be cached for `ttl`. Number 0: nothing has the name.
+    /// Replies with the inode `attr` of the name; the kernel may cache both for `ttl`. Inode number 0 means
+    /// that the name does not exist.
     pub fn entry(self, ttl: &Duration, attr: &FileAttr, generation: Generation) {
         self.0.value(&EntryOut::new(ttl, attr, generation.0));
     }
@@ -136,12 +137,12 @@ impl ReplyEntry<'_> {
 #[derive(Debug)]
 pub struct ReplyAttr<'d> {
     pub(super) reply: Reply<'d>,
-    /// With the time of birth, as `statx` asks for it.
+    /// Whether the time of birth is included, as `statx` requests.
     pub(super) birth: bool,
 }
 
 impl ReplyAttr<'_> {
-    /// Attributes, to be cached for `ttl`.
+    /// Replies with attributes, which the kernel may cache for `ttl`.
     pub fn attr(self, ttl: &Duration, attr: &FileAttr) {
         let (valid, valid_ns) = (ttl.as_secs(), ttl.subsec_nanos());
         if self.birth {
@@ -162,14 +163,14 @@ impl ReplyAttr<'_> {
         }
     }
 
-    /// The call fails.
+    /// Fails the call.
     pub fn error(self, error: Errno) {
         self.reply.error(error);
     }
 }
 
 impl ReplyData<'_> {
-    /// What was read.
+    /// Replies with the bytes read.
     pub fn data(self, data: &[u8]) {
         self.0.bytes(&[data]);
     }
@@ -184,14 +185,14 @@ const fn open_out(fh: FileHandle, flags: FopenFlags) -> OpenOut {
 }
 
 impl ReplyOpen<'_> {
-    /// It is open, and the kernel names it by `fh` from now on.
+    /// Reports the file as open; the kernel names it `fh` in later requests.
     pub fn opened(self, fh: FileHandle, flags: FopenFlags) {
         self.0.value(&open_out(fh, flags));
     }
 }
 
 impl ReplyCreate<'_> {
-    /// As [`ReplyEntry::entry`] and [`ReplyOpen::opened`] together.
+    /// Combines [`ReplyEntry::entry`] and [`ReplyOpen::opened`].
     pub fn created(
         self,
         ttl: &Duration,
@@ -208,33 +209,33 @@ impl ReplyCreate<'_> {
 }
 
 impl ReplyWrite<'_> {
-    /// So many bytes.
+    /// Replies with the number of bytes written.
     pub fn written(self, size: u32) {
         self.0.value(&WriteOut { size, reserved: 0 });
     }
 }
 
-/// What `statfs` answers.
+/// The space of the file system, as for `statfs`.
 #[derive(Debug, Clone, Copy)]
 pub struct Space {
-    /// Blocks in all.
+    /// Total blocks.
     pub blocks: u64,
-    /// Blocks that nobody has.
+    /// Free blocks.
     pub blocks_free: u64,
-    /// Blocks that an ordinary user may take.
+    /// Free blocks available to an ordinary user.
     pub blocks_available: u64,
-    /// Inodes in all.
+    /// Total inodes.
     pub files: u64,
-    /// Inodes that nobody has.
+    /// Free inodes.
     pub files_free: u64,
-    /// Bytes in a block.
+    /// Bytes of a block.
     pub block_size: u32,
-    /// Bytes in the longest name.
+    /// Bytes of the longest name.
     pub name_max: u32,
 }
 
 impl ReplyStatfs<'_> {
-    /// The space that there is.
+    /// Replies with the space of the file system.
     pub fn statfs(self, space: &Space) {
         self.0.value(&StatfsOut {
             blocks: space.blocks,
@@ -251,25 +252,25 @@ impl ReplyStatfs<'_> {
 }
 
 impl ReplyXattr<'_> {
-    /// How long it is, for a caller who asks that first.
+    /// Replies with the length of the value, for a caller that requests only the length.
     pub fn size(self, size: u32) {
         self.0.value(&GetXattrOut { size, reserved: 0 });
     }
 
-    /// The value, or the names.
+    /// Replies with the value, or the names.
     pub fn data(self, data: &[u8]) {
         self.0.bytes(&[data]);
     }
 }
 
 impl ReplyLseek<'_> {
-    /// Where it is.
+    /// Replies with the offset.
     pub fn offset(self, offset: u64) {
         self.0.value(&LseekOut { offset });
     }
 }
 
-/// Entries of a listing, as many as the kernel has room for.
+/// Entries of a listing, up to the size of the kernel's buffer.
 #[derive(Debug)]
 struct Listing {
     bytes: Vec<u8>,
@@ -284,7 +285,7 @@ impl Listing {
         }
     }
 
-    /// Adds an entry behind `head`; answers whether it has no room, and then it has not been added.
+    /// Adds an entry behind `head`. Returns true, without adding it, if there is no room.
     fn add(&mut self, head: &[u8], entry: (INodeNo, u64, FileType), name: &OsStr) -> bool {
         let (ino, offset, kind) = entry;
         let len = (head.len() + size_of::<Dirent>() + name.len()).next_multiple_of(8);
@@ -306,7 +307,7 @@ impl Listing {
     }
 }
 
-/// Names of a directory.
+/// The names of a directory.
 #[derive(Debug)]
 pub struct ReplyDirectory<'d> {
     reply: Reply<'d>,
@@ -321,23 +322,24 @@ impl<'d> ReplyDirectory<'d> {
         }
     }
 
-    /// One more; `offset` is where a listing goes on after it. Answers whether there is no room for it.
+    /// Adds an entry; `offset` is where a listing continues after it. Returns whether there is no room for
+    /// it.
     pub fn add(&mut self, ino: INodeNo, offset: u64, kind: FileType, name: impl AsRef<OsStr>) -> bool {
         self.listing.add(&[], (ino, offset, kind), name.as_ref())
     }
 
-    /// That is all that there is, or that there is room for.
+    /// Sends the entries.
     pub fn ok(self) {
         self.reply.bytes(&[&self.listing.bytes]);
     }
 
-    /// The call fails.
+    /// Fails the call.
     pub fn error(self, error: Errno) {
         self.reply.error(error);
     }
 }
 
-/// Names of a directory with the attributes of what they name.
+/// The names of a directory, with the attributes of their inodes.
 #[derive(Debug)]
 pub struct ReplyDirectoryPlus<'d> {
     reply: Reply<'d>,
@@ -352,7 +354,7 @@ impl<'d> ReplyDirectoryPlus<'d> {
         }
     }
 
-    /// One more, as [`ReplyDirectory::add`] and [`ReplyEntry::entry`].
+    /// Adds an entry, as [`ReplyDirectory::add`] and [`ReplyEntry::entry`].
     pub fn add(
         &mut self,
         ino: INodeNo,
@@ -367,12 +369,12 @@ impl<'d> ReplyDirectoryPlus<'d> {
             .add(entry.as_bytes(), (ino, offset, attr.kind), name.as_ref())
     }
 
-    /// That is all that there is, or that there is room for.
+    /// Sends the entries.
     pub fn ok(self) {
         self.reply.bytes(&[&self.listing.bytes]);
     }
 
-    /// The call fails.
+    /// Fails the call.
     pub fn error(self, error: Errno) {
         self.reply.error(error);
     }

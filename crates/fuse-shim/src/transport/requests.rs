@@ -1,5 +1,5 @@
-//! What a file system answers: one trait for each subject. What it does not answer is `ENOSYS`: the kernel
-//! then does without it, and asks no more.
+//! The requests that a file system answers: one trait per subject. A request without an implementation is
+//! answered with `ENOSYS`: the kernel then does without it, and does not send it again.
 
 use super::{
     Changes, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry,
@@ -9,7 +9,7 @@ use fuser::{Errno, FileHandle, INodeNo, KernelConfig, LockOwner, OpenFlags, Rena
 use std::ffi::OsStr;
 use std::path::Path;
 
-/// Names: look-ups, and what makes, moves and removes names.
+/// Requests on names: lookups, creation, renames and removal.
 #[expect(unused_variables, reason = "what is not answered looks at nothing")]
 pub trait LookupRequests {
     fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry<'_>) {
@@ -160,7 +160,7 @@ pub trait DataRequests {
     fn lseek(&self, fh: FileHandle, offset: i64, whence: i32, reply: ReplyLseek<'_>) {
         reply.error(Errno::ENOSYS);
     }
-    /// From an open file's offset to another's.
+    /// Copies from an open file's offset to another's.
     fn copy_file_range(
         &self,
         request: &Request,
@@ -212,13 +212,13 @@ pub trait XattrRequests {
     }
 }
 
-/// A file system that answers the kernel: a method for each request of that name in `linux/fuse.h`.
+/// A file system that answers the kernel's requests, with a method per request, named as in `linux/fuse.h`.
 #[expect(unused_variables, reason = "what is not answered looks at nothing")]
 pub trait Filesystem:
     LookupRequests + AttrRequests + DataRequests + DirRequests + XattrRequests + Send + Sync + 'static
 {
-    /// Says what it wants of the kernel.
+    /// Requests capabilities from the kernel.
     fn init(&self, config: &mut KernelConfig) {}
-    /// The mount has ended; nothing is asked any more.
+    /// Called after the mount has ended; no requests follow.
     fn destroy(&self) {}
 }

@@ -1,5 +1,5 @@
-//! The bytes of FUSE's requests and answers, as `linux/fuse.h` has them (protocol 7.31 and what came since
-//! without a flag). Knows no file system.
+//! The bytes of FUSE's requests and replies, as in `linux/fuse.h` (protocol 7.31, and later additions without
+//! a flag). Knows no file system.
 
 use fuser::{FileAttr, FileType};
 use std::ffi::OsStr;
@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Numbers of the requests that are answered.
+/// Opcodes of the requests that are handled.
 pub(super) mod opcode {
     pub const LOOKUP: u32 = 1;
     pub const FORGET: u32 = 2;
@@ -63,11 +63,11 @@ macro_rules! wire {
 }
 
 wire! {
-    /// Before every request.
+    /// Precedes every request.
     InHeader(40) {
         len: u32, opcode: u32, unique: u64, node: u64, uid: u32, gid: u32, pid: u32, extensions: u16, reserved: u16,
     }
-    /// Before every answer.
+    /// Precedes every reply.
     OutHeader(16) { len: u32, error: i32, unique: u64, }
     ForgetIn(8) { lookups: u64, }
     BatchForgetIn(8) { count: u32, reserved: u32, }
@@ -83,7 +83,7 @@ wire! {
     LinkIn(8) { node: u64, }
     OpenIn(8) { flags: i32, open_flags: u32, }
     CreateIn(16) { flags: i32, mode: u32, umask: u32, open_flags: u32, }
-    /// Of files and of directories.
+    /// Read of a file or of a directory.
     ReadIn(40) { fh: u64, offset: u64, size: u32, read_flags: u32, lock_owner: u64, flags: u32, reserved: u32, }
     WriteIn(40) { fh: u64, offset: u64, size: u32, write_flags: u32, lock_owner: u64, flags: i32, reserved: u32, }
     ReleaseIn(24) { fh: u64, flags: u32, release_flags: u32, lock_owner: u64, }
@@ -117,7 +117,7 @@ wire! {
     }
     GetXattrOut(8) { size: u32, reserved: u32, }
     LseekOut(8) { offset: u64, }
-    /// Before a name in a listing.
+    /// Precedes a name in a listing.
     Dirent(24) { ino: u64, offset: u64, name_len: u32, kind: u32, }
 }
 
@@ -134,13 +134,12 @@ pub(super) mod valid {
     pub const KILL_SUIDGID: u32 = 1 << 11;
 }
 
-/// Of [`ReadIn::read_flags`]: the kernel reads for a caller, and names the owner of its locks.
+/// Flag of [`ReadIn::read_flags`]: the kernel reads on behalf of a caller, and sends the owner of its locks.
 pub(super) const READ_LOCKOWNER: u32 = 1 << 1;
-/// Of [`FsyncIn::flags`]: the data alone.
+/// Flag of [`FsyncIn::flags`]: sync only the data.
 pub(super) const FSYNC_DATA: u32 = 1;
 
-/// What follows the header of a request, taken from front to back. `None`: the request is shorter than it
-/// must be.
+/// The arguments behind the header of a request, taken from front to back. `None`: the request is too short.
 pub(super) struct Args<'a>(pub(super) &'a [u8]);
 
 impl<'a> Args<'a> {
@@ -150,7 +149,7 @@ impl<'a> Args<'a> {
         Some(taken)
     }
 
-    /// A name, up to its NUL.
+    /// Takes a name, up to its NUL.
     pub(super) fn name(&mut self) -> Option<&'a OsStr> {
         let end = self.0.iter().position(|byte| *byte == 0)?;
         let name = OsStr::from_bytes(&self.0[..end]);
@@ -165,7 +164,8 @@ impl<'a> Args<'a> {
     }
 }
 
-/// A kind of file as modes and listings name it (`S_IFMT` without its zeros: `DT_REG` and so on).
+/// Returns the file type as modes and listings encode it (`S_IFMT` without its trailing zeros: `DT_REG` and
+/// so on).
 pub(super) const fn kind_bits(kind: FileType) -> u32 {
     let mode = match kind {
         FileType::NamedPipe => libc::S_IFIFO,
@@ -179,7 +179,7 @@ pub(super) const fn kind_bits(kind: FileType) -> u32 {
     mode >> 12
 }
 
-/// Seconds, rounded down, and nanoseconds after them.
+/// Splits a time into seconds, rounded down, and the nanoseconds after them.
 fn split(time: SystemTime) -> (i64, u32) {
     match time.duration_since(UNIX_EPOCH) {
         Ok(after) => (after.as_secs() as i64, after.subsec_nanos()),
@@ -192,7 +192,7 @@ fn split(time: SystemTime) -> (i64, u32) {
     }
 }
 
-/// The time of a request: seconds since 1970, negative before it, and nanoseconds after them.
+/// Converts the time of a request: seconds since 1970 (possibly negative), and the nanoseconds after them.
 pub(super) fn time(seconds: u64, ns: u32) -> SystemTime {
     let seconds = seconds as i64;
     let whole = Duration::from_secs(seconds.unsigned_abs());
@@ -256,7 +256,7 @@ impl From<&FileAttr> for Statx {
             btime: attr.crtime.into(),
             ctime: attr.ctime.into(),
             mtime: attr.mtime.into(),
-            // As the kernel packs device numbers into 32 bits.
+            // The kernel packs device numbers into 32 bits in this way.
             rdev_major: attr.rdev >> 8 & 0xfff,
             rdev_minor: attr.rdev & 0xff | attr.rdev >> 12 & 0xf_ff00,
             ..Self::default()

@@ -11,7 +11,7 @@ use varve_libfs::{AttrChange, Cred, SetTime};
 const BLOCK: i64 = varve_format::BLOCK_SIZE as i64;
 const SECOND: i64 = 1_000_000_000;
 
-/// What a path names.
+/// Returns the attributes of the inode at the end of the path.
 fn find(p: &Process, start: Start<'_>, follow: bool) -> Here<InodeAttr> {
     p.walk(start, follow)?
         .target
@@ -69,7 +69,7 @@ fn to_statx(p: &Process, attr: &InodeAttr) -> libc::statx {
     statx
 }
 
-/// Whether an empty path with `flags` means the descriptor itself.
+/// Whether an empty or null path with `flags` stands for the descriptor itself.
 fn means_fd(a: &Args, i: usize, flags: i32) -> bool {
     flags & libc::AT_EMPTY_PATH != 0 && (a.word(i) == 0 || a.path(i).is_ok_and(<[u8]>::is_empty))
 }
@@ -125,7 +125,7 @@ pub(super) fn statx(p: &Process, a: &Args) -> Answer {
     }
     p.on_path(a, dirfd, 1, |start| {
         let attr = find(p, start, flags & libc::AT_SYMLINK_NOFOLLOW == 0)?;
-        // The mount's root has attributes that the kernel alone knows.
+        // `statx` of the mount's root has attributes that only the kernel knows.
         if attr.key == p.fs()?.root() {
             return Err(Stop::Kernel);
         }
@@ -134,7 +134,7 @@ pub(super) fn statx(p: &Process, a: &Args) -> Answer {
     })
 }
 
-/// Whether `cred` may access the inode in every way of `want`.
+/// Whether `cred` has all access rights of the mask `want` (as in `access`: 4 read, 2 write, 1 execute).
 fn may(attr: &InodeAttr, cred: &Cred, want: u32) -> bool {
     if cred.uid == 0 {
         return want & 1 == 0 || attr.is_dir() || attr.mode & 0o111 != 0;
@@ -182,7 +182,8 @@ pub(super) fn chmod(p: &Process, a: &Args, dirfd: i32, i: usize, mode: u32, flag
         change(p, key, &mode)
     };
     let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
-    // The C library's way to change the mode of what a directory has by a name, if that is no symbolic link.
+    // The C library changes the mode of a directory entry that must not be a symbolic link by an `O_PATH`
+    // descriptor and its path below `/proc/self/fd`.
     if follow && let Some(ofd) = a.path(i).ok().and_then(|path| p.named_open(path)) {
         return Answer::of(change_mode(ofd.key()));
     }
@@ -334,7 +335,7 @@ fn given_times(a: &Args) -> Result<Option<AttrChange>, Errno> {
         _ => Err(Errno(libc::EINVAL)),
     };
     let (atime, mtime) = (one(atime)?, one(mtime)?);
-    // Linux does not look at the path when there is nothing to change.
+    // Linux does not resolve the path if both times are omitted.
     Ok((atime.is_some() || mtime.is_some()).then(|| times(atime, mtime)))
 }
 
@@ -363,7 +364,7 @@ pub(super) fn utimensat(p: &Process, a: &Args) -> Answer {
     })
 }
 
-/// Longest name of an extended attribute, with its end.
+/// Longest name of an extended attribute in bytes, with its terminating zero.
 const XATTR_NAME_MAX: usize = 256;
 
 fn xattr_name(a: &Args) -> Result<&[u8], Errno> {
@@ -373,7 +374,7 @@ fn xattr_name(a: &Args) -> Result<&[u8], Errno> {
     }
 }
 
-/// Hands `value` to the buffer in argument `i` with the size in the next, as `getxattr` does.
+/// Copies `value` to the buffer in argument `i`, whose size is argument `i + 1`, as `getxattr` does.
 fn hand_out(a: &Args, i: usize, value: &[u8]) -> Here<isize> {
     let size = a.word(i + 1);
     if size == 0 {

@@ -1,6 +1,6 @@
-//! Descriptors that calls carry in structures and beside what they are about: the kernel looks them up
-//! itself, so they are made real first. Where nothing is known of a call, what it answers tells that it
-//! carried one.
+//! Calls that carry descriptors in structures, or in arguments beside the one that they operate on. The
+//! kernel looks these descriptors up itself, so they are made real first. A call of unknown layout is tried;
+//! EBADF shows that it carried a placeholder.
 
 use super::Answer;
 use crate::process::Process;
@@ -15,17 +15,18 @@ const FIDEDUPERANGE: libc::c_ulong = 0xc018_9436;
 const LOOP_SET_FD: libc::c_ulong = 0x4c00;
 const LOOP_CHANGE_FD: libc::c_ulong = 0x4c06;
 const LOOP_CONFIGURE: libc::c_ulong = 0x4c0a;
-/// Words of `file_dedupe_range` before its targets and of each of these, and most targets (a page of them).
+/// Layout of `file_dedupe_range` in 8-byte words: words before the targets, words of each target. At most
+/// `TARGETS_MAX` targets fit a page.
 const DEDUPE_HEAD: usize = 3;
 const DEDUPE_EACH: usize = 4;
 const TARGETS_MAX: usize = 127;
 const KCMP_FILE: i32 = 0;
-/// `fsconfig` with a descriptor, or with a directory that a path starts at.
+/// `fsconfig` commands that take a descriptor or the directory at which a path starts.
 const FSCONFIG_WITH_FD: std::ops::RangeInclusive<i32> = 3..=5;
-/// Where the directory is in a rule of Landlock about paths.
+/// Index of the directory's descriptor in a Landlock rule about paths, in 4-byte words.
 const RULE_FD: usize = 2;
 
-/// The descriptors that the argument of an `ioctl` carries.
+/// Returns the descriptors that the argument of an `ioctl` carries.
 fn of_ioctl(a: &Args) -> Vec<i32> {
     let word = |nth| a.get_nth::<u64>(2, nth).map(|word| word as i32);
     match libc::c_ulong::from(a.uint(1)) {
@@ -42,7 +43,7 @@ fn of_ioctl(a: &Args) -> Vec<i32> {
     }
 }
 
-/// `ioctl` on a descriptor that is not ours.
+/// Handles `ioctl` on a descriptor that is not served here.
 pub(super) fn ioctl(p: &Process, a: &Args) -> Answer {
     let carried = of_ioctl(a);
     if carried.is_empty() {
@@ -51,8 +52,8 @@ pub(super) fn ioctl(p: &Process, a: &Args) -> Answer {
     p.on_real(&carried)
 }
 
-/// A call that may carry any descriptor. A served one is a bad one to the kernel, which says so before it
-/// does anything.
+/// Handles a call that may carry any descriptor. The kernel refuses a placeholder with EBADF before it
+/// changes anything; all descriptions are then made real and the call is repeated.
 pub(super) fn unknown(p: &Process, a: &Args) -> Answer {
     const BAD: isize = -(libc::EBADF as isize);
     if p.table.is_unused() {
@@ -67,8 +68,8 @@ pub(super) fn unknown(p: &Process, a: &Args) -> Answer {
     Answer::FellBackMade(outside(|| a.call()))
 }
 
-/// Calls of which it is known where they carry descriptors, and no other. A path that starts at one, or an
-/// empty path, would mean the mount's root.
+/// Handles calls of which the positions of all descriptors are known. If a call starts a path at a
+/// placeholder, or passes an empty path with it, the kernel would take the mount's root for it.
 pub(super) fn known(p: &Process, a: &Args) -> Answer {
     if p.table.is_unused() {
         return Answer::NotOurs;
@@ -84,7 +85,7 @@ pub(super) fn known(p: &Process, a: &Args) -> Answer {
             let inside = a.get_nth::<i32>(2, RULE_FD).ok();
             inside.into_iter().chain([a.int(0)]).collect()
         }
-        // No sockets, which is another error than a bad descriptor.
+        // Files are no sockets: ENOTSOCK, where a placeholder would be EBADF.
         c::SYS_bind
         | c::SYS_connect
         | c::SYS_listen

@@ -1,5 +1,5 @@
-//! For `varve run --stats`: which calls concern the mount, also those that were never asked of LibFS. Owns
-//! what the counters remember of descriptors; decides nothing about how a call is made.
+//! For `varve run --stats`: decides which calls concern the mount, including calls that never reached LibFS.
+//! Owns the marks that the counters keep on descriptors; decides nothing about how a call is made.
 
 use super::{Answer, named_descriptor};
 use crate::process::Process;
@@ -11,8 +11,9 @@ use std::ffi::CStr;
 
 const CWD: i32 = libc::AT_FDCWD;
 
-/// As [`dispatch`](super::dispatch), for who wants to know: calls that are the kernel's count as fallen back
-/// if they are on descriptors that it was given, or if it was given all.
+/// Counts a call after [`dispatch`](super::dispatch) has chosen its answer. A call left to the kernel counts
+/// as fallen back if it is on a descriptor of the mount that was handed to the kernel, or on a path of the
+/// mount after the process has given up serving.
 pub(super) fn counted(process: &'static Process, args: &Args, answer: Answer) -> Option<isize> {
     let number = args.number();
     let answer = match answer {
@@ -43,10 +44,11 @@ pub(super) fn counted(process: &'static Process, args: &Args, answer: Answer) ->
     }
 }
 
-/// A call on the mount that is the kernel's: it is made here if it makes a descriptor.
+/// Makes a call on the mount here, although it is the kernel's, if it creates a descriptor, so that the new
+/// descriptor is marked. Returns `None` for the others.
 fn left_to_kernel(process: &Process, args: &Args) -> Option<isize> {
     let makes = match args.number() as libc::c_long {
-        // A fifo may keep it waiting.
+        // Opening a fifo may block.
         libc::SYS_open | libc::SYS_creat | libc::SYS_openat | libc::SYS_openat2 => {
             let result = outside(|| args.call());
             process.table.set_given(result as i32, result >= 0);
@@ -65,7 +67,8 @@ fn left_to_kernel(process: &Process, args: &Args) -> Option<isize> {
     None
 }
 
-/// Remembers what becomes of numbers of descriptors by a call that the kernel made with `result`, or makes.
+/// Updates the marks of descriptor numbers for a call that the kernel made with `result`, or is about to
+/// make.
 fn noted(process: &Process, args: &Args, result: isize) {
     let table = &process.table;
     match args.number() as libc::c_long {
@@ -81,9 +84,8 @@ fn noted(process: &Process, args: &Args, result: isize) {
     }
 }
 
-/// Whether a call that is the kernel's is one on the mount, as far as is known: on a descriptor that was
-/// given to the kernel, or that it opened for a path of the mount; or on a path, when all paths are the
-/// kernel's.
+/// Whether a call left to the kernel concerns the mount, as far as is known: its descriptor was handed to the
+/// kernel or opened by it for a path of the mount; or its path lies in the mount and the process serves none.
 fn concerns(process: &Process, args: &Args) -> bool {
     let given = |fd: i32| process.table.is_given(fd);
     descriptors(args).into_iter().flatten().any(given)
@@ -99,8 +101,9 @@ fn concerns(process: &Process, args: &Args) -> bool {
         })
 }
 
-/// As [`concerns`], of a child that goes on without the library: whatever it has done with its descriptors,
-/// the kernel knows. Allocates nothing, since other threads may have been amid that when it began.
+/// As [`concerns`], for a child that runs without the library. It asks the kernel, since the child may have
+/// changed its descriptors unseen. Allocates nothing: another thread may have held the allocator's locks when
+/// the child was created.
 pub(super) fn goes_to_mount(process: &Process, args: &Args) -> bool {
     let is_of_mount = |fd: i32| {
         fd >= 0 && !reentry::is_own(fd) && kernel::device_at(fd, c"") == Some(process.config.device)
@@ -115,8 +118,8 @@ pub(super) fn goes_to_mount(process: &Process, args: &Args) -> bool {
             })
 }
 
-/// Whether a path is one of the mount: it, or what of it there is. The kernel is asked, whose root may be
-/// another one than it was.
+/// Whether a path, or its longest existing prefix, lies in the mount. Asks the kernel, since the process may
+/// have changed its root.
 fn leads_in(process: &Process, dirfd: i32, path: &[u8]) -> bool {
     let mut text = [0_u8; libc::PATH_MAX as usize];
     let mut len = path.len().min(text.len() - 1);
@@ -133,13 +136,13 @@ fn leads_in(process: &Process, dirfd: i32, path: &[u8]) -> bool {
         if len == 0 {
             return false;
         }
-        // Without its last name; the root keeps its slash.
+        // Drops the last component; the root keeps its slash.
         let slash = text[..len - 1].iter().rposition(|byte| *byte == b'/');
         len = slash.map_or(0, |at| at.max(usize::from(len > 1)));
     }
 }
 
-/// The descriptors that a call is about.
+/// Returns the descriptors that a call operates on.
 pub(super) fn descriptors(args: &Args) -> [Option<i32>; 2] {
     use libc as c;
     let fd = |i: usize| Some(args.int(i));
@@ -190,7 +193,7 @@ pub(super) fn descriptors(args: &Args) -> [Option<i32>; 2] {
     }
 }
 
-/// The paths that a call is about: the directory where each starts, and the argument that it is.
+/// Returns the paths of a call: for each the directory where it starts and the index of its argument.
 pub(super) fn paths(args: &Args) -> [Option<(i32, usize)>; 2] {
     use libc as c;
     match args.number() as c::c_long {

@@ -8,11 +8,11 @@ use varve_format::FileKind;
 use varve_libfs::Cred;
 
 /// Offsets 1 and 2 of a directory stream are behind "." and "..", as in the mount; the daemon's cookies
-/// follow.
+/// follow, shifted by this number.
 const DOTS: u64 = 2;
 /// Bytes of an entry before its name.
 const HEAD: usize = 19;
-/// A usual entry, to guess how many fit.
+/// Size in bytes of a usual entry, to guess how many fit.
 const USUAL: usize = 40;
 
 const fn d_type(kind: FileKind) -> u8 {
@@ -27,7 +27,7 @@ const fn d_type(kind: FileKind) -> u8 {
     }
 }
 
-/// Puts one entry at the start of `out`; its length, or 0 if it does not fit.
+/// Writes one entry at the start of `out`. Returns its length, or 0 if it does not fit.
 fn put(out: &mut [u8], ino: u64, next: u64, kind: FileKind, name: &[u8]) -> usize {
     let len = (HEAD + name.len() + 1).next_multiple_of(8);
     let Some(entry) = out.get_mut(..len) else { return 0 };
@@ -44,7 +44,7 @@ pub(super) fn getdents(p: &Process, a: &Args) -> Answer {
     let Some(ofd) = p.table.get(a.int(0)) else {
         return Answer::NotOurs;
     };
-    // The kernel takes it for an `int`, of which nothing fits if it is negative.
+    // The kernel takes the size as an `int`; no entry fits a negative one.
     let size = usize::try_from(a.word(2) as i32).unwrap_or(0);
     let list = || -> Here<isize> {
         if !ofd.is_dir {
@@ -113,7 +113,7 @@ pub(super) fn chdir(p: &Process, a: &Args) -> Answer {
     if result == 0 {
         p.moved();
     }
-    // The kernel stands there too, so that what it resolves itself starts at the same place.
+    // The kernel's working directory is the same, so that paths that it resolves itself start there.
     Answer::Made(result)
 }
 
@@ -150,7 +150,8 @@ pub(super) fn fchdir(p: &Process, a: &Args) -> Answer {
     }
 }
 
-/// Paths may mean something else now, or this thread has a working directory of its own: the kernel knows.
+/// Gives up serving: paths may resolve differently, or this thread has its own working directory or
+/// descriptor table, and only the kernel knows.
 pub(super) fn other_root(p: &Process, a: &Args) -> Answer {
     let number = a.number() as libc::c_long;
     let harmless = number == libc::SYS_unshare
@@ -158,7 +159,7 @@ pub(super) fn other_root(p: &Process, a: &Args) -> Answer {
     if harmless { Answer::NotOurs } else { p.gives_up() }
 }
 
-/// A file system may be mounted inside the mount now, which LibFS does not see.
+/// Gives up serving if a file system is being mounted inside the mount, where LibFS would not see it.
 pub(super) fn mount(p: &Process, a: &Args, dirfd: i32, i: usize) -> Answer {
     let inside = a
         .path(i)
@@ -167,7 +168,7 @@ pub(super) fn mount(p: &Process, a: &Args, dirfd: i32, i: usize) -> Answer {
         return p.gives_up();
     }
     match a.number() as libc::c_long {
-        // A path that starts at one of ours, or is empty, would mean the mount's root.
+        // The kernel would take a path that starts at a placeholder, or is empty, for the mount's root.
         libc::SYS_move_mount => p.on_real(&[a.int(0), dirfd]),
         _ => Answer::NotOurs,
     }

@@ -34,7 +34,7 @@ pub(super) fn close_range(p: &Process, a: &Args) -> Answer {
         return Answer::NotOurs;
     }
     if a.int(2) & libc::CLOSE_RANGE_UNSHARE as i32 != 0 {
-        // The table of descriptors is this thread's alone from now on; ours is the process'.
+        // This thread gets its own descriptor table; the library's table is per process.
         return p.gives_up();
     }
     let gate = p.gate.read();
@@ -45,7 +45,7 @@ pub(super) fn close_range(p: &Process, a: &Args) -> Answer {
             }
         }
     }
-    // Around the library's own.
+    // Skip the library's own descriptors.
     let mut from = first;
     let mut result = 0;
     for fd in reentry::own()
@@ -84,7 +84,7 @@ fn dup_above(p: &Process, fd: i32, from: usize, cloexec: bool) -> Answer {
     };
     let new = kernel::fcntl(fd, command, from);
     if new >= 0 && !p.table.put(new as i32, ofd) {
-        // Beyond the table: as if there were no more.
+        // Beyond the end of the table: fail as if no descriptor were left.
         kernel::close(new as i32);
         return Answer::Served(error(Errno(libc::EMFILE)));
     }
@@ -117,7 +117,7 @@ pub(super) fn dup_to(p: &Process, a: &Args) -> Answer {
     drop(gate);
     drop(old);
     if !kept {
-        // Beyond the table: the kernel takes the description.
+        // Beyond the end of the table: the description is handed to the kernel.
         if let Err(errno) = p.materialise(fd) {
             return Answer::FellBackMade(error(errno));
         }
@@ -130,12 +130,12 @@ const F_GET_RW_HINT: i32 = 1035;
 const F_SET_RW_HINT: i32 = 1036;
 const F_GET_FILE_RW_HINT: i32 = 1037;
 const F_SET_FILE_RW_HINT: i32 = 1038;
-/// The longest life that can be said.
+/// Largest value of a write-lifetime hint (`RWH_WRITE_LIFE_EXTREME`).
 const RW_HINT_MAX: u64 = 5;
 
 const DN_MULTISHOT: u32 = 0x8000_0000;
 
-/// Why a lease is neither given nor taken back.
+/// The errno for a lease request: there is no lease to remove, and none is granted.
 const fn no_lease(kind: i32) -> i32 {
     if kind == libc::F_UNLCK {
         libc::EAGAIN
@@ -153,7 +153,7 @@ pub(super) fn fcntl(p: &Process, a: &Args) -> Answer {
         return Answer::NotOurs;
     };
     match a.int(1) {
-        // The placeholder has these of its own.
+        // Descriptor flags are those of the placeholder.
         libc::F_GETFD | libc::F_SETFD => Answer::Served(a.call()),
         libc::F_GETFL => Answer::Served(ofd.status() as isize),
         libc::F_SETFL => {
@@ -169,15 +169,15 @@ pub(super) fn fcntl(p: &Process, a: &Args) -> Answer {
         | libc::F_OFD_SETLK
         | libc::F_OFD_SETLKW => locks::fcntl(p, a, &ofd),
         libc::F_GETPIPE_SZ | libc::F_SETPIPE_SZ => Answer::Served(error(Errno(libc::EBADF))),
-        // How long what is written will live: a hint for devices.
+        // Expected lifetime of the data: a hint for devices, ignored here.
         F_GET_RW_HINT | F_GET_FILE_RW_HINT => Answer::of(a.put(2, 0_u64).map(|()| 0).map_err(Into::into)),
         F_SET_RW_HINT | F_SET_FILE_RW_HINT => match a.get::<u64>(2) {
             Ok(hint) if hint <= RW_HINT_MAX => Answer::Served(0),
             Ok(_) => Answer::Served(error(Errno(libc::EINVAL))),
             Err(errno) => Answer::Served(error(errno)),
         },
-        // Opens in other processes would not break a lease, nor would changes be told of: there are none on
-        // this file system.
+        // There are no leases (`F_SETLEASE`) or change notifications (`F_NOTIFY`) on this file system: opens
+        // in other processes would not break a lease, and changes would not be reported.
         libc::F_SETLEASE => Answer::Served(error(Errno(no_lease(a.int(2))))),
         libc::F_GETLEASE => Answer::Served(libc::F_UNLCK as isize),
         libc::F_NOTIFY if !ofd.is_dir => Answer::Served(error(Errno(libc::ENOTDIR))),
@@ -188,7 +188,7 @@ pub(super) fn fcntl(p: &Process, a: &Args) -> Answer {
     }
 }
 
-/// `ioctl` numbers of terminals that the C library tries on any file.
+/// `ioctl` requests of terminals that the C library tries on any file.
 const TERMINAL: [libc::c_ulong; 4] = [libc::TCGETS, libc::TIOCGWINSZ, libc::TIOCGPGRP, libc::TIOCNOTTY];
 const FICLONE: libc::c_ulong = 0x4004_9409;
 const FICLONERANGE: libc::c_ulong = 0x4020_940d;

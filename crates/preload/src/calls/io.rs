@@ -13,7 +13,7 @@ use std::sync::Arc;
 use varve_format::{FILE_SIZE_MAX, FallocateMode};
 use varve_libfs::OpenFile;
 
-/// A call on the descriptor in argument 0.
+/// Runs a call on the descriptor in argument 0.
 fn on_file(p: &Process, a: &Args, act: impl FnOnce(&Arc<Ofd>) -> Here<isize>) -> Answer {
     match p.table.get(a.int(0)) {
         Some(ofd) => Answer::of(act(&ofd)),
@@ -40,7 +40,7 @@ fn writable(ofd: &Ofd) -> Result<(), Errno> {
     }
 }
 
-/// At the description's offset, which moves by what `act` answers.
+/// Runs `act` at the description's offset and advances the offset by the number of bytes that it returns.
 fn at_offset(
     p: &Process,
     a: &Args,
@@ -59,8 +59,8 @@ fn at_offset(
     Ok(count as isize)
 }
 
-/// The kernel makes the call on the descriptor in argument 0, at the offset that is kept here and held by the
-/// caller.
+/// Has the kernel make the call on the descriptor in argument 0, at the offset that this process keeps and
+/// the caller has locked.
 pub(super) fn by_kernel(a: &Args, position: &mut Held<'_>) -> Here<isize> {
     let fd = a.int(0);
     kernel::lseek(fd, position.at as i64, libc::SEEK_SET);
@@ -75,10 +75,10 @@ fn offset_of(a: &Args, i: usize) -> Result<u64, Errno> {
     u64::try_from(a.word(i) as i64).map_err(|_| Errno(libc::EINVAL))
 }
 
-/// Longest read that is made as it is asked for.
+/// Longest read in bytes that is passed on whole; longer ones are first cut to the file's size.
 const SHORT: usize = 16 << 10;
 
-/// Whether an offset and a length are together an offset.
+/// Checks that `at + len` is a valid file offset.
 fn ends(at: u64, len: usize) -> Result<(), Errno> {
     match at.checked_add(len as u64) {
         Some(end) if end <= i64::MAX as u64 => Ok(()),
@@ -86,14 +86,14 @@ fn ends(at: u64, len: usize) -> Result<(), Errno> {
     }
 }
 
-/// How many of `len` bytes at `at` the file has.
+/// Returns the number of bytes that the file has within `len` bytes at `at`.
 fn within(file: &OpenFile, at: u64, len: usize) -> Result<usize, Errno> {
     let left = file.getattr()?.size_bytes.saturating_sub(at);
     Ok(len.min(usize::try_from(left).unwrap_or(usize::MAX)))
 }
 
-/// Reads at `at` into the buffer of argument 1. What gets no data of a large one is not touched, nor does it
-/// matter what a bad one would get behind the end.
+/// Reads at `at` into the buffer of argument 1. The part of the buffer behind the end of the file is not
+/// touched and may be invalid memory.
 fn read_at(a: &Args, file: &OpenFile, at: u64) -> Result<usize, Errno> {
     let len = a.word(2);
     a.is_range(1, len)?;
@@ -134,7 +134,7 @@ pub(super) fn pread(p: &Process, a: &Args) -> Answer {
     })
 }
 
-/// Flags of `preadv2` and `pwritev2` that mean nothing here: no data waits for a device, and none is kept in
+/// Flags of `preadv2` and `pwritev2` without an effect here: no data waits for a device, and none is kept in
 /// a page cache.
 const NO_MATTER: i32 = libc::RWF_HIPRI | libc::RWF_NOWAIT;
 
@@ -162,13 +162,13 @@ pub(super) fn preadv(p: &Process, a: &Args) -> Answer {
     })
 }
 
-/// Offset -1 of the newer calls is the description's own.
+/// Whether offset -1 of `preadv2` or `pwritev2` selects the description's own offset.
 fn flags_use_offset(a: &Args) -> bool {
     let newer = matches!(a.number() as libc::c_long, libc::SYS_preadv2 | libc::SYS_pwritev2);
     newer && a.word(3) as i64 == -1
 }
 
-/// All of a file.
+/// The byte range of a whole file.
 const ALL: Range<u64> = 0..u64::MAX;
 
 fn write_at(p: &Process, ofd: &Ofd, file: &OpenFile, at: u64, data: &[u8]) -> Result<usize, Errno> {
@@ -177,7 +177,8 @@ fn write_at(p: &Process, ofd: &Ofd, file: &OpenFile, at: u64, data: &[u8]) -> Re
         .change(ofd.key(), part, || file.write_at(at, data, &p.cred()))
 }
 
-/// How much of what is to be written at `at`, or appended, the limit of the program leaves.
+/// Returns the part of `len` bytes at `at`, or at the end for an appending descriptor, that RLIMIT_FSIZE
+/// permits.
 fn room(ofd: &Ofd, file: &OpenFile, at: u64, len: usize) -> Result<usize, Errno> {
     let place = || {
         if ofd.appends() {
@@ -191,7 +192,7 @@ fn room(ofd: &Ofd, file: &OpenFile, at: u64, len: usize) -> Result<usize, Errno>
 
 fn write_here(p: &Process, a: &Args, ofd: &Ofd, data: &[u8]) -> Here<isize> {
     let mut position = ofd.position();
-    // Where what is appended goes is not the offset's business.
+    // Appending does not depend on the offset.
     if position.moved && !ofd.appends() {
         return Err(Stop::Kernel);
     }
@@ -222,7 +223,7 @@ fn write_there(p: &Process, ofd: &Ofd, at: u64, data: &[u8]) -> Here<isize> {
         return Ok(0);
     }
     ends(at, data.len())?;
-    // As Linux does: also with an offset, a descriptor that appends appends.
+    // As on Linux, an appending descriptor appends even if an offset is given.
     let file = p.file(ofd)?;
     let data = &data[..room(ofd, file, at, data.len())?];
     let count = if ofd.appends() {
@@ -381,7 +382,8 @@ pub(super) fn fsync(p: &Process, a: &Args) -> Answer {
     })
 }
 
-/// Everything that anybody did on the pool, or an error: the kernel would tell the mount nothing.
+/// Persists all changes of all sessions of the pool, or fails. The kernel cannot do it: `syncfs` does not
+/// reach a FUSE server.
 pub(super) fn syncfs(p: &Process, a: &Args) -> Answer {
     on_file(p, a, |_| {
         p.fs()?.sync_all()?;
@@ -405,12 +407,13 @@ pub(super) fn sync_file_range(p: &Process, a: &Args) -> Answer {
 }
 
 pub(super) fn sync(p: &Process) -> Answer {
-    // The kernel syncs the rest. It does not tell the mount: the daemon does what others have logged.
+    // The kernel syncs other file systems and does not tell the mount. The daemon persists the other
+    // sessions' logs.
     p.sync_session();
     Answer::NotOurs
 }
 
-/// The last of the kinds of advice, which are numbered from 0.
+/// The highest kind of advice; they are numbered from 0.
 const ADVICE_MAX: i32 = libc::POSIX_FADV_NOREUSE;
 
 pub(super) fn fadvise(p: &Process, a: &Args) -> Answer {
@@ -432,7 +435,7 @@ pub(super) fn readahead(p: &Process, a: &Args) -> Answer {
     })
 }
 
-/// The offset that argument `i` points to, if it points anywhere.
+/// Returns the offset that argument `i` points to; `None` for a null pointer.
 fn given_offset(a: &Args, i: usize) -> Result<Option<u64>, Errno> {
     if a.word(i) == 0 {
         return Ok(None);
@@ -442,9 +445,9 @@ fn given_offset(a: &Args, i: usize) -> Result<Option<u64>, Errno> {
         .map_err(|_| Errno(libc::EINVAL))
 }
 
-/// One of the two files is ours, and `other` is not. It may be the mount's too, given to the kernel before;
-/// if it is elsewhere, the answer is the kernel's, by which programs know that they are to copy by reading
-/// and writing.
+/// Handles `copy_file_range` between one served file and `other`, which is not served. If `other` is in the
+/// mount too, handed to the kernel earlier, the kernel copies. If it is elsewhere, the call fails as the
+/// kernel's would, and programs fall back to reading and writing.
 fn half_ours(p: &Process, a: &Args, other: i32) -> Answer {
     match kernel::kind(other) {
         None => Answer::Served(-(libc::EBADF as isize)),
@@ -509,11 +512,11 @@ pub(super) fn copy_file_range(p: &Process, a: &Args) -> Answer {
     }
 }
 
-/// Bytes that are moved at once.
+/// Bytes per read and write of `sendfile`.
 const PIECE: usize = 256 << 10;
 
-/// Whether the kernel sends to a descriptor, which is not ours: it says so before it looks whether there is
-/// anything to send.
+/// Checks, as the kernel does before it looks at the source, that a descriptor that is not served here
+/// accepts `sendfile`.
 fn takes_bytes(fd: i32) -> Here<()> {
     let flags = kernel::fcntl(fd, libc::F_GETFL, 0);
     let is = |flag| flags as i32 & flag != 0;
@@ -562,7 +565,7 @@ pub(super) fn sendfile(p: &Process, a: &Args) -> Answer {
             if got == 0 {
                 break;
             }
-            // It may wait for who reads there; signals are handled meanwhile.
+            // The write may block until a reader takes the data; signals are handled meanwhile.
             let sent = outside(|| kernel::write(a.int(0), &buffer[..got]));
             if sent < 0 {
                 failed = sent;

@@ -1,5 +1,5 @@
-//! The longest file that the program may make (`RLIMIT_FSIZE`), as the kernel's file systems look at it. Who
-//! sets the limit of another process from outside is heard of by that one's next `setrlimit` or `exec`.
+//! The longest file that the program may make (`RLIMIT_FSIZE`), enforced as the kernel's file systems do. A
+//! limit that another process sets from outside is noticed at this process' next `setrlimit` or `exec`.
 
 use super::Answer;
 use crate::Errno;
@@ -8,10 +8,10 @@ use crate::sys::kernel;
 use crate::sys::reentry::Limits;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Bytes; all ones where there is no limit.
+/// The limit in bytes; all ones if there is none.
 static FILE_MAX: AtomicU64 = AtomicU64::new(u64::MAX);
 
-/// Asks the kernel for the limit. Children of `fork` have the same.
+/// Reads the limit from the kernel. Children of `fork` inherit it.
 pub fn look() {
     FILE_MAX.store(kernel::file_max(), Ordering::Relaxed);
 }
@@ -23,7 +23,7 @@ fn file_max() -> Option<u64> {
     }
 }
 
-/// `setrlimit` and `prlimit`, the resource in argument `i`.
+/// Handles `setrlimit` and `prlimit`; the resource is argument `i`.
 pub(super) fn set(a: &Args, i: usize) -> Answer {
     match a.uint(i) {
         libc::RLIMIT_FSIZE => {
@@ -39,16 +39,16 @@ pub(super) fn set(a: &Args, i: usize) -> Answer {
     }
 }
 
-/// The signal, and the error.
+/// Sends SIGXFSZ and returns EFBIG.
 fn too_long() -> Errno {
     kernel::raise(libc::SIGXFSZ);
     Errno(libc::EFBIG)
 }
 
-/// How many of `len` bytes may be written from `at` on, which is only asked if there is a limit.
+/// Returns how many of `len` bytes may be written from `at` on. `at` is only called if there is a limit.
 ///
 /// # Errors
-/// EFBIG, with SIGXFSZ sent, if none.
+/// EFBIG, with SIGXFSZ sent, if the limit permits none.
 pub(super) fn room<E: From<Errno>>(at: impl FnOnce() -> Result<u64, E>, len: usize) -> Result<usize, E> {
     let Some(limit) = file_max() else { return Ok(len) };
     let left = limit.saturating_sub(at()?);
@@ -58,10 +58,10 @@ pub(super) fn room<E: From<Errno>>(at: impl FnOnce() -> Result<u64, E>, len: usi
     Ok(len.min(usize::try_from(left).unwrap_or(usize::MAX)))
 }
 
-/// Whether a file, whose length `now` tells, may have `size` bytes.
+/// Checks that a file may grow from the length that `now` returns to `size` bytes.
 ///
 /// # Errors
-/// EFBIG, with SIGXFSZ sent.
+/// EFBIG, with SIGXFSZ sent, if `size` exceeds the limit.
 pub(super) fn grow<E: From<Errno>>(now: impl FnOnce() -> Result<u64, E>, size: u64) -> Result<(), E> {
     match file_max() {
         Some(limit) if size > limit && size > now()? => Err(too_long().into()),

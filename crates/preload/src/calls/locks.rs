@@ -1,5 +1,5 @@
-//! Locks: the kernel's, on a descriptor of the mount that stands beside the description. So all ways to the
-//! file see the same locks.
+//! File locks. They are the kernel's, taken on a side descriptor of the mount that belongs to the
+//! description, so that every process sees them whether it goes through the library or the mount.
 
 use super::{Answer, error};
 use crate::ofd::Ofd;
@@ -17,7 +17,7 @@ fn waits(a: &Args) -> bool {
     }
 }
 
-/// The lock call of `a`, on `side`.
+/// Makes the lock call of `a` on the descriptor `side`.
 fn lock(a: &Args, side: i32) -> isize {
     if waits(a) {
         outside(|| a.call_with(0, side))
@@ -61,8 +61,8 @@ pub(super) fn fcntl(p: &Process, a: &Args, ofd: &Arc<Ofd>) -> Answer {
     Answer::Served(result)
 }
 
-/// A descriptor of `ofd` is closed: with any descriptor of a file go all POSIX locks that the process has on
-/// it.
+/// Releases the process' POSIX locks on a file when a descriptor `ofd` of it is closed: closing any
+/// descriptor of the file drops them all.
 pub(super) fn closing(p: &Process, ofd: &Ofd) {
     if !p.any_locked.load(Ordering::Acquire) {
         return;
@@ -75,8 +75,8 @@ pub(super) fn closing(p: &Process, ofd: &Ofd) {
         p.any_locked.store(false, Ordering::Release);
     }
     drop(locked);
-    // Closing any descriptor of the file in the kernel lets the locks go: a duplicate will do. Of a real one
-    // the program's own close does.
+    // Closing any descriptor of the file in the kernel releases the locks, so a duplicate of the side
+    // descriptor is closed. For a real descriptor the program's own close releases them.
     if let Some(side) = &*holder.side.lock() {
         let copy = kernel::fcntl(side.0, libc::F_DUPFD_CLOEXEC, 0);
         if copy >= 0 {

@@ -1,6 +1,6 @@
-//! Calls that only look, in a process that has no session yet: the mount makes the first few, since many a
-//! program reads a file or two and ends, and a session costs more than that. The first change, the first
-//! directory that is opened and the first large file open one.
+//! Calls that change nothing, in a process that has no session yet. The mount makes the first few: many
+//! programs read a file or two and exit, and a session costs more than that. The first change, the first open
+//! of a directory and the first open of a large file open a session.
 
 use crate::process::Process;
 use crate::sys::args::Args;
@@ -10,7 +10,7 @@ use std::ffi::CString;
 /// Reading a file of more bytes is worth a session.
 const SMALL_BYTES: u64 = 256 << 10;
 
-/// Flags of `open` with which a file is only read.
+/// Flags of `open` that go with reading only.
 const READING: i32 =
     libc::O_CLOEXEC | libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_LARGEFILE | 0o100_000;
 
@@ -40,7 +40,7 @@ pub(super) fn is_left_to_mount(p: &Process, a: &Args, dirfd: i32, path: &[u8]) -
     opens.is_none_or(|flags| is_small(dirfd, path, flags & libc::O_NOFOLLOW == 0))
 }
 
-/// Whether what a path names is no directory and no large file; also if nothing is there.
+/// Whether the path's target is neither a directory nor a large file; true if there is none.
 fn is_small(dirfd: i32, path: &[u8], follow: bool) -> bool {
     let Ok(path) = CString::new(path) else {
         return false;

@@ -1,4 +1,4 @@
-//! Calls by which the kernel must know a file: maps, readiness, passing descriptors, rings.
+//! Calls for which the kernel must know a file: maps, readiness, passing descriptors, rings.
 
 use super::{Answer, error};
 use crate::Errno;
@@ -11,12 +11,13 @@ use crate::sys::pages::PAGE;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Flags of maps that are served: they say no more than that the kernel may do as it likes.
+/// Flags of maps that are served here: hints that the kernel may ignore.
 const SERVED: i32 =
     libc::MAP_TYPE | libc::MAP_NORESERVE | libc::MAP_POPULATE | libc::MAP_NONBLOCK | libc::MAP_DENYWRITE;
 
-/// The pages that arguments `i` and `i + 1` say, if they touch a map that is served. Asked of calls that the
-/// program's allocator makes with its locks held: nothing here allocates unless it is so.
+/// Returns the pages of arguments `i` (address) and `i + 1` (length) if they touch a served map. The
+/// program's allocator makes these calls with its locks held, so nothing is allocated unless a served map is
+/// touched.
 fn served_range(a: &Args, i: usize) -> Option<Range<usize>> {
     let (at, len) = (a.word(i), a.word(i + 1).max(1));
     if !Maps::touches(at, len) {
@@ -30,7 +31,7 @@ pub(super) fn munmap(p: &Process, a: &Args) -> Answer {
     made.map_or(Answer::NotOurs, Answer::Made)
 }
 
-/// What is to be more than a map for reading is the mount's from then on; the kernel makes the call.
+/// Hands maps to the mount that are to become more than read-only ones; the kernel makes the call.
 fn give(p: &Process, range: &Range<usize>) -> Answer {
     match p.copies.give(p, range) {
         Ok(()) => Answer::NotOurs,
@@ -66,7 +67,7 @@ pub(super) fn madvise(p: &Process, a: &Args) -> Answer {
     }
 }
 
-/// A map that cannot change the file, and may be where the kernel likes, is served here.
+/// Serves a map here if it cannot change the file and its address is left to the kernel.
 fn serve(p: &Process, a: &Args, ofd: &Arc<Ofd>) -> Option<isize> {
     let (protection, flags) = (a.int(2), a.int(3));
     let shared = match flags & libc::MAP_TYPE {
@@ -110,13 +111,13 @@ pub(super) fn mmap(p: &Process, a: &Args) -> Answer {
     }
 }
 
-/// The kernel maps the mount's file.
+/// Has the kernel map the mount's file.
 fn by_mount(p: &Process, a: &Args, ofd: &Arc<Ofd>) -> isize {
     let fd = a.int(4);
     let shared = a.int(3) & libc::MAP_TYPE != libc::MAP_PRIVATE;
     if shared && ofd.access().1 {
-        // What is stored through the map is in the kernel's page cache: whoever reads the file here must read
-        // it there. A map that is made without PROT_WRITE may get it later.
+        // Stores through the map reach the kernel's page cache, so reads of the file in this process must go
+        // through it too. A map made without PROT_WRITE may get it later.
         p.give_inode(ofd.key());
         if let Err(errno) = p.materialise(fd) {
             return error(errno);
@@ -126,8 +127,8 @@ fn by_mount(p: &Process, a: &Args, ofd: &Arc<Ofd>) -> isize {
     }
     match p.side(fd, ofd) {
         Ok(side) => {
-            // The descriptor may be from before the file grew, and what lies beyond the end that the kernel
-            // knows is a SIGBUS.
+            // The descriptor may have been opened before the file grew, and access beyond the end that the
+            // kernel knows raises SIGBUS.
             kernel::refresh(side);
             a.call_with(4, side)
         }
@@ -169,8 +170,8 @@ pub(super) fn select(p: &Process, a: &Args) -> Answer {
     p.on_real(&ours)
 }
 
-/// Files and directories are always ready, and `epoll` refuses them as everywhere. (Those of the mount it
-/// would take, since FUSE can be asked.)
+/// Refuses files and directories, which are always ready, as `epoll` does on other file systems. (It would
+/// accept the mount's own descriptors, since a FUSE file can be polled.)
 pub(super) fn epoll_ctl(p: &Process, a: &Args) -> Answer {
     if !p.table.has(a.int(2)) {
         return Answer::NotOurs;
@@ -201,7 +202,7 @@ pub(super) fn sendmsg(p: &Process, a: &Args, count: usize) -> Answer {
     }
 }
 
-/// Rings take descriptors that this library does not see: from now on all are the kernel's.
+/// io_uring and aio take descriptors that this library does not see, so the process gives up serving.
 pub(super) fn rings(p: &Process) -> Answer {
     p.gives_up()
 }

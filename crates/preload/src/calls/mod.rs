@@ -1,5 +1,5 @@
-//! What each system call does when it concerns the mount. One module a family; [`dispatch`] chooses, counts,
-//! and knows nothing else.
+//! How each system call is made when it concerns the mount. One module per family of calls; [`dispatch`]
+//! chooses the module and has the answers counted.
 
 mod attrs;
 mod carried;
@@ -23,18 +23,18 @@ use crate::walk::{Here, Start, Stop};
 use crate::{Errno, stats};
 use std::sync::Arc;
 
-/// What became of a call.
+/// How a call was handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
-    /// It does not concern the mount: the kernel makes it.
+    /// It does not concern the mount; the kernel is to make it.
     NotOurs,
-    /// It does not concern the mount, and was made already.
+    /// It does not concern the mount, and has been made.
     Made(isize),
-    /// Served by LibFS.
+    /// LibFS served it.
     Served(isize),
-    /// It concerns the mount and is the kernel's; nothing is in its way now.
+    /// It concerns the mount and is left to the kernel, which can make it as it stands.
     FellBack,
-    /// As before, and made already.
+    /// As `FellBack`, and it has been made.
     FellBackMade(isize),
 }
 
@@ -43,7 +43,8 @@ const fn error(errno: Errno) -> isize {
 }
 
 impl Answer {
-    /// Of a call that is the kernel's when it stops so, with nothing to be prepared.
+    /// Turns the result of a served call into an answer. A call that stops at [`Stop::Kernel`] needs no
+    /// preparation before the kernel makes it.
     fn of(result: Here<isize>) -> Self {
         match result {
             Ok(value) => Self::Served(value),
@@ -55,7 +56,8 @@ impl Answer {
 }
 
 impl Answer {
-    /// As [`of`](Self::of), of a call on a path: what went while it was looked for is not there.
+    /// As [`of`](Self::of), for a call on a path: ESTALE, of an inode removed during the walk, becomes
+    /// ENOENT.
     fn of_path(result: Here<isize>) -> Self {
         match result {
             Err(Stop::Errno(Errno(libc::ESTALE))) => Self::Served(error(Errno(libc::ENOENT))),
@@ -65,7 +67,7 @@ impl Answer {
 }
 
 impl Process {
-    /// Leaves a call to the kernel, after it was given the descriptions behind `fds`.
+    /// Leaves a call to the kernel after handing it the descriptions behind `fds`.
     fn to_kernel(&self, fds: &[i32]) -> Answer {
         for fd in fds {
             if let Err(errno) = self.materialise(*fd) {
@@ -75,8 +77,8 @@ impl Process {
         Answer::FellBack
     }
 
-    /// A call that the kernel makes always, on descriptors that must be real, but whose offset it does not
-    /// use.
+    /// Leaves a call to the kernel that never uses the offset of its descriptors: those of `fds` that are
+    /// served are made real.
     fn on_real(&self, fds: &[i32]) -> Answer {
         let mut answer = Answer::NotOurs;
         for fd in fds.iter().filter(|fd| self.table.has(**fd)) {
@@ -88,7 +90,8 @@ impl Process {
         answer
     }
 
-    /// A call that the kernel makes always, with descriptions of ours given to it first.
+    /// Leaves a call to the kernel after handing it the served descriptions among `fds`. `NotOurs` if there
+    /// is none.
     fn kernels(&self, fds: &[i32]) -> Answer {
         if fds.iter().any(|fd| self.table.has(*fd)) {
             self.to_kernel(fds)
@@ -97,7 +100,7 @@ impl Process {
         }
     }
 
-    /// A call on the path in argument `i`, relative to `dirfd`.
+    /// Runs a call on the path in argument `i`, relative to `dirfd`.
     fn on_path(
         &self,
         args: &Args,
@@ -107,7 +110,7 @@ impl Process {
     ) -> Answer {
         let path = match args.path(i) {
             Ok(path) => path,
-            // The kernel finds the same, and says it in its own order.
+            // The kernel finds the same error and ranks it against others in its own order.
             Err(_) => return self.kernels(&[dirfd]),
         };
         if looking::is_left_to_mount(self, args, dirfd, path) {
@@ -125,7 +128,7 @@ impl Process {
         }
     }
 
-    /// A call on a path that the kernel is to make, relative to `dirfd`.
+    /// Leaves a call on a path relative to `dirfd` to the kernel.
     fn for_kernel(&self, dirfd: i32) -> Answer {
         match self.on_real(&[dirfd]) {
             Answer::NotOurs => Answer::FellBack,
@@ -133,7 +136,7 @@ impl Process {
         }
     }
 
-    /// Switches the serving of this process off, for good. The call that does it is counted, once.
+    /// Stops serving in this process, for good. Only the call that switches it off counts as fallen back.
     fn gives_up(&self) -> Answer {
         if self.give_up() {
             Answer::FellBack
@@ -142,7 +145,8 @@ impl Process {
         }
     }
 
-    /// The description of ours that a path names by its descriptor in this process, if nobody watches it.
+    /// Returns the served description that a path names by its descriptor in this process, unless the file is
+    /// watched.
     fn named_open(&self, path: &[u8]) -> Option<Arc<Ofd>> {
         let by_number = [&b"/proc/self/fd/"[..], b"/dev/fd/"];
         let is_own = by_number.iter().any(|prefix| path.starts_with(prefix));
@@ -152,13 +156,13 @@ impl Process {
         (!is_watched).then_some(ofd)
     }
 
-    /// A path that is not ours may name a descriptor that is.
+    /// Handles a path outside the mount, which may name a served descriptor.
     fn of_others(&self, path: &[u8]) -> Answer {
         named_descriptor(path).map_or(Answer::NotOurs, |fd| self.kernels(&[fd]))
     }
 }
 
-/// The descriptor that a path like `/proc/self/fd/3` or `/dev/stdin` names.
+/// Returns the descriptor that a path like `/proc/self/fd/3` or `/dev/stdin` names.
 fn named_descriptor(path: &[u8]) -> Option<i32> {
     let number = |text: &[u8]| {
         std::str::from_utf8(text)
@@ -181,9 +185,10 @@ fn named_descriptor(path: &[u8]) -> Option<i32> {
     }
 }
 
-/// A call of a child that has this process' memory for a while (`vfork`), and a table of descriptors of its
-/// own: the kernel makes it. But what the child does with our files by their offset, or leaves to the next
-/// program, happens to descriptions that it shares with us.
+/// Prepares a call of a `vfork` child, which shares this process' memory and has its own table of
+/// descriptors. The kernel makes the call. But a call that uses the offset of a served file, or `exec`, which
+/// hands files on, acts on descriptions that the child shares with this process: their offset is handed to
+/// the kernel first.
 pub fn lent(process: &'static Process, args: &Args) {
     let (fd, number) = (args.int(0), args.number() as libc::c_long);
     if stats::wanted() && counted::goes_to_mount(process, args) {
@@ -216,7 +221,7 @@ pub fn lent(process: &'static Process, args: &Args) {
     }
 }
 
-/// Makes one call of the program. `None`: the kernel is to make it.
+/// Makes one call of the program. `None` if the kernel is to make it.
 pub fn dispatch(process: &'static Process, args: &Args) -> Option<isize> {
     let answer = choose(process, args);
     if stats::wanted() {
@@ -353,7 +358,7 @@ fn choose(p: &'static Process, a: &Args) -> Answer {
         c::SYS_sendmsg => maps::sendmsg(p, a, 1),
         c::SYS_sendmmsg => maps::sendmsg(p, a, a.uint(2) as usize),
         c::SYS_getdents | c::SYS_vmsplice => p.kernels(&[a.int(0)]),
-        // A placeholder is a descriptor of the same file system.
+        // A placeholder is a descriptor of the mount's file system.
         c::SYS_fstatfs if p.table.has(a.int(0)) => Answer::FellBack,
         c::SYS_name_to_handle_at | c::SYS_open_by_handle_at => p.on_real(&[a.int(0)]),
         c::SYS_io_setup | c::SYS_io_uring_setup => maps::rings(p),

@@ -1,4 +1,4 @@
-//! Making, removing and moving names.
+//! Creating, removing and moving names.
 
 use super::{Answer, error, named_descriptor};
 use crate::Errno;
@@ -10,9 +10,9 @@ use std::sync::Arc;
 use varve_format::{InodeAttr, InodeKey};
 use varve_libfs::{Cred, RenameFlags};
 
-/// The place of a name that is to be made; it must be free.
+/// Resolves the directory and last component of a name that is to be created.
 fn place(p: &Process, start: Start<'_>, directory: bool) -> Here<(InodeKey, Route)> {
-    // As Linux: a symbolic link here is never followed, and what is there counts before the slash does.
+    // As in Linux, a symbolic link is not followed here, and EEXIST comes before errors of a trailing slash.
     let slash = start.rest.ends_with(b"/");
     let rest = bare(start.rest);
     let walked = p.walk(Start { rest, ..start }, false)?;
@@ -40,7 +40,7 @@ pub(super) fn mknod(p: &Process, a: &Args, dirfd: i32, i: usize, mode: usize) ->
         let kind = match mode & libc::S_IFMT {
             0 => libc::S_IFREG,
             kind @ (libc::S_IFREG | libc::S_IFIFO | libc::S_IFSOCK) => kind,
-            // Whether this user may make a device is the kernel's to say.
+            // The kernel decides whether this user may create a device.
             _ => return Err(Stop::Kernel),
         };
         let (dir, name) = place(p, start, false)?;
@@ -89,7 +89,7 @@ pub(super) fn unlink(p: &Process, a: &Args, dirfd: i32, i: usize, flags: i32) ->
         let rest = bare(start.rest);
         let walked = p.walk(Start { rest, ..start }, false)?;
         match walked.name.as_slice() {
-            // The mount's root, and the dots: the kernel has an answer for each.
+            // The kernel has its own error for each of the mount's root and the dots.
             b"" | b"." | b".." => return Err(Stop::Kernel),
             _ => {}
         }
@@ -120,7 +120,7 @@ pub(super) fn unlink(p: &Process, a: &Args, dirfd: i32, i: usize, flags: i32) ->
     })
 }
 
-/// A call on two paths. Both of the mount, or the kernel's.
+/// Runs a call on two paths. It is served if both are in the mount, else left to the kernel.
 fn on_two(
     p: &Process,
     a: &Args,
@@ -153,8 +153,8 @@ fn on_two(
     }
 }
 
-/// The open file that is to get one more name, and the descriptor that was said: `/proc/self/fd/N`
-/// (followed), or an empty path.
+/// Returns the open file that is to get one more name, with its descriptor: named by `/proc/self/fd/N`
+/// (followed) or by an empty path.
 fn linked_file(p: &Process, a: &Args, from: (i32, usize), flags: i32) -> Option<(i32, Arc<Ofd>)> {
     let fd = match a.path(from.1).ok()? {
         b"" if flags & libc::AT_EMPTY_PATH != 0 => from.0,
@@ -164,13 +164,13 @@ fn linked_file(p: &Process, a: &Args, from: (i32, usize), flags: i32) -> Option<
     Some((fd, p.table.get(fd)?))
 }
 
-/// One more name for an open file, its first perhaps.
+/// Links an open file to one more name, which may be its first (`O_TMPFILE`).
 fn link_open_file(p: &Process, a: &Args, (fd, ofd): (i32, &Ofd), to: (i32, usize)) -> Answer {
     let Ok(path) = a.path(to.1) else {
         return p.kernels(&[fd, to.0]);
     };
     let serve = || {
-        // Elsewhere: the kernel says why not.
+        // The kernel reports why a name outside the mount is refused.
         let start = p.start(to.0, path)?.ok_or(Stop::Kernel)?;
         let (dir, name) = place(p, start, false)?;
         if ofd.unnamed == Some(Unnamed::ForGood) {
@@ -203,8 +203,8 @@ pub(super) fn link(p: &Process, a: &Args, from: (i32, usize), to: (i32, usize), 
     })
 }
 
-/// Whether directory `dir` is `above` or lies below it. A hint for the right errno: the daemon decides for
-/// good.
+/// Whether directory `dir` is `above` or lies below it. Only helps to choose the errno: the daemon makes the
+/// final check.
 fn lies_below(p: &Process, dir: InodeKey, above: InodeKey) -> Here<bool> {
     let fs = p.fs()?;
     let mut at = dir;
@@ -233,7 +233,8 @@ pub(super) fn rename(p: &Process, a: &Args, from: (i32, usize), to: (i32, usize)
     })
 }
 
-/// Directory and last name of a path, without a look at what has that name. `None`: it must be looked at.
+/// Returns the directory and the last component of a path without looking that component up. `None` if the
+/// lookup is needed.
 fn unseen<'a>(p: &Process, start: &Start<'a>) -> Option<(InodeKey, &'a [u8])> {
     let Some(slash) = start.rest.iter().rposition(|byte| *byte == b'/') else {
         return Some((start.dir, start.rest));
@@ -255,7 +256,7 @@ fn unseen<'a>(p: &Process, start: &Start<'a>) -> Option<(InodeKey, &'a [u8])> {
 }
 
 fn rename_here(p: &Process, first: Start<'_>, second: Start<'_>, flags: RenameFlags) -> Here<isize> {
-    // Where sessions take turns in a directory each look at a name costs as much as the rename.
+    // In a directory for whose lease sessions compete, each lookup costs as much as the rename itself.
     if !flags.exchange
         && p.fs()?.is_any_contended()
         && let Some((dir, name)) = unseen(p, &first)

@@ -1,4 +1,4 @@
-//! Opening.
+//! Opening files.
 
 use super::Answer;
 use super::counted::descriptors;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use varve_format::{FileKind, InodeAttr};
 use varve_libfs::{Cred, OpenFile, OpenFlags};
 
-/// How often `open` looks again when the name comes and goes.
+/// How often `open` repeats the lookup while the name appears and disappears.
 const LOOKS_MAX: usize = 100;
 
 pub(super) fn open(p: &Process, a: &Args, dirfd: i32, i: usize, flags: i32, mode: u32) -> Answer {
@@ -23,21 +23,21 @@ pub(super) fn open(p: &Process, a: &Args, dirfd: i32, i: usize, flags: i32, mode
     })
 }
 
-/// Opens a directory as a place (`O_PATH`). Other files are the kernel's.
+/// Opens a directory with `O_PATH`. Other files are left to the kernel.
 fn open_path_only(p: &Process, start: Start<'_>, flags: i32) -> Here<isize> {
     let walked = p.walk(start, flags & libc::O_NOFOLLOW == 0)?;
     let route = walked.whole();
     let dir = walked.target.filter(InodeAttr::is_dir).ok_or(Stop::Kernel)?;
     let wanted = open_flags(libc::O_RDONLY).ok_or(Stop::Kernel)?;
-    // To stand there takes no right to it.
+    // `O_PATH` needs no permission on the directory itself.
     let file = p.fs()?.open(dir.key, wanted, &Cred::root())?;
     let ofd = Arc::new(Ofd::path_only(file, flags, route, walked.dir));
     let _gate = p.gate.read();
     p.place(ofd, flags & libc::O_CLOEXEC != 0).map(|fd| fd as isize)
 }
 
-/// Calls on a descriptor that only stands for a place: the kernel has its own answer to all but those that
-/// are served, which may be on a descriptor, too, that is open for reading.
+/// Makes the descriptors of a call on an `O_PATH` descriptor real, since the kernel has its own answer to
+/// most calls on it. `None` for the calls that are served, which also take descriptors open for reading.
 pub(super) fn on_path_only(p: &Process, a: &Args) -> Option<Answer> {
     if !p.has_path_only() {
         return None;
@@ -64,7 +64,7 @@ pub(super) fn on_path_only(p: &Process, a: &Args) -> Option<Answer> {
     (!is_served && p.is_path_only(fds())).then(|| p.on_real(&fds().collect::<Vec<_>>()))
 }
 
-/// All flags that `openat2` knows; it refuses others, where `open` ignores them.
+/// All flags that `openat2` accepts; it refuses others, where `open` ignores them.
 const KNOWN: i32 = libc::O_ACCMODE
     | libc::O_CREAT
     | libc::O_EXCL
@@ -83,10 +83,10 @@ const KNOWN: i32 = libc::O_ACCMODE
     | libc::O_CLOEXEC
     | libc::O_TMPFILE;
 
-/// Flags that `openat2` takes beside `O_PATH`.
+/// Flags that `openat2` accepts beside `O_PATH`.
 const WITH_PATH: i32 = libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_CLOEXEC;
 
-/// Whether `openat2` takes these flags and this mode.
+/// Whether `openat2` accepts these flags and this mode.
 fn is_valid(how: &libc::open_how) -> bool {
     if how.flags & libc::O_PATH as u64 != 0 {
         return how.flags & !(WITH_PATH as u64) == 0 && how.mode == 0;
@@ -108,7 +108,7 @@ pub(super) fn openat2(p: &Process, a: &Args) -> Answer {
     }
 }
 
-/// What is opened, and its open if this call made it.
+/// The file to open, and its open handle if this call created it.
 struct Found {
     attr: InodeAttr,
     made: Option<OpenFile>,
@@ -121,7 +121,7 @@ fn find(p: &Process, start: Start<'_>, flags: i32, mode: u32, wanted: OpenFlags)
     let exclusive = create && flags & libc::O_EXCL != 0;
     let follow = flags & libc::O_NOFOLLOW == 0 && !exclusive;
     if create && start.rest.ends_with(b"/") {
-        // Linux looks at the slash before it looks at the name.
+        // Linux checks the slash before the name.
         let rest = bare(start.rest);
         p.walk(Start { rest, ..start }, false)?;
         return fail(libc::EISDIR);
@@ -145,7 +145,7 @@ fn find(p: &Process, start: Start<'_>, flags: i32, mode: u32, wanted: OpenFlags)
 }
 
 fn open_here(p: &Process, start: Start<'_>, flags: i32, mode: u32) -> Here<i32> {
-    // What is no mode of access, the kernel knows.
+    // The kernel handles access modes that `open_flags` does not know.
     let Some(wanted) = open_flags(flags) else {
         return Err(Stop::Kernel);
     };
@@ -193,7 +193,7 @@ fn open_here(p: &Process, start: Start<'_>, flags: i32, mode: u32) -> Here<i32> 
             None => fs.open(attr.key, wanted, &mine),
         };
         match opened {
-            // Removed since it was found.
+            // The file was removed after the lookup.
             Err(Errno(libc::ENOENT | libc::ESTALE)) => {}
             Err(errno) => return Err(errno.into()),
             Ok(file) => {
@@ -208,7 +208,7 @@ fn open_here(p: &Process, start: Start<'_>, flags: i32, mode: u32) -> Here<i32> 
     fail(libc::ENOENT)
 }
 
-/// Makes a file without a name (`O_TMPFILE`).
+/// Creates a file without a name (`O_TMPFILE`).
 fn open_unnamed(p: &Process, start: Start<'_>, flags: i32, mode: u32, wanted: OpenFlags) -> Here<i32> {
     let is_whole = flags & libc::O_TMPFILE == libc::O_TMPFILE;
     if !is_whole || !wanted.write || flags & libc::O_CREAT != 0 {
@@ -221,7 +221,7 @@ fn open_unnamed(p: &Process, start: Start<'_>, flags: i32, mode: u32, wanted: Op
     }
     let fs = p.fs()?;
     let made = fs.tmpfile(dir.key, p.masked(mode), &p.cred())?;
-    // With the flags that were asked for; who makes a file may open it as it likes.
+    // Opened with the requested flags and root's rights: the creator may open a new file whatever its mode.
     let wanted = OpenFlags {
         truncate: false,
         ..wanted

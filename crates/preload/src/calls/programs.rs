@@ -1,4 +1,4 @@
-//! Processes: fork, exec, users.
+//! Processes: fork, exec, user and group ids.
 
 use super::{Answer, error};
 use crate::config;
@@ -33,19 +33,20 @@ pub(super) fn clone(p: &'static Process, a: &Args, flags: u64, stack: u64) -> An
         return Answer::NotOurs;
     }
     if files || place {
-        // What it does to descriptors or to the working directory happens here too, and would not be seen.
+        // The child's changes to descriptors or to the working directory apply to this process too, and would
+        // not be seen.
         return p.gives_up();
     }
     if !has(libc::CLONE_VM) {
         if has(libc::CLONE_NEWPID) {
-            // Numbers of threads, by which the lock of a shared offset knows its holder, mean something else
-            // there.
+            // The lock of a shared offset names its holder by thread number; in another PID namespace the
+            // numbers differ.
             p.materialise_all(false);
         }
         if stack == 0 {
             return fork(p, a);
         }
-        // The child starts on another stack: it goes on without the library.
+        // The child starts on another stack and runs without the library.
         p.materialise_all(false);
         p.copies.give_all(p);
         p.lend();
@@ -54,20 +55,20 @@ pub(super) fn clone(p: &'static Process, a: &Args, flags: u64, stack: u64) -> An
     if has(libc::CLONE_VFORK) {
         return vfork(p);
     }
-    // One memory and two tables of descriptors.
+    // One memory with two tables of descriptors.
     p.gives_up()
 }
 
 pub(super) fn clone3(p: &'static Process, a: &Args) -> Answer {
-    // Older versions of the structure are shorter, but all have these.
+    // Older versions of the structure are shorter, but all have these fields.
     match a.get::<[u64; 8]>(0) {
         Ok(args) => clone(p, a, args[0], args[5]),
         Err(_) => Answer::NotOurs,
     }
 }
 
-/// The kernel does not run what is open for writing. Whatever of that the new program does not inherit, the
-/// kernel is to know before.
+/// Makes the descriptions real that may write the program to be run, so that the kernel refuses it with
+/// ETXTBSY even if the new program does not inherit them.
 fn show_writers(p: &Process, a: &Args, dirfd: i32, i: usize) {
     if !p.has_session() {
         return;
@@ -93,7 +94,7 @@ pub(super) fn exec(p: &Process, a: &Args) -> Answer {
         libc::SYS_execveat => (a.int(0), 1),
         _ => (libc::AT_FDCWD, 0),
     };
-    // A shell looks for its program in many places.
+    // A shell tries its program in many directories.
     if i == 0 && a.path(i).is_ok() && !kernel::may_execute(a.word(i)) {
         return Answer::NotOurs;
     }
@@ -110,7 +111,7 @@ pub(super) fn exec(p: &Process, a: &Args) -> Answer {
     } else {
         p.leave(false)
     };
-    // Whoever comes back from here did not become another program.
+    // The code below the call runs only if `exec` failed.
     let result = if alone.is_empty() {
         a.call()
     } else {
@@ -131,7 +132,7 @@ pub(super) fn exit(p: &Process) -> Answer {
 
 pub(super) fn set_ids(p: &Process, a: &Args) -> Answer {
     let result = a.call();
-    // `setfsuid` and `setfsgid` answer the old id, whatever they did.
+    // `setfsuid` and `setfsgid` return the old id whether or not they changed it.
     if result >= 0 && p.ids_changed() {
         return Answer::FellBackMade(result);
     }

@@ -1,5 +1,5 @@
-//! Calls that make events of `inotify` and `fanotify`, while somebody watches: they go through the mount,
-//! whose kernel makes the events (ADR 26).
+//! Calls that raise `inotify` and `fanotify` events while there is a watch: they go through the mount, whose
+//! kernel raises the events (ADR 26).
 
 use super::counted::{descriptors, paths};
 use super::{Answer, named_descriptor};
@@ -11,10 +11,10 @@ use crate::walk::{Start, bare};
 use crate::watches::{ATTRIBUTE, Set};
 use std::ffi::CString;
 
-/// The answer to a call that concerns something watched; `None`: it is served as ever.
+/// Answers a call that concerns a watched file. `None` if LibFS may serve it.
 pub(super) fn watched(p: &Process, a: &Args) -> Option<Answer> {
-    // First: to ask what is watched may take a message, whose answer the library's own threads read. Those
-    // tell their name by a call that comes here.
+    // This check comes first: asking for the watches may take a message whose reply the library's own threads
+    // read, and these threads set their name by a call that passes here.
     if !makes_events(a.number() as libc::c_long) {
         return None;
     }
@@ -22,7 +22,7 @@ pub(super) fn watched(p: &Process, a: &Args) -> Option<Answer> {
     let ours = |fd: i32| p.table.get(fd).is_some_and(|ofd| set.has_open(&ofd));
     let fds: Vec<i32> = descriptors(a).into_iter().flatten().collect();
     if fds.iter().any(|fd| ours(*fd)) {
-        // What the kernel cannot open any more is served, without events.
+        // A file that the kernel can no longer open is served without events.
         let given = fds.iter().all(|fd| p.materialise(*fd).is_ok());
         return given.then_some(Answer::FellBack);
     }
@@ -34,11 +34,11 @@ pub(super) fn watched(p: &Process, a: &Args) -> Option<Answer> {
     None
 }
 
-/// Whether the path in argument `i` leads to something watched, or to a name in a directory that is.
+/// Whether the path in argument `i` leads to a watched file, or to a name in a watched directory.
 fn leads_to(p: &Process, a: &Args, set: &Set, dirfd: i32, i: usize) -> bool {
     let path = match a.path(i) {
         Ok(path) if !path.is_empty() => path,
-        // It stands for the descriptor, or is the kernel's to refuse.
+        // An empty path stands for the descriptor; the kernel refuses a bad one.
         _ => return p.table.get(dirfd).is_some_and(|ofd| set.has_open(&ofd)),
     };
     let walk = |follow: bool| {
@@ -59,7 +59,8 @@ fn leads_to(p: &Process, a: &Args, set: &Set, dirfd: i32, i: usize) -> bool {
     is_watched(&walked) || (is_link && walk(true).as_ref().is_some_and(is_watched))
 }
 
-/// Whether a call can make an event: all that change something, open or read it. What only asks makes none.
+/// Whether a call can raise an event: every call that opens, reads or changes a file. Mere queries raise
+/// none.
 fn makes_events(number: libc::c_long) -> bool {
     use libc as c;
     matches!(
@@ -119,8 +120,8 @@ fn makes_events(number: libc::c_long) -> bool {
     )
 }
 
-/// `inotify_add_watch`: the kernel sets the mark, and the mount's process hears of it before the program goes
-/// on.
+/// Handles `inotify_add_watch`: the kernel sets the mark, and the mount's process is told of it before the
+/// program continues.
 pub(super) fn inotify_add_watch(p: &Process, a: &Args) -> Answer {
     let Ok(path) = a.path(1).map(<[u8]>::to_vec) else {
         return Answer::NotOurs;
@@ -135,7 +136,7 @@ pub(super) fn inotify_add_watch(p: &Process, a: &Args) -> Answer {
     Answer::Made(result)
 }
 
-/// `fanotify_mark`, as [`inotify_add_watch`].
+/// Handles `fanotify_mark`, as [`inotify_add_watch`].
 pub(super) fn fanotify_mark(p: &Process, a: &Args) -> Answer {
     let (flags, dirfd) = (a.uint(1), a.int(3));
     let _ = p.make_real(a.int(0));
@@ -166,7 +167,8 @@ fn make_named_real(p: &Process, path: &[u8]) {
     }
 }
 
-/// Tells the mount's process of a mark on what `path` names, or on the whole mount, if that is where it lies.
+/// Tells the mount's process of a mark on the file at `path`, or on the whole mount if `whole`. Does nothing
+/// if the file is on another device.
 fn tell(p: &Process, dirfd: i32, path: Vec<u8>, follow: bool, whole: bool) {
     let Some((device, number)) = CString::new(path)
         .ok()

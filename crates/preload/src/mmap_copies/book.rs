@@ -1,4 +1,5 @@
-//! Which part of the program's memory shows which part of which file. Owns the book; maps nothing.
+//! The map book: which range of the program's memory shows which range of which file. It only keeps records;
+//! it maps nothing.
 
 use crate::ofd::Ofd;
 use std::collections::BTreeMap;
@@ -6,27 +7,29 @@ use std::ops::Range;
 use std::sync::Arc;
 use varve_format::InodeKey;
 
-/// A part of a map, all of one kind.
+/// A part of a map with uniform attributes.
 #[derive(Clone)]
 pub(super) struct Piece {
     /// Addresses.
     pub at: Range<usize>,
-    /// Where its pages are in the file of copies: nowhere else, and no other piece's.
+    /// Offset of its pages in the file of copies. The pages are mapped nowhere else, and belong to no other
+    /// piece.
     pub stored_at: u64,
-    /// The file. It stays open.
+    /// The file, which stays open.
     pub ofd: Arc<Ofd>,
-    /// Offset of the first byte in it.
+    /// File offset of the first byte.
     pub offset: u64,
     /// `MAP_SHARED`.
     pub shared: bool,
-    /// As `mmap` and `mprotect` said.
+    /// The protection given by `mmap` and `mprotect`.
     pub protection: i32,
-    /// The file has no such pages, or they could not be read: loads get SIGBUS, and nobody is told of them.
+    /// The file has no such pages, or they could not be read: loads raise SIGBUS, and the fault handler does
+    /// not fill them.
     pub bars: bool,
 }
 
 impl Piece {
-    /// The part of it within `range`.
+    /// Returns the part of it within `range`.
     fn clipped(&self, range: &Range<usize>) -> Self {
         let at = self.at.start.max(range.start)..self.at.end.min(range.end);
         let skipped = (at.start - self.at.start) as u64;
@@ -46,18 +49,18 @@ impl Piece {
         self.ofd.key()
     }
 
-    /// Its pages in the file of copies.
+    /// Returns the range of its pages in the file of copies.
     pub(super) fn stored(&self) -> Range<u64> {
         self.stored_at..self.stored_at + self.len() as u64
     }
 
-    /// Where it shows the byte at an offset of the file, if it does.
+    /// Returns the address at which it shows the byte at a file offset, if it does.
     pub(super) fn address_of(&self, offset: u64) -> Option<usize> {
         let skipped = usize::try_from(offset.checked_sub(self.offset)?).ok()?;
         (skipped < self.len()).then_some(self.at.start + skipped)
     }
 
-    /// Where those of its pages are stored that show bytes of `part` of the file.
+    /// Returns the range in the file of copies of the pages that show bytes of `part` of the file.
     pub(super) fn stored_of(&self, part: &Range<u64>) -> Range<u64> {
         const PAGE: u64 = super::PAGE as u64;
         let end = self.offset + self.len() as u64;
@@ -76,14 +79,14 @@ impl Piece {
     }
 }
 
-/// All pieces, by address; none overlap.
+/// All pieces, by start address; none overlap.
 #[derive(Default)]
 pub(super) struct Book {
     pieces: BTreeMap<usize, Piece>,
 }
 
 impl Book {
-    /// The piece at an address.
+    /// Returns the piece at an address.
     pub(super) fn at(&self, address: usize) -> Option<&Piece> {
         let (_, piece) = self.pieces.range(..=address).next_back()?;
         piece.at.contains(&address).then_some(piece)
@@ -94,7 +97,7 @@ impl Book {
         self.pieces.insert(piece.at.start, piece);
     }
 
-    /// What there is in `range`, clipped.
+    /// Returns the pieces in `range`, clipped to it.
     pub(super) fn within(&self, range: &Range<usize>) -> Vec<Piece> {
         let mut found = Vec::new();
         for (_, piece) in self.pieces.range(..range.end).rev() {
@@ -107,7 +110,7 @@ impl Book {
         found
     }
 
-    /// Takes `range` out, and answers what was there.
+    /// Removes `range` and returns the removed pieces.
     pub(super) fn cut(&mut self, range: &Range<usize>) -> Vec<Piece> {
         let gone = self.within(range);
         for part in &gone {
@@ -125,7 +128,7 @@ impl Book {
         gone
     }
 
-    /// Changes what there is in `range`.
+    /// Changes the pieces in `range`.
     pub(super) fn amend(&mut self, range: &Range<usize>, change: impl Fn(&mut Piece)) {
         for mut piece in self.cut(range) {
             change(&mut piece);
@@ -134,7 +137,7 @@ impl Book {
         self.join();
     }
 
-    /// Makes one of those that go on in each other.
+    /// Merges adjacent pieces that continue each other.
     fn join(&mut self) {
         let mut last: Option<Piece> = None;
         for piece in std::mem::take(&mut self.pieces).into_values() {

@@ -1,5 +1,5 @@
-//! How copies come into the file: at once for small maps, and by threads that wait for loads. The order of
-//! the steps is the module's above.
+//! Fills the file of copies: at once for small maps, else by threads that serve loads. The parent module
+//! states the order of the steps.
 
 use super::book::Piece;
 use super::{Finder, Host, Maps, State, leave};
@@ -12,44 +12,45 @@ use std::sync::Arc;
 use std::time::Duration;
 use varve_libfs::ReadUnder;
 
-/// Maps up to this long are filled when they are made. Of longer ones many a program looks at a part first
-/// (LevelDB at the end of each table).
+/// Maps of up to this many bytes are filled when they are made. Of longer ones, many programs first look at a
+/// part (LevelDB at the end of each table).
 const AT_ONCE_MAX: usize = WINDOW;
-/// What is read around a load, and most of what is read ahead of loads that follow each other.
+/// Bytes read around a load, and upper bound on the bytes read ahead of sequential loads.
 const WINDOW: usize = 128 << 10;
 const WINDOW_MAX: usize = 1 << 20;
-/// Threads that serve loads: one may wait for a lease.
+/// Threads that serve loads; several, since one may wait for a lease.
 const THREADS: usize = 2;
-/// How often a load is overtaken by changes before new ones wait.
+/// How often changes may overtake a load before new changes wait for it.
 const MISSES_MAX: u32 = 3;
-/// When a page that could not be read is tried again.
+/// Delay before a page that could not be read is tried again.
 const AGAIN: Duration = Duration::from_secs(1);
-/// A load where no map is any more looks again after this.
+/// Delay before a load at an address that is no longer a served map is repeated.
 const STRANGE: Duration = Duration::from_micros(50);
 
-/// What is to be read.
+/// A range to read from the file into a map.
 struct Plan {
     ofd: Arc<Ofd>,
     at: Range<usize>,
     stored_at: u64,
     offset: u64,
     generation: u64,
-    /// Nobody waits for it: its first page is not shown but becomes the mark.
+    /// No load waits for it: its first page is not shown but becomes the mark.
     ahead: bool,
 }
 
-/// What a load needs.
+/// The next step for a load.
 enum Load {
-    /// Nothing: it is shown, gets SIGBUS, or is not ours.
+    /// Nothing: the page is shown, barred (SIGBUS), or not in a served map.
     Nothing,
     Read(Plan),
-    /// It is shown; loads have come so far that what follows here is to be read.
+    /// The page is shown, and it was the mark: the range at this address is to be read ahead.
     Marked(usize),
-    /// Another thread reads it, and will have who waits look again.
+    /// Another thread reads the range, and wakes the waiting threads when it is done.
     UnderWay,
 }
 
-/// What is being read, until this is dropped: whatever became of it, who waits for it looks again.
+/// A range that is being read, until this is dropped. The drop wakes all waiting threads, whatever the
+/// outcome.
 struct UnderWay<'m> {
     maps: &'m Maps,
     at: Range<usize>,
@@ -69,33 +70,33 @@ impl Drop for UnderWay<'_> {
     }
 }
 
-/// What became of a plan.
+/// The outcome of a plan.
 enum Outcome {
     Done,
-    /// What was read does not count.
+    /// The bytes read are out of date.
     Again,
     /// There is no room for copies.
     NoRoom,
-    /// The daemon does not look at the place where they are.
+    /// The file of copies is not where the daemon looks for it.
     NoPlace,
 }
 
-/// What a load has got.
+/// The result of serving a load.
 enum Filled {
     Done {
-        /// Loads follow each other: what is here is to be read before they come.
+        /// The loads are sequential: the range at this address is to be read before they reach it.
         follows: Option<usize>,
     },
     UnderWay,
 }
 
-/// Starts the threads that serve loads. False if there is none.
+/// Starts the threads that serve loads. False if none could be started.
 pub(super) fn start(faults: &Arc<Faults>, find: Finder) -> bool {
     (0..THREADS)
         .filter(|_| {
             let faults = Arc::clone(faults);
-            // By the beginning of its name it is known as one of the library's: no signal of the program runs
-            // there.
+            // The prefix of the name marks the thread as one of the library's: no signal of the program runs
+            // on it.
             let thread = std::thread::Builder::new().name("varve-maps".into());
             thread.spawn(move || serve_loads(&faults, find)).is_ok()
         })
@@ -113,7 +114,7 @@ fn serve_loads(faults: &Faults, find: Finder) {
                     continue;
                 };
                 let serve = || maps.serve_load(host, at, &mut buffer);
-                // Whatever happens: who waits looks again, unless another thread sees to that.
+                // Wakes the waiting threads in any case, even after a panic, unless another thread does.
                 if std::panic::catch_unwind(std::panic::AssertUnwindSafe(serve)).unwrap_or(true) {
                     faults.wake(at..at + PAGE);
                 }
@@ -143,7 +144,7 @@ impl Maps {
         leave(state);
     }
 
-    /// Answers whether who waits is still to be woken.
+    /// Serves a load at `at`. Returns whether the waiting threads are still to be woken.
     fn serve_load(&self, host: &dyn Host, at: usize, buffer: &mut Vec<u8>) -> bool {
         let strange = self.state.lock().book.at(at).is_none();
         if strange {
@@ -153,7 +154,7 @@ impl Maps {
         match self.fill(host, at, None, buffer) {
             Filled::UnderWay => false,
             Filled::Done { follows } => {
-                // It is shown, which has woken who waits.
+                // The page is shown, which has woken the waiting threads.
                 if let Some(next) = follows {
                     self.read_ahead(next, buffer);
                 }
@@ -162,7 +163,7 @@ impl Maps {
         }
     }
 
-    /// What a plan says is being read from now on.
+    /// Marks the range of a plan as being read.
     fn begin(&self, state: &mut State, plan: &Plan) -> UnderWay<'_> {
         state.under_way.push(plan.at.clone());
         UnderWay {
@@ -171,7 +172,7 @@ impl Maps {
         }
     }
 
-    /// Reads what is at `at` before anybody loads it. What fails here is tried again when somebody does.
+    /// Reads the range at `at` before any load needs it. A failure is ignored: the load tries again.
     fn read_ahead(&self, at: usize, buffer: &mut Vec<u8>) {
         let mut state = self.state.lock();
         let Some(plan) = state.plan_ahead(at) else { return };
@@ -182,7 +183,7 @@ impl Maps {
         };
         let mut state = self.state.lock();
         if state.counts(&plan) {
-            // Where there is no room or no place, the next load finds that out.
+            // If there is no room or no place, the next load finds out.
             let _ = state.store(&plan, &mut buffer[..plan.at.len()], count, &under);
         }
         leave(state);
@@ -195,8 +196,8 @@ impl Maps {
         }
     }
 
-    /// Reads what is at `at`, and `len` bytes from there on or as many as seem good, unless it is shown
-    /// already.
+    /// Reads the page at `at` unless it is shown already, and with it `len` bytes from there on, or a window
+    /// chosen by [`State::plan`].
     fn fill(&self, host: &dyn Host, at: usize, len: Option<usize>, buffer: &mut Vec<u8>) -> Filled {
         let (mut misses, mut turn, mut gave) = (0, None, false);
         let mut filled = Filled::Done { follows: None };
@@ -216,7 +217,7 @@ impl Maps {
             };
             let most = state.oldest_of(plan.at.len());
             if !most.is_empty() && !gave {
-                // What cannot be given loses pages (`make_room`).
+                // Maps that cannot be given to the mount lose pages instead (`make_room`).
                 gave = true;
                 drop(state);
                 for piece in &most {
@@ -247,7 +248,7 @@ impl Maps {
             let follows = state.follows(&plan);
             let outcome = match read {
                 Ok((count, under)) => state.store(&plan, &mut buffer[..plan.at.len()], count, &under),
-                // Nobody waits for it yet: the first load tries again.
+                // No load waits for it yet; the first one tries again.
                 Err(_) if len.is_some() => Outcome::Done,
                 Err(_) => {
                     let page = at..at + PAGE;
@@ -267,7 +268,7 @@ impl Maps {
                     if matches!(outcome, Outcome::NoPlace) {
                         self.give_all(host);
                     }
-                    // What could not be given is there still.
+                    // A map that could not be given to the mount is still in place.
                     if self.give(host, &plan.at).is_err() {
                         self.state.lock().bar(&plan.at);
                     }
@@ -288,7 +289,8 @@ impl Maps {
     }
 }
 
-/// Reads what a plan says; how much the file has of it, and under which session.
+/// Reads the range of a plan. Returns the number of bytes that the file has of it, and the session of the
+/// read.
 fn read(plan: &Plan, buffer: &mut Vec<u8>) -> Result<(usize, ReadUnder), Errno> {
     if buffer.len() < plan.at.len() {
         buffer.resize(plan.at.len(), 0);
@@ -298,7 +300,7 @@ fn read(plan: &Plan, buffer: &mut Vec<u8>) -> Result<(usize, ReadUnder), Errno> 
 }
 
 impl super::Mapped {
-    /// A plan to read `range` of a map, after which the next load is expected behind it.
+    /// Makes a plan to read `range` of a map; the next load is expected behind it.
     fn plan(&mut self, piece: Piece, range: Range<usize>, ahead: bool) -> Plan {
         let skipped = (range.start - piece.at.start) as u64;
         self.next = piece.offset + (range.end - piece.at.start) as u64;
@@ -314,7 +316,7 @@ impl super::Mapped {
 }
 
 impl State {
-    /// What is to be read for a load at `at`.
+    /// Chooses what to read for a load at `at`.
     fn plan(&mut self, at: usize, len: Option<usize>) -> Load {
         let Some(piece) = self.book.at(at).filter(|piece| !piece.bars).cloned() else {
             return Load::Nothing;
@@ -323,7 +325,7 @@ impl State {
             return Load::Nothing;
         };
         let offset_at = piece.offset + (at - piece.at.start) as u64;
-        // One that is stored counts (invariant 2).
+        // A stored page may be shown (invariant 2).
         if arena.faults.show(at..at + PAGE) != Err(Errno(libc::EFAULT)) {
             if mapped.mark != Some(offset_at) {
                 return Load::Nothing;
@@ -351,18 +353,18 @@ impl State {
         Load::Read(mapped.plan(piece, range, false))
     }
 
-    /// Where the next load is expected after that of a plan, if loads follow each other.
+    /// Returns the address of the next load after that of a plan, if the loads are sequential.
     fn follows(&self, plan: &Plan) -> Option<usize> {
         let piece = self.book.at(plan.at.start)?;
         let mapped = self.mapped.get(&piece.key())?;
-        // The first of them was read with what lies around it.
+        // The first of sequential loads was read with the bytes around it.
         (mapped.window > WINDOW)
             .then(|| piece.address_of(mapped.next))
             .flatten()
     }
 
-    /// What is to be read at `at` before anybody loads it, if there is room for that, nothing is stored
-    /// there, and no change is under way.
+    /// Returns the plan to read ahead at `at`. `None` if there is no room, a read of that range is under way,
+    /// or this process is changing the file.
     fn plan_ahead(&mut self, at: usize) -> Option<Plan> {
         let piece = self.book.at(at).filter(|piece| !piece.bars)?.clone();
         let mapped = self.mapped.get(&piece.key())?;
@@ -380,9 +382,9 @@ impl State {
         Some(mapped.plan(piece, range, true))
     }
 
-    /// Maps that are to be given to the mount for `len` bytes more: whoever loads at random from more than
-    /// there is room for would have pages read again and again. Those whose pages came first are the mount's
-    /// soonest: their logs are likeliest to be digested.
+    /// Returns the maps to give to the mount before `len` more bytes are stored. Random loads from more bytes
+    /// than there is room for would otherwise have pages read again and again. The maps whose pages were
+    /// stored first go first: the logs behind them are the likeliest to be digested.
     fn oldest_of(&self, len: usize) -> Vec<Piece> {
         let mut most: Vec<Piece> = Vec::new();
         let Some(arena) = &self.arena else { return most };
@@ -405,7 +407,7 @@ impl State {
         most
     }
 
-    /// Whether what was read for a plan may be stored.
+    /// Whether the bytes read for a plan may be stored.
     fn counts(&self, plan: &Plan) -> bool {
         let fresh = self
             .mapped
@@ -417,7 +419,7 @@ impl State {
         fresh && matches!(pieces.as_slice(), [first] if same(first))
     }
 
-    /// Stores and shows the `count` bytes that were read; behind them the file has no more.
+    /// Stores and shows the `count` bytes that were read; the file ends behind them.
     fn store(&mut self, plan: &Plan, pages: &mut [u8], count: usize, under: &ReadUnder) -> Outcome {
         let whole = count.next_multiple_of(PAGE).min(pages.len());
         if whole > 0 {
@@ -428,7 +430,7 @@ impl State {
             }
         }
         if whole < plan.at.len() {
-            // What follows in this map lies behind the end, too.
+            // The rest of this map lies behind the end, too.
             let end = self
                 .book
                 .at(plan.at.start)
@@ -461,7 +463,7 @@ impl State {
             return Outcome::NoRoom;
         };
         let found = under.copies_at() == Some(&arena.at);
-        // In this order: it loses its name after the sessions of those who looked for it have ended.
+        // The order matters: the file loses its name only after the sessions that looked for it have ended.
         let lives = under.holds();
         let named = arena.file.is_named();
         if !(found && lives && named) {
@@ -473,7 +475,7 @@ impl State {
             .faults
             .show(plan.at.start + hidden..plan.at.start + pages.len());
         if shown == Err(Errno(libc::EFAULT)) {
-            // The daemon has emptied the file meanwhile.
+            // The daemon has emptied the file in the meantime.
             self.take_out(&stored);
             return Outcome::Again;
         }

@@ -1,38 +1,39 @@
-//! Maps that only read, of copies that this process keeps: where the copies are, how long they count, and
-//! what becomes of a map that is to be more than that. Decisions and alternatives:
+//! Read-only maps, served from copies that this process keeps: where the copies are, how long they are valid,
+//! and how a map moves to the mount that is to become more than read-only. Decisions and alternatives:
 //! `docs/adr/0022-serve-read-only-mappings-from-private-copies.md`.
 //!
-//! The pages of all such maps lie in one file of memory (`sys::pages`), which the daemon can empty too. A
-//! load of a page that is not shown waits (`userfaultfd`) until a thread of ours has read it through LibFS,
-//! stored it, and shown it.
+//! The pages of all such maps lie in one memory file (`sys::pages`), the file of copies, which the daemon can
+//! empty too. A load of a page that is not shown waits (`userfaultfd`) until a thread of the library has read
+//! it through LibFS, stored it, and shown it.
 //!
 //! # Invariants
-//! 1. A page is *shown* by one system call that fails if it is not in the file; whoever takes a page out of
-//!    the file takes it out of all maps. It is shown to nobody by being stored.
-//! 2. With `state` unlocked, a page that is in the file holds what the file holds now, unless the session
-//!    under which it was read has ended; then the daemon has emptied the file, or does before it gives
-//!    anybody one of the session's leases. For:
-//!    - it is read under a read lease that LibFS remembers: before the lease goes,
-//!      [`drop_copies`](varve_libfs::Copies::drop_copies) counts the file's `generation` on and takes its
-//!      pages out, both under the lock;
-//!    - it is stored under the lock, if the generation is the one of before the read;
-//!    - *store, then look at the session, then show*: if the session lived when it was looked at, the daemon
-//!      empties the file after the page was stored. If it did not, the page is taken out again. However long
-//!      the thread stands between two of these steps (SIGSTOP), what it has read too early is not shown;
-//!    - changes by this process hold the file's `changing` up while they last, and take its pages out before
-//!      they begin: nothing is stored meanwhile, so no load can show what was there before once somebody has
-//!      read what is there now.
-//! 3. The daemon finds the file by its name: a page is shown only if the file has its name still, in the
-//!    directory that the daemon of *this* session speaks of. Else its map is given to the mount.
-//! 4. An offset of the file is never used twice: what is late for a map that is gone finds nothing.
-//! 5. The threads that serve loads touch no memory of the program, hold no lock while LibFS works, and no
-//!    code of the library touches such a map while it holds a lock of LibFS: buffers that lie in one are
-//!    copied first (`sys::args`).
-//! 6. Memory is given another map only if what is there is the file's still (`/proc/self/maps`): a raw system
-//!    call may have put something else there.
+//! 1. A page is *shown*, at one address, by a system call that fails if the page is not in the file of
+//!    copies. Removing a page from the file removes it from all maps. Storing a page does not show it.
+//! 2. While `state` is unlocked, every page in the file of copies holds the present content of its file,
+//!    unless the session under which it was read has ended; in that case the daemon has emptied the file of
+//!    copies, or does so before it grants any of the session's leases to another session. Reasons:
+//!    - a page is read under a read lease that LibFS keeps track of: before the lease goes,
+//!      [`drop_copies`](varve_libfs::Copies::drop_copies) increments the file's `generation` and removes its
+//!      pages, both under the lock;
+//!    - it is stored under the lock, if the generation is still that of before the read;
+//!    - *store, then check the session, then show*: if the session was alive at the check, the daemon empties
+//!      the file after the page was stored. If it was not, the page is removed again. However long the thread
+//!      is stopped between two of these steps (SIGSTOP), a page read too early is never shown;
+//!    - changes by this process hold the file's `changing` count up while they last, and remove its pages
+//!      before they begin. Nothing is stored meanwhile, so no load returns the old content after anyone has
+//!      read the new content.
+//! 3. The daemon finds the file of copies by its name: a page is shown only if the file still has its name,
+//!    in the directory that the daemon of *this* session announced. Otherwise its map is given to the mount.
+//! 4. An offset of the file of copies is never used twice: a late store for a removed map reaches no other
+//!    map.
+//! 5. The threads that serve loads touch no memory of the program and hold no lock while LibFS works. No code
+//!    of the library touches a served map while it holds a lock of LibFS: buffers in such a map are copied
+//!    first (`sys::args`).
+//! 6. A range is mapped over only if it still shows the file of copies (`/proc/self/maps`): a raw system call
+//!    may have mapped something else there.
 //!
-//! Locks: a description's `side` and all of LibFS before `state`. Under `state` only the kernel is asked,
-//! never about a file of the mount.
+//! Lock order: a description's `side` and all locks of LibFS come before `state`. Under `state` only system
+//! calls are made, none on a file of the mount.
 
 mod book;
 mod fill;
@@ -51,44 +52,47 @@ use varve_format::InodeKey;
 use varve_ipc::{CopiesAt, heavy_barrier, light_barrier};
 use varve_libfs::{Copies, OpenFile};
 
-/// Most bytes of copies of one process, and the share of the memory file system that they may be.
+/// Upper bound on the bytes of copies of one process, and on their share of the memory file system (one
+/// `SHARE`th).
 const BYTES_MAX: u64 = 1 << 30;
 const SHARE: u64 = 16;
-/// With less there would be more reading than looking.
+/// With less room than this, maps are not served: pages would be read again too often.
 const BYTES_LEAST: u64 = 16 << 20;
-/// How often a map that others unmap at the same time is looked for again when it is given away.
+/// How often a map is looked up again, while it is being given to the mount and other threads unmap parts of
+/// it.
 const GIVES_MAX: u32 = 16;
 
-/// What the maps need of the process that has them.
+/// The interface of the process that the maps depend on.
 pub trait Host {
-    /// Where the daemon of this session looks for the file of copies; `None` if there is no session, or no
-    /// place.
+    /// Returns where the daemon of this session looks for the file of copies; `None` if there is no session
+    /// or no such place.
     fn copies_at(&self) -> Option<CopiesAt>;
-    /// The file of a description in this process' session.
+    /// Returns the file of a description in this process' session.
     ///
     /// # Errors
     /// [`Stop::Kernel`](crate::walk::Stop::Kernel) when it cannot be opened there.
     fn file<'a>(&self, ofd: &'a Ofd) -> Here<&'a OpenFile>;
-    /// Held while a map is made, against a fork.
+    /// Takes the gate, held while a map is made, so that no fork happens meanwhile.
     fn gate(&self) -> RwLockReadGuard<'_, ()>;
-    /// The same file, open in the kernel: `fd` itself, or a descriptor that is kept with the description.
+    /// Returns a kernel descriptor of the description's file: `fd` itself if it is real, or a side descriptor
+    /// that is kept with the description.
     ///
     /// # Errors
-    /// What opening it failed with.
+    /// The error of opening the file through the mount.
     fn side(&self, fd: i32, ofd: &Ofd) -> Result<i32, Errno>;
-    /// How threads that serve loads find the process and its maps.
+    /// Returns the function by which threads that serve loads find the process and its maps.
     fn finder(&self) -> Finder;
 }
 
 /// Finds the process and its maps, if there is one.
 pub type Finder = fn() -> Option<(&'static dyn Host, &'static Maps)>;
 
-/// A map as the program asks for it.
+/// A map as the program requests it.
 #[derive(Debug, Clone, Copy)]
 pub struct Asked {
-    /// Where it would like it.
+    /// Preferred address.
     pub hint: usize,
-    /// Bytes.
+    /// Length in bytes.
     pub len: usize,
     /// Offset in the file.
     pub offset: u64,
@@ -96,20 +100,20 @@ pub struct Asked {
     pub shared: bool,
 }
 
-/// What is known of one mapped file.
+/// The state of one mapped file.
 #[derive(Debug, Default)]
 struct Mapped {
-    /// Counted on by whatever makes copies out of date.
+    /// Incremented by every event that makes copies out of date.
     generation: u64,
-    /// Changes by this process that are under way.
+    /// Number of changes by this process that are under way.
     changing: u32,
-    /// Loads that changes have overtaken too often: new changes wait.
+    /// Number of loads that changes have overtaken too often: new changes wait for them.
     turns: u32,
-    /// Where the next load is expected, and how much is read at once there.
+    /// File offset at which the next load is expected, and bytes read at once there.
     next: u64,
     window: usize,
-    /// A page that was read ahead of loads and is stored, but not shown: a load of it says that they have
-    /// come so far.
+    /// File offset of a page that was read ahead and is stored, but not shown: a load of it tells that
+    /// sequential loads have come this far.
     mark: Option<u64>,
 }
 
@@ -117,7 +121,7 @@ struct Arena {
     file: CopyFile,
     at: CopiesAt,
     faults: Arc<Faults>,
-    /// Offsets from here on were never used.
+    /// Lowest offset of the file of copies that was never used.
     next: u64,
     bytes_max: u64,
 }
@@ -125,23 +129,23 @@ struct Arena {
 #[derive(Default)]
 struct State {
     arena: Option<Arena>,
-    /// It was tried to make the arena.
+    /// Whether making the arena was tried.
     tried: bool,
     book: Book,
     mapped: HashMap<InodeKey, Mapped>,
-    /// What was stored, the oldest first.
+    /// Stored ranges of the file of copies, the oldest first.
     stored: VecDeque<Range<u64>>,
     stored_bytes: u64,
-    /// Pages whose loads get SIGBUS because LibFS could not read them.
+    /// Pages whose loads raise SIGBUS because LibFS could not read them.
     failed: Vec<Range<usize>>,
-    /// What is being read: who loads from there waits for that, and nobody reads it once more.
+    /// Ranges being read. A load in one of them waits for that read instead of starting another.
     under_way: Vec<Range<usize>>,
-    /// What is no map any more. To drop it may close files, which may wait for the mount: never under the
-    /// lock, nor on a thread of LibFS.
+    /// Former pieces, to be dropped. Dropping them may close files, which may wait for the mount: never under
+    /// the lock, nor on a thread of LibFS.
     gone: Vec<Piece>,
 }
 
-/// Unlocks, and lets what is gone go.
+/// Unlocks `state`, then drops the former pieces.
 fn leave(mut state: MutexGuard<'_, State>) {
     let gone = std::mem::take(&mut state.gone);
     drop(state);
@@ -149,7 +153,7 @@ fn leave(mut state: MutexGuard<'_, State>) {
 }
 
 impl State {
-    /// Takes pages out of the file.
+    /// Removes pages from the file of copies.
     fn take_out(&mut self, range: &Range<u64>) {
         if let Some(arena) = &self.arena {
             arena.file.take_out(range.clone());
@@ -165,8 +169,8 @@ impl State {
         });
     }
 
-    /// Makes room for so many bytes more: the oldest go, and are read again if they are wanted. For maps that
-    /// could not be given to the mount.
+    /// Makes room for `bytes` more: removes the oldest pages, which loads read again if they need them. For
+    /// maps that could not be given to the mount.
     fn make_room(&mut self, bytes: u64, bytes_max: u64) {
         while self.stored_bytes + bytes > bytes_max
             && let Some(oldest) = self.stored.pop_front()
@@ -178,7 +182,7 @@ impl State {
         }
     }
 
-    /// Copies of `part` of a file are out of date.
+    /// Drops the copies of `part` of a file, which are out of date.
     fn drop_part(&mut self, key: InodeKey, part: &Range<u64>) {
         let Some(mapped) = self.mapped.get_mut(&key) else {
             return;
@@ -194,7 +198,8 @@ impl State {
         }
     }
 
-    /// Has loads of a piece that got SIGBUS tried again, and of those that got it before.
+    /// Lifts the bar (SIGBUS) of a piece, and of those that were barred before it, so that loads there are
+    /// tried again.
     fn unbar(&mut self, piece: &Piece) {
         let Some(arena) = &self.arena else { return };
         let reached = arena.file.reach(piece.stored().end);
@@ -205,7 +210,7 @@ impl State {
         }
     }
 
-    /// Loads in a range get SIGBUS from now on.
+    /// Bars a range: loads in it raise SIGBUS.
     fn bar(&mut self, range: &Range<usize>) {
         let pieces = self.book.within(range);
         for piece in pieces.iter().filter(|piece| !piece.bars) {
@@ -225,13 +230,13 @@ impl State {
                         piece.bars = true;
                     });
                 }
-                // It is not known what is there: nothing of ours.
+                // The kernel may have left anything there; it is no served map any more.
                 Err(_) => self.forget(&piece.at),
             }
         }
     }
 
-    /// A range is no map of ours any more.
+    /// Removes a range from the served maps.
     fn forget(&mut self, range: &Range<usize>) {
         let gone = self.book.cut(range);
         for piece in &gone {
@@ -253,11 +258,11 @@ impl State {
     }
 }
 
-/// All maps of copies of a process.
+/// All served maps of a process.
 #[derive(Default)]
 pub struct Maps {
     state: Mutex<State>,
-    /// A change ended, or a load has had its turn.
+    /// Signalled when a change has ended, or a load that made changes wait is done.
     settled: Condvar,
 }
 
@@ -268,13 +273,13 @@ impl Copies for Maps {
 }
 
 impl Maps {
-    /// Whether a range of the program's memory touches such a map.
+    /// Whether a range of the program's memory touches a served map.
     #[must_use]
     pub fn touches(at: usize, len: usize) -> bool {
         ranges::touches(at, len)
     }
 
-    /// The file of copies, made if this is the first that needs it; `None` if there is none to be had.
+    /// Returns the file of copies, making it on first use; `None` if there can be none.
     fn arena<'s>(&self, host: &dyn Host, state: &'s mut State) -> Option<&'s mut Arena> {
         if !state.tried {
             state.tried = true;
@@ -284,7 +289,7 @@ impl Maps {
         let nothing = state.book.all().next().is_none();
         let arena = state.arena.as_mut()?;
         if arena.at != at || !arena.file.is_named() {
-            // As long as there are maps of this one, others are the mount's.
+            // While maps of the old file exist, new maps go to the mount.
             if !nothing {
                 return None;
             }
@@ -313,7 +318,7 @@ impl Maps {
         })
     }
 
-    /// Maps a file for reading; `None`: the mount is to do it.
+    /// Maps a file for reading. `None` if the mount is to map it.
     pub fn serve(&self, host: &dyn Host, ofd: &Arc<Ofd>, asked: Asked) -> Option<usize> {
         let file = host.file(ofd).ok()?;
         let size = file.getattr().ok()?.size_bytes;
@@ -323,7 +328,7 @@ impl Maps {
         if len == 0 || end > whole || !asked.offset.is_multiple_of(PAGE as u64) {
             return None;
         }
-        // A fork gives all maps to the mount first.
+        // A fork first gives all maps to the mount.
         let gate = host.gate();
         let mut state = self.state.lock();
         let arena = self.arena(host, &mut state)?;
@@ -354,15 +359,16 @@ impl Maps {
         drop(state);
         drop(gate);
         if first {
-            // Against `change`: who did not see the map has written before anything is read for it, or looks
-            // again.
+            // Pairs with the barrier in `change`: a thread that did not see the map has either made its
+            // change before this map's first read, or sees the map afterwards and drops the copies.
             heavy_barrier();
         }
         self.fill_at_once(host, start, len);
         Some(start)
     }
 
-    /// Makes a change of `part` of a file, as far as it is known.
+    /// Makes a change of `part` of a file. Copies of it are dropped before, or after if the first map is made
+    /// meanwhile.
     pub fn change<T>(&self, key: InodeKey, part: Range<u64>, make: impl FnOnce() -> T) -> T {
         let mut change = Change {
             maps: self,
@@ -376,7 +382,7 @@ impl Maps {
         make()
     }
 
-    /// The kernel is to unmap a range (`call`); `None` if no map of ours is there.
+    /// Has the kernel unmap a range by `call`. `None` if the range touches no served map.
     pub fn unmap(&self, range: &Range<usize>, call: impl FnOnce() -> isize) -> Option<isize> {
         let mut state = self.state.lock();
         if state.book.within(range).is_empty() {
@@ -390,14 +396,14 @@ impl Maps {
         Some(result)
     }
 
-    /// The kernel is to map something else over a range (`call`), which may be a file of the mount.
+    /// Has the kernel map something else, possibly a file of the mount, over a range by `call`.
     pub fn replace(&self, range: &Range<usize>, call: impl FnOnce() -> isize) -> isize {
         let aside = self.state.lock().book.cut(range);
         let result = call();
         let mut state = self.state.lock();
         let replaced = result >= 0;
         for piece in &aside {
-            // What they show may have gone out of date, and nobody was told.
+            // The copies may have gone out of date while the pieces were out of the book.
             state.take_out(&piece.stored());
             if replaced {
                 ranges::cut(piece.at.start, piece.at.end);
@@ -416,7 +422,7 @@ impl Maps {
         result
     }
 
-    /// The kernel is to protect a range otherwise (`call`), but not let it be written or run.
+    /// Has the kernel change the protection of a range by `call`, to one without writing or execution.
     pub fn protect(&self, range: &Range<usize>, protection: i32, call: impl FnOnce() -> isize) -> isize {
         let mut state = self.state.lock();
         let result = call();
@@ -426,10 +432,11 @@ impl Maps {
         result
     }
 
-    /// Gives what is mapped in a range to the mount: from now on the kernel serves it.
+    /// Gives the maps in a range to the mount: from then on the kernel serves them.
     ///
     /// # Errors
-    /// The mount's, or of the kernel; what could not be given stays as it was.
+    /// The error of opening the file through the mount, or of mapping it. A map that could not be given stays
+    /// as it is.
     pub fn give(&self, host: &dyn Host, range: &Range<usize>) -> Result<(), Errno> {
         let mut result = Ok(());
         for _ in 0..GIVES_MAX {
@@ -462,7 +469,7 @@ impl Maps {
         }
     }
 
-    /// The descriptions that maps of a file keep.
+    /// Returns the descriptions that maps of a file keep open.
     #[must_use]
     pub fn descriptions(&self, key: InodeKey) -> Vec<Arc<Ofd>> {
         if !ranges::any() {
@@ -473,7 +480,7 @@ impl Maps {
     }
 
     fn give_piece(&self, host: &dyn Host, piece: &Piece) -> Result<(), Errno> {
-        // The mount may want a lease for each of these, and we give it back only without the lock.
+        // The mount may need a lease for these calls, which LibFS gives back only without the lock.
         let side = host.side(-1, &piece.ofd)?;
         kernel::refresh(side);
         let len = piece.len();
@@ -486,11 +493,11 @@ impl Maps {
             .as_ref()
             .is_some_and(|arena| arena.file.is_at(&piece.at));
         let put = match (still.as_slice(), there) {
-            // It was unmapped meanwhile, in part or whole.
+            // It was unmapped in the meantime, in part or whole.
             ([], _) => Ok(false),
             ([now], _) if !same(now) => Err(Errno(libc::EAGAIN)),
             ([_], true) => pages::put_over(from, len, piece.at.start).map(|()| true),
-            // By a call that was not seen.
+            // A raw system call, which the library did not see, has mapped something else there.
             ([_], false) => Ok(false),
             _ => Err(Errno(libc::EAGAIN)),
         };
@@ -505,7 +512,7 @@ impl Maps {
     }
 }
 
-/// A change of a file by this process.
+/// A change of a file by this process, under way.
 struct Change<'m> {
     maps: &'m Maps,
     key: InodeKey,
@@ -540,7 +547,7 @@ impl Drop for Change<'_> {
             self.maps.settled.notify_all();
             return;
         }
-        // A map may have been made meanwhile, and what was read for it be older.
+        // A map may have been made meanwhile, with bytes read from before the change.
         light_barrier();
         if ranges::any() {
             self.maps.state.lock().drop_part(self.key, &self.part);

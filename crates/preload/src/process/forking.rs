@@ -1,9 +1,9 @@
-//! What a process holds while it forks, and what its child does first.
+//! The locks that a process holds while it forks, and the start of its child.
 //!
-//! Once the C library's `fork` holds the locks of its own allocator, nothing that calls into that may run
-//! until the child is there, and LibFS makes threads. So there the work is done by handlers of
-//! `pthread_atfork`, and the system call itself goes through. For a raw system call, [`calls`](crate::calls)
-//! does the same: the C library locks nothing then.
+//! Once the C library's `fork` holds the locks of its own allocator, no code that calls into it may run until
+//! the child exists, and LibFS makes threads. So the work is done by handlers of `pthread_atfork`, and the
+//! system call itself passes. For a raw system call, [`calls`](crate::calls) does the work: the C library
+//! locks nothing then.
 
 use super::{Process, after_fork, current};
 use crate::sys::atfork::at_fork;
@@ -13,8 +13,8 @@ use parking_lot::RwLockWriteGuard;
 use std::cell::Cell;
 use std::mem::ManuallyDrop;
 
-/// What the forking thread holds from before the fork until after it. The program's signal handlers, which
-/// may call us, wait until it holds nothing: that goes last.
+/// The locks that the forking thread holds from before the fork until after it. The program's signal
+/// handlers, which may call into the library, wait until all are released, so `_inside` is dropped last.
 #[must_use]
 pub struct ForkGuard {
     limits: Limits,
@@ -24,10 +24,10 @@ pub struct ForkGuard {
 }
 
 impl ForkGuard {
-    /// Makes everything ready for a child.
+    /// Prepares all state for a child and takes the locks.
     pub fn new(process: &'static Process) -> Self {
         let inside = entry::stay_inside();
-        // Nothing may be opened between sharing all and the child: it could not read what it inherits.
+        // Nothing may be opened between sharing and the fork: the child could not read it.
         let gate = process.gate.write();
         process.share_all();
         Self {
@@ -38,7 +38,7 @@ impl ForkGuard {
         }
     }
 
-    /// In the child.
+    /// Releases the locks in the child and sets the library up there.
     pub fn in_child(self, parent: &'static Process) {
         let Self {
             limits,
@@ -47,7 +47,7 @@ impl ForkGuard {
             _inside,
         } = self;
         drop(limits);
-        // The parent's locks are left as they are, held or not: nobody looks at them here again.
+        // The parent's lock stays as it is, held or not: the child never uses it.
         std::mem::forget(gate);
         drop(heap);
         heap::after_fork();
@@ -56,7 +56,7 @@ impl ForkGuard {
 }
 
 thread_local! {
-    /// Nothing to drop with the thread.
+    /// `ManuallyDrop`, so that the thread's end drops nothing.
     static HELD: Cell<Option<ManuallyDrop<ForkGuard>>> = const { Cell::new(None) };
 }
 
@@ -85,7 +85,7 @@ extern "C" fn in_child() {
     }
 }
 
-/// Sets the handlers. False if the C library has no room for them.
+/// Registers the handlers. False if the C library has no room for them.
 #[must_use]
 pub fn watch() -> bool {
     at_fork(prepare, in_parent, in_child)

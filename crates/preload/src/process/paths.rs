@@ -1,5 +1,5 @@
-//! Where paths start: the mount's root, the working directory, directories that are open, and directories
-//! outside from which names lead in.
+//! Where paths start: the mount's root, the working directory, open directories, and directories outside the
+//! mount from which names lead in.
 
 use super::Process;
 use crate::Errno;
@@ -12,18 +12,18 @@ use varve_libfs::Cred;
 /// The working directory.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Cwd {
-    /// Below the mount, if it is there.
+    /// Path below the mount, if it is there.
     route: Option<Route>,
     key: Option<InodeKey>,
     /// Its path, if it is elsewhere.
     outside: Option<Vec<u8>>,
-    /// It is on the mount, but not where its path says any more: paths from there are the kernel's.
+    /// It is on the mount, but no longer where its path says: paths from there are left to the kernel.
     astray: Option<InodeKey>,
 }
 
 impl Process {
-    /// Whether a path is in the mount as far as can be told without a session, and none is worth opening yet
-    /// for who only looks.
+    /// Whether a path is in the mount, as far as can be told without a session, and the calls so far do not
+    /// justify opening a session for a read-only one. Counts the call.
     #[must_use]
     pub fn is_early(&self, dirfd: i32, path: &[u8]) -> bool {
         if self.has_session() || self.off.load(Ordering::Acquire) {
@@ -37,10 +37,11 @@ impl Process {
         is_ours && !self.is_worth_a_session()
     }
 
-    /// Where a path starts, if that is in the mount; `None`: it is the kernel's.
+    /// Returns where a path starts if that is in the mount. `None` if the path is the kernel's.
     ///
     /// # Errors
-    /// ENOTDIR, when `dirfd` is a file of ours.
+    /// ENOTDIR if `dirfd` is a served file that is no directory; ENOENT for an empty path with a served
+    /// descriptor; [`Stop::Kernel`] if there can be no session.
     pub fn start<'a>(&self, dirfd: i32, path: &'a [u8]) -> Here<Option<Start<'a>>> {
         if self.off.load(Ordering::Acquire) {
             return Ok(None);
@@ -84,8 +85,8 @@ impl Process {
         }))
     }
 
-    /// A relative path from a directory that is not in the mount. Names alone lead in; symbolic links on the
-    /// way are the kernel's.
+    /// Resolves a relative path from a directory outside the mount, if its names alone lead in. A path with
+    /// symbolic links on the way is left to the kernel.
     fn start_outside<'a>(&self, dirfd: i32, path: &'a [u8]) -> Here<Option<Start<'a>>> {
         if !self.config.could_enter(path) {
             return Ok(None);
@@ -96,7 +97,7 @@ impl Process {
                 return Ok(None);
             };
             match self.config.entered(from, path) {
-                // Above the directory is something else when it was moved since.
+                // If the directory was moved, `..` leads elsewhere.
                 Some((_, true)) if kernel::getcwd().as_deref() != Some(from) => None,
                 Some((rest, _)) => Some(rest),
                 None => None,
@@ -138,7 +139,7 @@ impl Process {
             .filter(|attr| here.is_some_and(|(_, number)| number == attr.key.number()))
             .map(|attr| attr.key);
         let Some(key) = key else {
-            // It was moved or removed: the kernel knows where it stands.
+            // It was moved or removed; the kernel knows the directory.
             *self.cwd.write() = Cwd {
                 astray: here.map(|(_, number)| InodeKey::of_number(number)),
                 ..Cwd::default()
@@ -153,11 +154,11 @@ impl Process {
         Ok(Some((key, route)))
     }
 
-    /// The path of the working directory as it is now, if that is on the mount: others may have moved it,
-    /// which the kernel hears of when it looks for it there the next time.
+    /// Returns the present path of the working directory, if that is on the mount. Other processes may have
+    /// moved it, which the kernel notices only at its next lookup.
     ///
     /// # Errors
-    /// ENOENT if it was removed; [`Stop::Kernel`] if the kernel knows better.
+    /// ENOENT if it was removed; [`Stop::Kernel`] if the kernel has to answer.
     pub fn working_path(&self) -> Here<Vec<u8>> {
         if self.off.load(Ordering::Acquire) || !self.has_session() {
             return Err(Stop::Kernel);
@@ -189,7 +190,7 @@ impl Process {
         Ok([self.config.mount.as_slice(), &below].concat())
     }
 
-    /// The working directory changed.
+    /// Records a change of the working directory.
     pub fn moved(&self) {
         let path = kernel::getcwd();
         let route = path
@@ -202,7 +203,7 @@ impl Process {
             outside,
             ..Cwd::default()
         };
-        // Now, while the path is the right one; a process that never touched the mount may do so later.
+        // Resolved at once, while the path is right; a process without a session does so later.
         if self.fs.get().is_some() {
             let _ = self.cwd_key();
         }

@@ -1,5 +1,6 @@
-//! How a description is given to the kernel: opened through the mount, placed over its descriptors, its
-//! offset handed over; and the other way, when a program takes files back. Knows no call.
+//! How a description is given to the kernel: opened through the mount, placed over its placeholders, its
+//! offset handed over; and how a program takes files back that the previous program of the process left to
+//! it. Knows no particular call.
 
 use super::{Process, ended};
 use crate::Errno;
@@ -13,19 +14,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use varve_format::{Generation, Ino, InodeAttr, InodeKey};
 
-/// Flags of a description that one of the kernel beside it has too.
+/// Flags of a description that its kernel descriptor has too.
 const KEPT: i32 =
     libc::O_ACCMODE | libc::O_APPEND | libc::O_NONBLOCK | libc::O_SYNC | libc::O_DIRECT | libc::O_NOATIME;
 
-/// For how many files that are to be made real one more thread opens some, and most of these threads.
+/// Files to be made real per additional thread that opens them, and upper bound on these threads.
 const FILES_A_THREAD: usize = 64;
 const OPENERS_MAX: usize = 7;
 
 impl Process {
-    /// Gives the description behind `fd` to the kernel, its offset too, if it is ours.
+    /// Gives the served description behind `fd` to the kernel, with its offset.
     ///
     /// # Errors
-    /// What opening the file through the mount failed with.
+    /// The error of opening the file through the mount.
     pub fn materialise(&self, fd: i32) -> Result<(), Errno> {
         if !self.table.has(fd) {
             return Ok(());
@@ -37,11 +38,11 @@ impl Process {
         }
     }
 
-    /// Makes the descriptors of the description behind `fd` real ones of the mount, if it is ours. It is
-    /// served still.
+    /// Replaces the placeholders of the served description behind `fd` by real descriptors of the mount.
+    /// LibFS goes on serving it.
     ///
     /// # Errors
-    /// What opening the file through the mount failed with.
+    /// The error of opening the file through the mount.
     pub fn make_real(&self, fd: i32) -> Result<(), Errno> {
         if self.table.get(fd).is_none_or(|ofd| ofd.is_real()) {
             return Ok(());
@@ -53,7 +54,7 @@ impl Process {
         }
     }
 
-    /// Makes all descriptors real. False if none of them is ours.
+    /// Makes all descriptors real. False if none is served here.
     pub fn make_all_real(&self) -> bool {
         let _gate = self.gate.write();
         let all = self.table.descriptions();
@@ -61,8 +62,8 @@ impl Process {
         !all.is_empty()
     }
 
-    /// Gives all descriptions to the kernel (those with a descriptor that `exec` hands on, if `inherited`).
-    /// One that the kernel does not take stays ours.
+    /// Gives all descriptions to the kernel, or, if `inherited`, those with a descriptor that survives
+    /// `exec`. A description that the kernel cannot open stays served here.
     pub fn materialise_all(&self, inherited: bool) {
         let _gate = self.gate.write();
         for (ofd, fds) in self.table.descriptions() {
@@ -73,7 +74,7 @@ impl Process {
         }
     }
 
-    /// Gives the kernel the descriptions that may write an inode: nobody runs it then.
+    /// Makes the descriptions real that may write an inode, so that the kernel refuses to execute it.
     pub fn show_writers(&self, key: InodeKey) {
         let _gate = self.gate.write();
         for (ofd, fds) in self.table.descriptions() {
@@ -83,14 +84,14 @@ impl Process {
         }
     }
 
-    /// Makes all descriptors real, for a child that has this process' memory for a while.
+    /// Makes all descriptors real for a `vfork` child, which runs in this process' memory.
     pub fn lend(&self) {
         let _gate = self.gate.write();
         self.realise_many(&self.table.descriptions());
         thread::with(|thread| thread.vfork_of.set(kernel::getpid()));
     }
 
-    /// Files that the next program of this process inherits, and that nobody else has.
+    /// Returns the files that the next program of this process inherits, and that no other process has.
     #[must_use]
     pub fn alone(&self) -> Vec<Alone> {
         let mut files: HashMap<*const Ofd, Alone> = HashMap::new();
@@ -108,7 +109,7 @@ impl Process {
         files.into_values().collect()
     }
 
-    /// Takes the files back that the program before this one left to it.
+    /// Takes back the files that the previous program of this process left to it.
     pub(super) fn adopt(&self) {
         let Some(text) = crate::sys::start::take_variable(config::ALONE) else {
             return;
@@ -131,7 +132,7 @@ impl Process {
         }
     }
 
-    /// The program that a child with this process' memory becomes inherits descriptions.
+    /// Hands the offsets to the kernel of the descriptions that a `vfork` child's new program inherits.
     pub fn hand_inherited(&self) {
         for (fd, ofd) in self.table.all() {
             if ofd.is_real() && !is_cloexec(fd) && kernel::fcntl(fd, libc::F_GETFD, 0) >= 0 {
@@ -140,7 +141,8 @@ impl Process {
         }
     }
 
-    /// A child is about to have all descriptions too, with their offsets. For who holds the gate for writing.
+    /// Shares all descriptions, with their offsets, with a child that is about to be forked. The caller holds
+    /// the gate for writing.
     pub fn share_all(&self) {
         self.copies.give_all(self);
         let all = self.table.descriptions();
@@ -152,8 +154,8 @@ impl Process {
         }
     }
 
-    /// This process is about to end, or to become another program: of what that does not inherit (of all, if
-    /// `ends`) others may think that it is gone. Answers what [`stay`](Self::stay) takes back.
+    /// Leaves the shared records of descriptions that end with this process (`ends`), or that its next
+    /// program does not inherit. Returns the argument for [`stay`](Self::stay).
     pub fn leave(&self, ends: bool) -> Vec<(Arc<Ofd>, Left)> {
         let mut left = HashMap::new();
         let mut kept = HashSet::new();
@@ -170,14 +172,14 @@ impl Process {
             .collect()
     }
 
-    /// It did not.
+    /// Undoes [`leave`](Self::leave) after a failed `exec`.
     pub fn stay(&self, left: Vec<(Arc<Ofd>, Left)>) {
         for (ofd, left) in left {
             ofd.stay(left);
         }
     }
 
-    /// Gives every description of `key` to the kernel for good, and those that come later too.
+    /// Gives every present and future description of `key` to the kernel for good.
     pub fn give_inode(&self, key: InodeKey) {
         self.copies.give_file(self, key);
         let _gate = self.gate.write();
@@ -196,29 +198,30 @@ impl Process {
         self.table.take(fd);
         self.table.set_given(fd, true);
         if self.any_locked.load(Ordering::Acquire) {
-            // Closing it would let the program's locks go; the program's own `close` does that now.
+            // Closing the side descriptor would release the program's locks; the program's own `close` does
+            // that.
             self.locked.lock().remove(&ofd.key());
             std::mem::forget(ofd.side.lock().take());
         }
     }
 
-    /// Has the kernel keep the offset of `ofd`, one of whose descriptors is `fd`. Calls that do not use it
-    /// are served still.
+    /// Has the kernel keep the offset of `ofd`, one of whose descriptors is `fd`. Calls that do not use the
+    /// offset are still served.
     fn give(&self, fd: i32, ofd: &Ofd) -> Result<(), Errno> {
         self.realise(ofd)?;
         hand_offset(fd, ofd);
         Ok(())
     }
 
-    /// As [`give`](Self::give), when all descriptors are known.
+    /// As [`give`](Self::give), with all descriptors known.
     fn give_all_of(&self, ofd: &Ofd, fds: &[i32], fd: i32) -> Result<(), Errno> {
         self.realise_all_of(ofd, fds)?;
         hand_offset(fd, ofd);
         Ok(())
     }
 
-    /// Puts a real descriptor of the mount in the place of all placeholders of `ofd`. For who holds the gate
-    /// for writing.
+    /// Replaces all placeholders of `ofd` by real descriptors of the mount. The caller holds the gate for
+    /// writing.
     fn realise(&self, ofd: &Ofd) -> Result<(), Errno> {
         if ofd.is_real() {
             return Ok(());
@@ -231,8 +234,8 @@ impl Process {
         self.realise_all_of(ofd, &fds)
     }
 
-    /// Makes many descriptions real: each waits for the mount, so several are opened at a time. One that
-    /// cannot be opened stays as it is.
+    /// Makes many descriptions real. Each open waits for the mount, so several run at a time. A description
+    /// that cannot be opened stays as it is.
     fn realise_many(&self, all: &[(Arc<Ofd>, Vec<i32>)]) {
         let next = AtomicUsize::new(0);
         let work = || {
@@ -245,13 +248,13 @@ impl Process {
         if left > FILES_A_THREAD
             && let Some(Some(fs)) = self.fs.get()
         {
-            // Else the mount asks for each of them.
+            // Otherwise the mount would request each lease by itself.
             let keys: Vec<InodeKey> = unreal().map(|(ofd, _)| ofd.key()).collect();
             fs.give_back(&keys);
         }
         std::thread::scope(|scope| {
             for _ in 0..(left / FILES_A_THREAD).min(OPENERS_MAX) {
-                // By the beginning of its name it is known as one of the library's.
+                // The prefix of the name marks the thread as one of the library's.
                 let opener = std::thread::Builder::new().name("varve-open".into());
                 let _ = opener.spawn_scoped(scope, work);
             }
@@ -259,8 +262,8 @@ impl Process {
         });
     }
 
-    /// As [`realise`](Self::realise), when all descriptors are known: with many files, to look for those of
-    /// each takes the square of their number.
+    /// As [`realise`](Self::realise), with all descriptors known: searching the table for each of many files
+    /// would take quadratic time.
     fn realise_all_of(&self, ofd: &Ofd, fds: &[i32]) -> Result<(), Errno> {
         if ofd.is_real() {
             return Ok(());
@@ -271,18 +274,18 @@ impl Process {
             kernel::dup3(real, *fd, cloexec);
         }
         ofd.real.store(true, Ordering::Release);
-        // Unless it holds locks, one less to keep.
+        // The side descriptor is needed only if it holds locks.
         if !self.has_locks(ofd.key()) {
             *ofd.side.lock() = None;
         }
         Ok(())
     }
 
-    /// The same file, open in the kernel: `fd` itself, if that is a real descriptor, or one that is kept with
-    /// the description.
+    /// Returns a kernel descriptor of the description's file: `fd` itself if it is real, or a side descriptor
+    /// that is kept with the description.
     ///
     /// # Errors
-    /// What opening it failed with.
+    /// The error of opening the file.
     pub fn side(&self, fd: i32, ofd: &Ofd) -> Result<i32, Errno> {
         if fd >= 0 && ofd.is_real() {
             return Ok(fd);
@@ -294,8 +297,8 @@ impl Process {
         side.as_ref().map(|side| side.0).ok_or(Errno(libc::EBADF))
     }
 
-    /// The file is about to lose its last name: descriptions of it keep a descriptor of the kernel, by which
-    /// it can be given away later.
+    /// Opens side descriptors for all descriptions of a file that is about to lose its last name, so that
+    /// they can still be given to the kernel later.
     pub fn keep(&self, key: InodeKey) {
         for (fd, ofd) in self.table.all() {
             if ofd.key() == key && !ofd.is_real() {
@@ -321,7 +324,7 @@ impl Process {
         if first.is_ok() {
             return first;
         }
-        // It was moved since it was opened.
+        // It was moved after it was opened.
         let found = self.fs().ok().and_then(|fs| {
             if ofd.is_dir {
                 fs.path_of(ofd.key())
@@ -335,8 +338,8 @@ impl Process {
         }
     }
 
-    /// A file that was made without a name stands under one for a moment, in the directory where it was made,
-    /// for the mount to find it.
+    /// Opens a file made without a name (`O_TMPFILE`) in the kernel. It gets a temporary name in the
+    /// directory where it was made, by which the mount finds it.
     fn open_unnamed(&self, ofd: &Ofd, flags: i32) -> Result<KernelFd, Errno> {
         let fs = self.fs().map_err(|_| Errno(libc::EBADF))?;
         fs.while_lent_a_name(ofd.key(), ofd.parent, &self.cred(), |name| {
@@ -345,7 +348,7 @@ impl Process {
             if first.is_ok() {
                 return first;
             }
-            // The directory was moved since.
+            // The directory was moved.
             match fs.path_of(ofd.parent) {
                 Some(route) => self.try_real(ofd, &at(&route), flags),
                 None => first,
@@ -364,15 +367,15 @@ impl Process {
         let path = ended(path);
         let mut fd = kernel::open(&path, flags, 0);
         if fd == -(libc::EACCES as isize) {
-            // It was opened before this thread took on the rights that it has now.
+            // It may have been opened before this thread changed its ids.
             let user = self.session_uid.load(Ordering::Relaxed);
             fd = kernel::with_files_of(user, || kernel::open(&path, flags, 0));
         }
         if fd < 0 {
             return Err(Errno(-fd as i32));
         }
-        // With any descriptor of a file that is closed go the locks on it: it is not moved to a high number
-        // then.
+        // `adopt` may close this descriptor after moving it to a high number, and closing any descriptor of a
+        // file releases the process' locks on it.
         let fd = if self.has_locks(ofd.key()) {
             KernelFd(reentry::note(fd as i32))
         } else {
@@ -385,13 +388,13 @@ impl Process {
         }
     }
 
-    /// Opens a file that could be a program in the kernel too, with `flags`, if that can be: as long as that
-    /// is open, nobody runs it.
+    /// Opens an executable file in the kernel too, with `flags`, if possible: while that descriptor is open,
+    /// the kernel refuses to execute the file.
     ///
     /// # Errors
-    /// ETXTBSY if it runs somewhere.
+    /// ETXTBSY if the file is being executed.
     pub fn open_writer(&self, attr: &InodeAttr, route: &[u8], flags: i32) -> Result<Option<KernelFd>, Errno> {
-        // To open and close it would let the program's POSIX locks on it go.
+        // Opening and closing the file would release the program's POSIX locks on it.
         if attr.is_dir() || attr.mode & 0o111 == 0 || self.has_locks(attr.key) {
             return Ok(None);
         }
@@ -412,7 +415,7 @@ impl Process {
     }
 }
 
-/// Has the kernel go on at the offset of `ofd`, one of whose descriptors is `fd`; all are real.
+/// Hands the offset of `ofd` to the kernel by `fd`, one of its descriptors, all of which are real.
 pub fn hand_offset(fd: i32, ofd: &Ofd) {
     let mut position = ofd.position();
     if !position.moved {

@@ -1,5 +1,5 @@
-//! The arguments of one system call, and the program's memory that they point to. Owns the checks that keep a
-//! wrong pointer of the program from being the library's fault.
+//! The arguments of one system call, and the program's memory that they point to. Owns the checks by which a
+//! wrong pointer of the program becomes EFAULT and not a fault in the library.
 
 use super::pages::PAGE;
 use super::{kernel, ranges, user};
@@ -7,31 +7,31 @@ use crate::{Errno, Result};
 use std::cell::RefCell;
 use std::mem::MaybeUninit;
 
-/// What `varve_entry` keeps of a call.
+/// The registers that `varve_entry` saves of a call.
 #[repr(C)]
 pub struct Frame {
     number: usize,
     a: [usize; 6],
 }
 
-/// The arguments of a system call that a program makes. What pointers among them lead to is touched by way of
-/// [`user`] only: EFAULT is found here, for all calls.
+/// The arguments of a system call that a program makes. Memory behind pointers among them is touched by way
+/// of [`user`] only: EFAULT is found here, for all calls.
 pub struct Args {
     number: usize,
     a: [usize; 6],
-    /// Copies of what the program hands over from maps whose loads LibFS serves: they are not loaded from
-    /// while it works.
+    /// Copies of buffers that lie in maps whose loads LibFS serves: such maps must not be loaded from while
+    /// LibFS works.
     own: RefCell<Vec<Box<[u8]>>>,
 }
 
-/// Longest path, with its end.
+/// Longest path in bytes, with its terminating zero.
 const PATH_MAX: usize = libc::PATH_MAX as usize;
-/// Most bytes that one call moves, as Linux has it.
+/// Upper bound on the bytes that one call moves, as in Linux.
 const COUNT_MAX: usize = 0x7fff_f000;
-/// Most pieces of a vectored call.
+/// Upper bound on the pieces of a vectored call.
 const PIECES_MAX: usize = 1024;
 
-/// Most variables of an environment.
+/// Upper bound on the variables of an environment.
 const ENTRIES_MAX: usize = 1 << 16;
 
 const FAULT: Errno = Errno(libc::EFAULT);
@@ -50,25 +50,26 @@ impl Args {
         }
     }
 
-    /// The system call's number.
+    /// Returns the system call's number.
     #[must_use]
     pub const fn number(&self) -> usize {
         self.number
     }
 
-    /// Argument `i`, as it is.
+    /// Returns argument `i` as a word.
     #[must_use]
     pub const fn word(&self, i: usize) -> usize {
         self.a[i]
     }
 
-    /// Argument `i`, a descriptor, flags or another `int`.
+    /// Returns argument `i` as an `int`: a descriptor, flags and the like.
     #[must_use]
     pub const fn int(&self, i: usize) -> i32 {
         self.a[i] as i32
     }
 
-    /// Argument `i`, an `unsigned int`. Nobody has to clear the other half of the register.
+    /// Returns argument `i` as an `unsigned int`. The upper half of the register is ignored, since callers
+    /// need not clear it.
     #[must_use]
     pub const fn uint(&self, i: usize) -> u32 {
         self.a[i] as u32
@@ -88,8 +89,8 @@ impl Args {
         self.call_as(self.number, a)
     }
 
-    /// Makes the call in the kernel, with argument `i` replaced by the address of a set of signals of the
-    /// library's, or by null.
+    /// Makes the call in the kernel, with argument `i` replaced by the address of one of the library's own
+    /// signal sets, or by null.
     #[must_use]
     pub(super) fn call_with_set(&self, i: usize, at: usize) -> isize {
         let mut a = self.a;
@@ -107,11 +108,11 @@ impl Args {
     pub fn call_with_variable(&self, i: usize, name: &str, value: &str) -> isize {
         let entry = format!("{name}={value}\0");
         let begins = |at: usize| {
-            // Byte by byte: no further than the text's end.
+            // Byte by byte, so as not to read beyond the end of the text.
             let prefix = &entry.as_bytes()[..=name.len()];
             prefix.iter().enumerate().all(|(k, byte)| {
                 let mut there = [MaybeUninit::uninit()];
-                // SAFETY: copied, if it could be.
+                // SAFETY: `copy_in` filled it.
                 user::copy_in(&mut there, at + k) && unsafe { there[0].assume_init() } == *byte
             })
         };
@@ -121,7 +122,7 @@ impl Args {
                 Ok(0) => break,
                 Ok(at) if begins(at as usize) => {}
                 Ok(at) => entries.push(at as usize),
-                // The kernel finds the same.
+                // The kernel finds the same fault.
                 Err(_) => return self.call(),
             }
         }
@@ -132,13 +133,13 @@ impl Args {
         self.call_as(self.number, a)
     }
 
-    /// `close_range` of a part of what this call asks for.
+    /// Makes `close_range` for a part of the range that this call asks for.
     #[must_use]
     pub fn close_range(&self, first: u32, last: u32) -> isize {
         self.call_as(self.number, [first as usize, last as usize, self.a[2], 0, 0, 0])
     }
 
-    /// The path that argument `i` points to, without its end.
+    /// Returns the path that argument `i` points to, without its terminating zero.
     ///
     /// # Errors
     /// EFAULT, ENAMETOOLONG.
@@ -147,7 +148,7 @@ impl Args {
         path.ok_or(Errno(libc::ENAMETOOLONG))
     }
 
-    /// A text of fewer than `max` bytes; `None` if it is longer.
+    /// Returns a text of fewer than `max` bytes; `None` if it is longer.
     pub(crate) fn text(&self, i: usize, max: usize) -> Result<Option<&[u8]>> {
         let at = self.a[i];
         let mut len = 0;
@@ -167,17 +168,17 @@ impl Args {
         Ok(None)
     }
 
-    /// A copy that lives as long as this.
+    /// Returns a copy of `bytes` that lives as long as `self`.
     fn keep(&self, bytes: &[u8]) -> &[u8] {
         let copy: Box<[u8]> = bytes.into();
         let (at, len) = (copy.as_ptr(), copy.len());
         self.own.borrow_mut().push(copy);
-        // SAFETY: what a box holds stays where it is, and no box is taken out of the vector before `self`
+        // SAFETY: the content of a box does not move, and no box is taken out of the vector before `self`
         // ends.
         unsafe { std::slice::from_raw_parts(at, len) }
     }
 
-    /// The bytes that argument `i` points to: all of them.
+    /// Returns the `len` bytes that argument `i` points to.
     ///
     /// # Errors
     /// EFAULT.
@@ -189,8 +190,8 @@ impl Args {
         Ok(self.slice(at, len))
     }
 
-    /// Whether the kernel would look at a buffer of `len` bytes that argument `i` points to, whatever is
-    /// there.
+    /// Checks that a buffer of `len` bytes at argument `i` lies in the user half of the address space, as the
+    /// kernel does before it touches any of it.
     ///
     /// # Errors
     /// EFAULT.
@@ -199,10 +200,11 @@ impl Args {
         end.map(drop).ok_or(FAULT)
     }
 
-    /// The data that argument `i` points to: as much of it as can be read, as the kernel's writes have it.
+    /// Returns the readable part of the `len` bytes that argument `i` points to, since the kernel's writes
+    /// are short at a fault.
     ///
     /// # Errors
-    /// EFAULT if that is nothing.
+    /// EFAULT if no byte is readable.
     pub fn data(&self, i: usize, len: usize) -> Result<&[u8]> {
         self.is_range(i, len)?;
         self.data_at(self.a[i], len.min(COUNT_MAX))
@@ -215,12 +217,12 @@ impl Args {
         }
     }
 
-    /// Bytes of the program that can be read.
+    /// Returns bytes of the program that are known to be readable; copied if they lie in a served map.
     fn slice(&self, at: usize, len: usize) -> &[u8] {
         if len == 0 {
             return &[];
         }
-        // SAFETY: every page was touched just now, and the program hands the bytes for the time of the call.
+        // SAFETY: every page was touched just now, and the program lends the bytes for the time of the call.
         let bytes = unsafe { std::slice::from_raw_parts(at as *const u8, len) };
         if ranges::touches(at, len) {
             self.keep(bytes)
@@ -229,11 +231,11 @@ impl Args {
         }
     }
 
-    /// The buffer that argument `i` points to, handed to `fill`: as much of it as can be written, as the
-    /// kernel's reads have it.
+    /// Hands `fill` the writable part of the buffer that argument `i` points to, since the kernel's reads are
+    /// short at a fault.
     ///
     /// # Errors
-    /// EFAULT if that is nothing.
+    /// EFAULT if no byte is writable.
     pub fn buffer<T>(&self, i: usize, len: usize, fill: impl FnOnce(&mut [u8]) -> Result<T>) -> Result<T> {
         self.is_range(i, len)?;
         self.buffer_at(self.a[i], len.min(COUNT_MAX), fill)
@@ -245,14 +247,14 @@ impl Args {
         }
         match user::writable(at, len) {
             0 => Err(FAULT),
-            // SAFETY: every page was touched just now, and the program hands the bytes, which nobody else
-            // needs, for the time of the call.
+            // SAFETY: every page was touched just now, and the program lends the bytes for the exclusive use
+            // of the call.
             good => fill(unsafe { std::slice::from_raw_parts_mut(at as *mut u8, good) }),
         }
     }
 
-    /// The vector of argument `i` with as many pieces as argument `count` says: addresses and lengths, at
-    /// most 2 GiB in all.
+    /// Returns the pieces of the vector in argument `i`, whose number is argument `count`: addresses and
+    /// lengths, together at most 2 GiB.
     fn pieces(&self, i: usize, count: usize) -> Result<Vec<(usize, usize)>> {
         let count = self.a[count] as u32 as usize;
         if count > PIECES_MAX {
@@ -277,11 +279,11 @@ impl Args {
             .collect()
     }
 
-    /// Hands the buffers of a vectored read to `fill`, one after the other, until one is not filled; no more
-    /// bytes in all than `most` says of their number.
+    /// Hands the buffers of a vectored read to `fill`, one after the other, until one is not filled. `most`
+    /// gets the total length and returns the upper bound on the bytes to read.
     ///
     /// # Errors
-    /// EFAULT, EINVAL; what `most` fails with, or `fill` if nothing was read before.
+    /// EFAULT, EINVAL; the error of `most`, or of `fill` if nothing was read before.
     pub fn scatter(
         &self,
         i: usize,
@@ -308,10 +310,10 @@ impl Args {
         Ok(done)
     }
 
-    /// Hands the bytes of a vectored write to `take`, in one piece; as many as can be read.
+    /// Hands the readable bytes of a vectored write to `take`, in one piece.
     ///
     /// # Errors
-    /// EFAULT, EINVAL; what `take` fails with.
+    /// EFAULT, EINVAL; the error of `take`.
     pub fn gather<T>(&self, i: usize, count: usize, take: impl FnOnce(&[u8]) -> Result<T>) -> Result<T> {
         let pieces = self.pieces(i, count)?;
         if let [(at, len)] = pieces[..] {
@@ -333,7 +335,7 @@ impl Args {
         take(&all)
     }
 
-    /// Reads the `T` that argument `i` points to. For C types of integers, where any bytes are a value.
+    /// Reads the `T` that argument `i` points to. For C types of integers, for which any bytes are a value.
     ///
     /// # Errors
     /// EFAULT.
@@ -341,12 +343,12 @@ impl Args {
         self.get_nth(i, 0)
     }
 
-    /// As [`get`](Self::get), of an array.
+    /// As [`get`](Self::get), for element `nth` of an array.
     pub(crate) fn get_nth<T: Plain>(&self, i: usize, nth: usize) -> Result<T> {
         get_at(self.a[i].wrapping_add(nth * size_of::<T>()))
     }
 
-    /// Shows the first `count` elements of an array to `look`, as far as they can be read.
+    /// Calls `look` with each of the first `count` elements of an array, until one cannot be read.
     pub(crate) fn each<T: Plain>(&self, i: usize, count: usize, mut look: impl FnMut(usize, T)) {
         const AT_ONCE: usize = 64;
         let mut nth = 0;
@@ -378,7 +380,7 @@ impl Args {
     /// # Errors
     /// EFAULT.
     pub fn put_bytes(&self, i: usize, bytes: &[u8]) -> Result<()> {
-        // SAFETY: the program asked for an answer there.
+        // SAFETY: the program asked for a result there.
         if unsafe { user::copy_out(self.a[i], bytes) } {
             Ok(())
         } else {
@@ -386,15 +388,15 @@ impl Args {
         }
     }
 
-    /// The descriptors that a message of `sendmsg` (argument `i`, the `nth` of an array of `stride` bytes)
-    /// carries.
+    /// Returns the descriptors that a message of `sendmsg` carries: the `nth` of an array at argument `i`
+    /// with elements of `stride` bytes.
     #[must_use]
     pub fn carried(&self, i: usize, nth: usize, stride: usize) -> Vec<i32> {
         let mut fds = Vec::new();
         let Ok(mut message) = get_at::<libc::msghdr>(self.a[i].wrapping_add(nth * stride)) else {
             return fds;
         };
-        // A copy, aligned as control parts are.
+        // A copy, aligned as control messages are.
         let len = message.msg_controllen.min(CONTROL_MAX);
         let mut control = vec![MaybeUninit::<u64>::uninit(); len.div_ceil(8)];
         // SAFETY: any part of the words may be filled by bytes.
@@ -411,7 +413,7 @@ impl Args {
         fds
     }
 
-    /// Replaces the descriptors that a message which the library received carries, one by one.
+    /// Replaces each descriptor that a message received by the library carries.
     pub(crate) fn replace_carried(&self, i: usize, mut with: impl FnMut(i32) -> i32) {
         let message = self.a[i] as *const libc::msghdr;
         // SAFETY: the library's own message, whose control part the kernel has just filled.
@@ -421,10 +423,10 @@ impl Args {
     }
 }
 
-/// Longest control part of a message that is looked at; the kernel takes some 20 KiB.
+/// Longest control part of a message in bytes that is examined; the kernel accepts some 20 KiB.
 const CONTROL_MAX: usize = 1 << 18;
 
-/// Shows where the descriptors of a message lie, whose control part is the library's own.
+/// Calls `look` with the address of each descriptor in a message whose control part is the library's own.
 fn each_carried(message: &libc::msghdr, mut look: impl FnMut(*mut i32)) {
     // SAFETY: the macros stay within the control part; a header's length is checked against its end.
     unsafe {

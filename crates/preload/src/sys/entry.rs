@@ -1,25 +1,25 @@
-//! Where stubs arrive: keeps the registers, asks `handle`, and says whether the stub is to make the system
-//! call itself.
+//! The entry point of the stubs: saves the registers, calls `handle`, and tells the stub whether to make the
+//! system call itself.
 
 use super::args::{Args, Frame};
 use super::{handlers, kernel, reentry, thread};
 use crate::syscalls::NUMBERS;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// For each number whether the stub asks at all. Bytes are written before any stub is reachable.
+/// For each number, whether the stub calls `handle` at all. Written before any stub is reachable.
 static WANTED: [AtomicU8; NUMBERS] = [const { AtomicU8::new(0) }; NUMBERS];
 
-/// What `handle` answers, in rax and rdx.
+/// The result of `handle`, in rax and rdx.
 #[repr(C)]
 pub struct Verdict {
     result: isize,
-    /// 1: the stub makes the call.
+    /// 1 if the stub is to make the call.
     raw: usize,
 }
 
 // `syscall` keeps every register but rax, rcx and r11, so this does too. The C library is built for the
-// baseline, so of the vector registers only xmm0 to xmm15 can hold anything across a call. r11 = 1 on return:
-// make the call.
+// baseline, so of the vector registers only xmm0 to xmm15 can hold anything across a call. r11 = 1 on return
+// tells the stub to make the call.
 std::arch::global_asm!(
     ".pushsection .text.varve_entry,\"ax\",@progbits",
     ".p2align 4",
@@ -102,18 +102,18 @@ unsafe extern "C" {
     fn varve_entry();
 }
 
-/// The address that stubs call.
+/// Returns the address that stubs call.
 #[must_use]
 pub fn address() -> usize {
     varve_entry as *const () as usize
 }
 
-/// Says for which numbers stubs ask. Before any stub is reachable.
+/// Has stubs call `handle` for `number`. Called before any stub is reachable.
 pub fn want(number: usize) {
     WANTED[number].store(1, Ordering::Relaxed);
 }
 
-/// Whether stubs ask for `number`.
+/// Whether stubs call `handle` for `number`.
 #[must_use]
 pub fn is_wanted(number: usize) -> bool {
     WANTED
@@ -127,10 +127,9 @@ const fn done(result: isize) -> Verdict {
     Verdict { result, raw: 0 }
 }
 
-/// One system call of the program, or of LibFS in it.
+/// Handles one system call of the program, or of LibFS in it.
 extern "C" fn handle(frame: *mut Frame) -> Verdict {
-    // SAFETY: `varve_entry` hands its own frame, and the arguments are those of a system call that somebody
-    // makes.
+    // SAFETY: `varve_entry` passes its own frame, and the arguments are those of a real system call.
     let args = unsafe { Args::new(frame) };
     if is_inside() {
         return reentry::call(&args).map_or(RAW, done);
@@ -145,15 +144,15 @@ extern "C" fn handle(frame: *mut Frame) -> Verdict {
         return RAW;
     }
     let guard = Inside::enter();
-    // A panic here would unwind into code that knows no unwinding.
+    // A panic here would unwind into code without unwind tables.
     let answer = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| (handlers.program)(&args)))
         .unwrap_or(Some(-(libc::EIO as isize)));
     drop(guard);
     answer.map_or(RAW, done)
 }
 
-/// After a `vfork` the child runs on this thread's memory with its own process id: its calls are the
-/// kernel's, whatever the tables say.
+/// Whether this thread is the parent again after a `vfork`. The child runs in this thread's memory with a
+/// process id of its own: its calls are the kernel's, whatever the tables say.
 #[cold]
 fn back_from_vfork() -> bool {
     thread::with(|thread| {
@@ -166,7 +165,7 @@ fn back_from_vfork() -> bool {
     })
 }
 
-/// While it lives, this thread's system calls are the library's own, and signals wait.
+/// While it lives, this thread's system calls are the library's own, and signals are deferred.
 #[derive(Debug)]
 pub struct Inside;
 
@@ -188,27 +187,27 @@ impl Drop for Inside {
     }
 }
 
-/// Whether this thread is in a call of ours, or is ours.
+/// Whether this thread is in a call of the library, or is one of the library's threads.
 #[must_use]
 pub fn is_inside() -> bool {
     thread::with(|thread| thread.internal.get() || thread.inside.get() > 0)
 }
 
-/// Makes this thread the library's own until the answer is dropped, by the same thread or its copy in a
-/// child.
+/// Makes this thread's system calls the library's own until the returned guard is dropped, by this thread or
+/// its copy in a child.
 #[must_use]
 pub fn stay_inside() -> Inside {
     Inside::enter()
 }
 
-/// Runs `work` as the library's own.
+/// Runs `work` with this thread's system calls being the library's own.
 pub fn inside<T>(work: impl FnOnce() -> T) -> T {
     let _guard = Inside::enter();
     work()
 }
 
-/// Runs `wait` as if this thread were outside: signal handlers may run meanwhile. For calls that block, with
-/// nothing locked.
+/// Runs `wait` as if this thread were outside: signal handlers may run meanwhile. For calls that block, made
+/// with nothing locked.
 pub fn outside<T>(wait: impl FnOnce() -> T) -> T {
     thread::with(|thread| {
         let depth = thread.inside.replace(0);

@@ -1,17 +1,17 @@
 //! The library's own heap. It never calls the program's `malloc`: a signal handler that calls `write` may
-//! have interrupted just that, and a `fork` in another thread may hold its locks.
+//! have interrupted `malloc` itself, and a `fork` in another thread may hold its locks.
 //!
-//! [dlmalloc] under one lock; before it, small blocks that were given back lie in slots, from which the next
-//! of their size is taken. Threads share slots; one that finds its slot busy goes to the lock. A slot keeps a
-//! few blocks of each size only, so what threads that end leave behind is little.
+//! [dlmalloc] under one lock. In front of it, freed small blocks are kept in slots, and reused for the next
+//! block of their size. Threads share slots; a thread that finds its slot busy takes the lock. A slot keeps
+//! only a few blocks of each size, so threads that end leave little memory behind.
 //!
 //! # Invariants
-//! 1. Nobody waits for the lock who holds it: who takes it is [inside](super::entry::inside), so signals
-//!    wait; nothing that is called under it allocates (its pages come by plain system calls); and who forks
-//!    holds it until the child is there ([`hold`]).
-//! 2. Nobody waits for a slot.
-//! 3. A block's slot list and its place in dlmalloc are chosen by its layout alone, which is the same when it
-//!    is given back.
+//! 1. No thread waits for a lock that it holds itself: its holder is [inside](super::entry::inside), so
+//!    signals are deferred; code called under it does not allocate (its pages come by plain system calls);
+//!    and a forking thread holds it until the child exists ([`hold`]).
+//! 2. No thread waits for a slot.
+//! 3. A block's slot list and its place in dlmalloc depend on its layout alone, which is the same when it is
+//!    freed.
 
 use super::{entry, kernel, thread};
 use dlmalloc::{Allocator, Dlmalloc};
@@ -21,9 +21,9 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Small blocks are of multiples of so many bytes.
+/// Small blocks are multiples of this number of bytes.
 const STEP: usize = 16;
-/// Longer ones are not kept in slots.
+/// Blocks of more bytes are not kept in slots.
 const SMALL_MAX: usize = 1024;
 const CLASSES: usize = SMALL_MAX / STEP;
 const SLOTS: usize = 16;
@@ -36,10 +36,10 @@ static LARGE: Mutex<Large> = Mutex::new(Large(Dlmalloc::new_with_allocator(Pages
 static SMALL: [Slot; SLOTS] = [const { Slot::new() }; SLOTS];
 static NEXT_SLOT: AtomicU32 = AtomicU32::new(1);
 
-/// Memory of the kernel.
+/// Pages of the kernel.
 struct Pages;
 
-// SAFETY: what `mmap` hands out is nobody else's, page-aligned, zero, and there until it is unmapped.
+// SAFETY: memory from `mmap` is exclusive, page-aligned, zeroed, and stays until it is unmapped.
 unsafe impl Allocator for Pages {
     fn alloc(&self, size: usize) -> (*mut u8, usize, u32) {
         let protection = (libc::PROT_READ | libc::PROT_WRITE) as usize;
@@ -58,7 +58,7 @@ unsafe impl Allocator for Pages {
         } else {
             0
         };
-        // SAFETY: dlmalloc asks for memory that it has from `alloc`.
+        // SAFETY: dlmalloc passes memory that it has from `alloc`.
         match unsafe { kernel::call(libc::SYS_mremap as usize, [ptr as usize, old, new, flags, 0, 0]) } {
             at if at < 0 => null_mut(),
             at => at as *mut u8,
@@ -70,7 +70,7 @@ unsafe impl Allocator for Pages {
     }
 
     fn free(&self, ptr: *mut u8, size: usize) -> bool {
-        // SAFETY: as in `remap`; nobody uses it any more.
+        // SAFETY: as in `remap`; the memory is no longer used.
         unsafe { kernel::call(libc::SYS_munmap as usize, [ptr as usize, size, 0, 0, 0, 0]) == 0 }
     }
 
@@ -87,19 +87,19 @@ unsafe impl Allocator for Pages {
     }
 }
 
-/// All that is not in slots.
+/// The allocator of all blocks that are not in slots.
 pub struct Large(Dlmalloc<Pages>);
 
-// SAFETY: its pointers are to memory of its own, which any thread may use; it is used under the lock.
+// SAFETY: its pointers are to memory of its own, which any thread may use; it is used under the lock only.
 unsafe impl Send for Large {}
 
-/// Works on dlmalloc.
+/// Runs `work` on dlmalloc, under the lock.
 fn with_large<T>(work: impl FnOnce(&mut Dlmalloc<Pages>) -> T) -> T {
     entry::inside(|| work(&mut LARGE.lock().unwrap_or_else(PoisonError::into_inner).0))
 }
 
-/// The lock, held: the memory of a child that is made meanwhile is sound. Whoever holds it must not allocate;
-/// signals wait.
+/// Takes the heap's lock, so that the heap of a child made meanwhile is consistent. The holder must not
+/// allocate; signals are deferred.
 pub fn hold() -> Hold {
     let inside = entry::stay_inside();
     Hold {
@@ -108,15 +108,15 @@ pub fn hold() -> Hold {
     }
 }
 
-/// What [`hold`] holds. The lock goes first.
+/// The heap's lock, held. The lock is released before signals are let in.
 #[must_use]
 pub struct Hold {
     _lock: MutexGuard<'static, Large>,
     _inside: entry::Inside,
 }
 
-/// In a child, whose only thread this is: slots that other threads of the parent were busy with are as good
-/// as new. What was in them is lost.
+/// Resets, in a child, whose only thread this is, the slots that other threads of the parent were using.
+/// Their blocks are lost.
 pub fn after_fork() {
     for slot in &SMALL {
         if slot.busy.load(Ordering::Relaxed) {
@@ -127,7 +127,7 @@ pub fn after_fork() {
     }
 }
 
-/// Blocks of one size that nobody uses; the first word of each says where the next is.
+/// Free blocks of one size; the first word of each is the address of the next.
 #[derive(Clone, Copy)]
 struct List {
     first: *mut *mut u8,
@@ -141,14 +141,14 @@ impl List {
     };
 }
 
-/// Blocks that nobody uses, by size.
+/// Free blocks, by size.
 #[repr(align(64))]
 struct Slot {
     busy: AtomicBool,
     lists: UnsafeCell<[List; CLASSES]>,
 }
 
-// SAFETY: `lists` is touched by whoever has made the slot busy, and nobody else.
+// SAFETY: only the thread that has made the slot busy touches `lists`.
 unsafe impl Sync for Slot {}
 
 impl Slot {
@@ -159,8 +159,8 @@ impl Slot {
         }
     }
 
-    /// Works on the list of one size in this thread's slot, unless somebody else does: a thread that shares
-    /// it, or one that this signal handler interrupted.
+    /// Runs `work` on the list of one size in this thread's slot. `None` if the slot is busy, with another
+    /// thread, or with this one if a signal handler has interrupted it.
     fn with<T>(class: usize, work: impl FnOnce(&mut List) -> Option<T>) -> Option<T> {
         let number = thread::with(|thread| match thread.slot.get() {
             0 => {
@@ -181,12 +181,12 @@ impl Slot {
     }
 }
 
-/// Most blocks of one class that a slot keeps: some 350 KiB of all classes.
+/// Upper bound on the blocks of one class that a slot keeps: some 350 KiB of all classes together.
 const fn kept_max(class: usize) -> usize {
     if class < 16 { 48 } else { 8 }
 }
 
-/// Which class a block of this layout is of, if it is small.
+/// Returns the size class of a block of this layout, if it is small.
 const fn class(layout: Layout) -> Option<usize> {
     if layout.size() <= SMALL_MAX && layout.align() <= STEP {
         Some(layout.size().saturating_sub(1) / STEP)
@@ -195,15 +195,15 @@ const fn class(layout: Layout) -> Option<usize> {
     }
 }
 
-/// Bytes of the blocks of a class.
+/// Returns the size in bytes of the blocks of a class.
 const fn bytes(class: usize) -> usize {
     (class + 1) * STEP
 }
 
 struct Heap;
 
-// SAFETY: dlmalloc hands out blocks that nobody else has, of the size and alignment that were asked for;
-// lists hold such blocks, of their class, that nobody uses, and hand each out once.
+// SAFETY: dlmalloc hands out exclusive blocks of the requested size and alignment; lists hold free blocks of
+// their class, and hand each out once.
 unsafe impl GlobalAlloc for Heap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let Some(class) = class(layout) else {
@@ -234,14 +234,14 @@ unsafe impl GlobalAlloc for Heap {
                 return None;
             }
             let block = ptr.cast::<*mut u8>();
-            // SAFETY: a block of at least STEP bytes, aligned to them, that nobody uses any more.
+            // SAFETY: a free block of at least STEP bytes, aligned to STEP.
             unsafe { *block = list.first.cast() };
             list.first = block;
             list.count += 1;
             Some(())
         });
         if kept.is_none() {
-            // SAFETY: `alloc` has taken it so.
+            // SAFETY: `alloc` has allocated it with this size and alignment.
             with_large(|large| unsafe { large.free(ptr, bytes(class), STEP) });
         }
     }
@@ -251,7 +251,7 @@ unsafe impl GlobalAlloc for Heap {
             // SAFETY: the caller's layout.
             return with_large(|large| unsafe { large.calloc(layout.size(), layout.align()) });
         }
-        // SAFETY: the caller's layout; what comes back has so many bytes, or is null.
+        // SAFETY: the caller's layout; the block has `layout.size()` bytes, or is null.
         unsafe {
             let ptr = self.alloc(layout);
             if !ptr.is_null() {
@@ -270,7 +270,7 @@ unsafe impl GlobalAlloc for Heap {
                 unsafe { large.realloc(ptr, layout.size(), layout.align(), new_size) }
             }),
             (Some(old), Some(new)) if old == new => ptr,
-            // SAFETY: both blocks have at least as many bytes as are copied, and are different.
+            // SAFETY: both blocks have at least as many bytes as are copied, and are distinct.
             _ => unsafe {
                 let moved = self.alloc(new);
                 if !moved.is_null() {
@@ -288,7 +288,7 @@ mod tests {
     use super::*;
     use std::sync::atomic::AtomicU64;
 
-    /// A block with a pattern of its own in all its bytes.
+    /// A block filled with a pattern of its own.
     struct Block {
         bytes: *mut u8,
         layout: Layout,
@@ -419,7 +419,7 @@ mod tests {
             }
             for _ in 0..200 {
                 let held = hold();
-                // SAFETY: the child calls only what is tried here, and ends.
+                // SAFETY: the child makes only the calls under test, and ends.
                 let child = unsafe { kernel::call(libc::SYS_fork as usize, [0; 6]) };
                 drop(held);
                 if child == 0 {

@@ -1,12 +1,12 @@
-//! System calls that go to the kernel and nowhere else. Knows no descriptor of ours.
+//! System calls that go straight to the kernel. Knows no served descriptors.
 
 use std::arch::asm;
 use std::ffi::CStr;
 
-/// A system call as it is. Negative results are `-errno`.
+/// Makes a system call. Negative results are `-errno`.
 ///
 /// # Safety
-/// As the system call: pointers among the arguments must be what it expects.
+/// As for the system call: pointers among the arguments must be valid for it.
 pub unsafe fn call(number: usize, a: [usize; 6]) -> isize {
     let result: isize;
     // SAFETY: the caller vouches for the arguments; `syscall` clobbers rcx and r11 only.
@@ -21,22 +21,22 @@ const fn nr(number: libc::c_long) -> usize {
     number as usize
 }
 
-/// This process.
+/// Returns the process id.
 #[must_use]
 pub fn getpid() -> i32 {
-    // SAFETY: takes nothing.
+    // SAFETY: takes no arguments.
     (unsafe { call(nr(libc::SYS_getpid), [0; 6]) }) as i32
 }
 
-/// This thread.
+/// Returns the thread id.
 #[must_use]
 pub fn gettid() -> i32 {
-    // SAFETY: takes nothing.
+    // SAFETY: takes no arguments.
     (unsafe { call(nr(libc::SYS_gettid), [0; 6]) }) as i32
 }
 
-/// Whether this process may be able to execute the file whose path is at `path`: not if it is not there, or
-/// permissions say no.
+/// Whether this process may be able to execute the file whose path is at `path`: false if it does not exist
+/// or permissions forbid it.
 #[must_use]
 pub fn may_execute(path: usize) -> bool {
     let flags = libc::AT_EACCESS as usize;
@@ -46,14 +46,13 @@ pub fn may_execute(path: usize) -> bool {
     ![libc::ENOENT, libc::ENOTDIR, libc::EACCES].contains(&(-found as i32))
 }
 
-/// Whether thread `tid` still runs code of its own. One that was killed does not, also before anybody waited
-/// for it.
+/// Whether thread `tid` still runs. A zombie does not.
 #[must_use]
 pub fn runs(tid: i32) -> bool {
     let path = format!("/proc/{tid}/stat\0");
     let fd = open(path.as_bytes(), libc::O_RDONLY | libc::O_CLOEXEC, 0);
     if fd < 0 {
-        // Who cannot look believes that it lives.
+        // Without access to /proc the thread is taken to run.
         let own = open(b"/proc/self/stat\0", libc::O_RDONLY | libc::O_CLOEXEC, 0);
         if own >= 0 {
             close(own as i32);
@@ -63,7 +62,7 @@ pub fn runs(tid: i32) -> bool {
     let mut text = [0_u8; 512];
     let len = usize::try_from(read(fd as i32, &mut text)).unwrap_or(0);
     close(fd as i32);
-    // The name before the state may hold anything.
+    // The name before the state may contain any characters.
     let state = text[..len]
         .iter()
         .rposition(|byte| *byte == b')')
@@ -71,13 +70,13 @@ pub fn runs(tid: i32) -> bool {
     !matches!(state, None | Some(b'Z' | b'X'))
 }
 
-/// Waits a while.
+/// Sleeps for `time`.
 pub fn nap(time: std::time::Duration) {
     let time = libc::timespec {
         tv_sec: time.as_secs() as i64,
         tv_nsec: i64::from(time.subsec_nanos()),
     };
-    // SAFETY: the time is ours; what would be left of it is not asked.
+    // SAFETY: the time is ours; the remaining time is not requested.
     unsafe {
         call(
             nr(libc::SYS_nanosleep),
@@ -152,7 +151,7 @@ pub fn open_at(dir: i32, path: &[u8], flags: i32, mode: u32) -> isize {
 
 /// `read`.
 pub fn read(fd: i32, out: &mut [u8]) -> isize {
-    // SAFETY: the buffer is ours and as long as said.
+    // SAFETY: the buffer is ours and has the length passed.
     unsafe {
         call(
             nr(libc::SYS_read),
@@ -163,7 +162,7 @@ pub fn read(fd: i32, out: &mut [u8]) -> isize {
 
 /// `write`.
 pub fn write(fd: i32, data: &[u8]) -> isize {
-    // SAFETY: the buffer is ours and as long as said.
+    // SAFETY: the buffer is ours and has the length passed.
     unsafe {
         call(
             nr(libc::SYS_write),
@@ -172,13 +171,13 @@ pub fn write(fd: i32, data: &[u8]) -> isize {
     }
 }
 
-/// `fstat`, or `stat` of the working directory for -1: device and inode number.
+/// Returns device and inode number by `fstat`, or by `stat` of the working directory for -1.
 #[must_use]
 pub fn identity(fd: i32) -> Option<(u64, u64)> {
     stat(fd).map(|stat| (stat.st_dev, stat.st_ino))
 }
 
-/// `fstat`: device and type of the file.
+/// Returns device and file type by `fstat`.
 #[must_use]
 pub fn kind(fd: i32) -> Option<(u64, u32)> {
     if fd < 0 {
@@ -187,8 +186,8 @@ pub fn kind(fd: i32) -> Option<(u64, u32)> {
     stat(fd).map(|stat| (stat.st_dev, stat.st_mode & libc::S_IFMT))
 }
 
-/// The device that a path lies on, or that a descriptor (`dir`, with an empty path) is of; nothing is
-/// followed at its end, and no file system asked more than its names.
+/// Returns the device of the file at a path, or of a descriptor (`dir`, with an empty path). A symbolic link
+/// at the end is not followed, and no file system is asked for more than names.
 #[must_use]
 pub fn device_at(dir: i32, path: &CStr) -> Option<u64> {
     let flags =
@@ -196,7 +195,7 @@ pub fn device_at(dir: i32, path: &CStr) -> Option<u64> {
     statx(dir, path, flags, 0).map(|statx| libc::makedev(statx.stx_dev_major, statx.stx_dev_minor))
 }
 
-/// Device and inode number of what a path names, or of a descriptor (`dir`, with an empty path).
+/// Returns device and inode number of the file at a path, or of a descriptor (`dir`, with an empty path).
 #[must_use]
 pub fn inode_at(dir: i32, path: &CStr, follow: bool) -> Option<(u64, u64)> {
     let kept = if follow { 0 } else { libc::AT_SYMLINK_NOFOLLOW };
@@ -206,7 +205,7 @@ pub fn inode_at(dir: i32, path: &CStr, follow: bool) -> Option<(u64, u64)> {
     Some((device, statx.stx_ino))
 }
 
-/// Mode and size of what a path names.
+/// Returns mode and size of the file at a path.
 #[must_use]
 pub fn mode_and_size(dir: i32, path: &CStr, follow: bool) -> Option<(u32, u64)> {
     let kept = if follow { 0 } else { libc::AT_SYMLINK_NOFOLLOW };
@@ -215,7 +214,7 @@ pub fn mode_and_size(dir: i32, path: &CStr, follow: bool) -> Option<(u32, u64)> 
     Some((u32::from(statx.stx_mode), statx.stx_size))
 }
 
-/// Asks a file for an extended attribute whose value nobody wants; both texts end with a zero byte.
+/// Requests an extended attribute of a file and discards the value; both texts end with a zero byte.
 pub fn ask_attribute(path: &[u8], name: &[u8]) {
     assert!(path.ends_with(&[0]) && name.ends_with(&[0]));
     let a = [path.as_ptr() as usize, name.as_ptr() as usize, 0, 0, 0, 0];
@@ -223,12 +222,12 @@ pub fn ask_attribute(path: &[u8], name: &[u8]) {
     unsafe { call(nr(libc::SYS_getxattr), a) };
 }
 
-/// `fstat`, or `stat` of the working directory for -1.
+/// Makes `fstat`, or `stat` of the working directory for -1.
 pub(super) fn stat(fd: i32) -> Option<libc::stat> {
     // SAFETY: all bytes zero is a value of the type.
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };
     let out = (&raw mut stat) as usize;
-    // SAFETY: paths end with a zero byte and `stat` takes the answer.
+    // SAFETY: paths end with a zero byte and `stat` takes the result.
     let done = unsafe {
         if fd < 0 {
             call(
@@ -253,7 +252,7 @@ fn statx(dir: i32, path: &CStr, flags: i32, mask: u32) -> Option<libc::statx> {
         (&raw mut statx) as usize,
         0,
     ];
-    // SAFETY: the path ends with a zero byte and `statx` takes the answer.
+    // SAFETY: the path ends with a zero byte and `statx` takes the result.
     (unsafe { call(nr(libc::SYS_statx), a) } == 0).then_some(statx)
 }
 
@@ -271,7 +270,8 @@ pub fn is_mount_point(path: &CStr) -> bool {
         .is_some_and(|statx| statx.stx_attributes & libc::STATX_ATTR_MOUNT_ROOT as u64 != 0)
 }
 
-/// Whether what is behind `fd` says that it changed since it was last asked, as the table of mounts does.
+/// Whether the file behind `fd` signals a change (`POLLPRI` or `POLLERR`) since it was last polled, as the
+/// table of mounts does.
 #[must_use]
 pub fn is_changed(fd: i32) -> bool {
     let mut asked = libc::pollfd {
@@ -279,16 +279,16 @@ pub fn is_changed(fd: i32) -> bool {
         events: libc::POLLPRI,
         revents: 0,
     };
-    // SAFETY: one entry, ours; it does not wait.
+    // SAFETY: one entry, ours; the call does not wait.
     let found = unsafe { call(nr(libc::SYS_poll), [(&raw mut asked) as usize, 1, 0, 0, 0, 0]) };
     found > 0 && asked.revents & (libc::POLLPRI | libc::POLLERR) != 0
 }
 
-/// The working directory's path.
+/// Returns the working directory's path.
 #[must_use]
 pub fn getcwd() -> Option<Vec<u8>> {
     let mut path = vec![0_u8; libc::PATH_MAX as usize];
-    // SAFETY: the buffer is ours and as long as said.
+    // SAFETY: the buffer is ours and has the length passed.
     let len = unsafe {
         call(
             nr(libc::SYS_getcwd),
@@ -301,8 +301,8 @@ pub fn getcwd() -> Option<Vec<u8>> {
     path.starts_with(b"/").then_some(path)
 }
 
-/// The path of the directory behind a descriptor; `None` if it is none, has no path any more, or the process
-/// cannot reach it.
+/// Returns the path of the directory behind a descriptor; `None` if it is no directory, is removed, or cannot
+/// be reached by the process.
 #[must_use]
 pub fn directory_path(fd: i32) -> Option<Vec<u8>> {
     if fd < 0 || kind(fd)?.1 != libc::S_IFDIR {
@@ -318,48 +318,48 @@ pub fn directory_path(fd: i32) -> Option<Vec<u8>> {
         0,
         0,
     ];
-    // SAFETY: the link's path ends with a zero byte; the buffer is ours and as long as said.
+    // SAFETY: the link's path ends with a zero byte; the buffer is ours and has the length passed.
     let len = usize::try_from(unsafe { call(nr(libc::SYS_readlinkat), a) }).ok()?;
     path.truncate(len);
     let gone = path.ends_with(b" (deleted)") || path.len() == libc::PATH_MAX as usize;
     (path.starts_with(b"/") && !gone).then_some(path)
 }
 
-/// Open descriptors up to a thousand: as many as a program usually inherits.
+/// Returns the open descriptors below 1000, which covers those that a program usually inherits.
 pub fn descriptors() -> impl Iterator<Item = i32> {
     (0..1000).filter(|fd| fcntl(*fd, libc::F_GETFD, 0) >= 0)
 }
 
-/// Sets the umask; the old one.
+/// Sets the umask and returns the old one.
 pub fn umask(mask: u32) -> u32 {
     // SAFETY: takes a number.
     (unsafe { call(nr(libc::SYS_umask), [mask as usize, 0, 0, 0, 0, 0]) }) as u32
 }
 
-/// Whose rights a thread has.
+/// The credentials of a thread.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ids {
-    /// User for files.
+    /// User id for file access.
     pub uid: u32,
-    /// Group for files.
+    /// Group id for file access.
     pub gid: u32,
     /// Supplementary groups.
     pub groups: Vec<u32>,
-    /// Whether the real ids are the same.
+    /// Whether the real ids equal those for file access.
     pub same: bool,
-    /// Real, effective and saved user.
+    /// Real, effective and saved user id.
     pub users: [u32; 3],
 }
 
-/// Whose rights this thread has.
+/// Returns the credentials of this thread.
 #[must_use]
 pub fn ids() -> Ids {
     let mut three = [[0_u32; 3]; 2];
     // SAFETY: with no room it only counts.
     let count = unsafe { call(nr(libc::SYS_getgroups), [0; 6]) };
     let mut groups = vec![0_u32; usize::try_from(count).unwrap_or(0)];
-    // SAFETY: `getresuid` and `getresgid` fill three numbers each, `getgroups` a buffer of the length that is
-    // said; `setfsuid` and `setfsgid` take numbers, and -1 changes nothing.
+    // SAFETY: `getresuid` and `getresgid` fill three numbers each, `getgroups` a buffer of the length passed;
+    // `setfsuid` and `setfsgid` take numbers, and -1 changes nothing.
     unsafe {
         for (number, out) in [libc::SYS_getresuid, libc::SYS_getresgid].iter().zip(&mut three) {
             let out = out.as_mut_ptr() as usize;
@@ -382,7 +382,7 @@ pub fn ids() -> Ids {
     }
 }
 
-/// Does `work` with the rights to files that `user` has, if this thread may take them on.
+/// Runs `work` with the file-access rights of `user`, if this thread may take them on.
 pub fn with_files_of<T>(user: u32, work: impl FnOnce() -> T) -> T {
     // SAFETY: takes a number.
     let set = |user: usize| unsafe { call(nr(libc::SYS_setfsuid), [user, 0, 0, 0, 0, 0]) } as usize;
@@ -392,7 +392,7 @@ pub fn with_files_of<T>(user: u32, work: impl FnOnce() -> T) -> T {
     value
 }
 
-/// Blocks the signals of `mask` in this thread, or lets them in again.
+/// Blocks the signals of `mask` in this thread, or unblocks them.
 pub fn sigmask(block: bool, mask: u64) {
     let how = if block { libc::SIG_BLOCK } else { libc::SIG_UNBLOCK };
     let set = (&raw const mask) as usize;
@@ -400,7 +400,8 @@ pub fn sigmask(block: bool, mask: u64) {
     unsafe { call(nr(libc::SYS_rt_sigprocmask), [how as usize, set, 0, 8, 0, 0]) };
 }
 
-/// Asks for a limit of this process, and sets it: soft and hard, all ones where there is none.
+/// Returns a resource limit of this process, and sets it to `new` if given: soft and hard, all ones for no
+/// limit.
 fn limit(resource: u32, new: Option<libc::rlimit>) -> Option<libc::rlimit> {
     let mut old = libc::rlimit {
         rlim_cur: 0,
@@ -408,12 +409,12 @@ fn limit(resource: u32, new: Option<libc::rlimit>) -> Option<libc::rlimit> {
     };
     let new = new.as_ref().map_or(0, |new| std::ptr::from_ref(new) as usize);
     let a = [0, resource as usize, new, (&raw mut old) as usize, 0, 0];
-    // SAFETY: the new limit is ours or null; the answer goes to `old`.
+    // SAFETY: the new limit is ours or null; `old` takes the result.
     let done = unsafe { call(nr(libc::SYS_prlimit64), a) };
     (done == 0).then_some(old)
 }
 
-/// Soft and hard limit on descriptors.
+/// Returns the soft and hard limit on descriptors.
 #[must_use]
 pub fn descriptors_max() -> (usize, usize) {
     let limit = limit(libc::RLIMIT_NOFILE, None);
@@ -422,7 +423,7 @@ pub fn descriptors_max() -> (usize, usize) {
     })
 }
 
-/// Sets the limit on descriptors. False if it could not be.
+/// Sets the limit on descriptors. False on failure.
 pub fn set_descriptors_max(soft: usize, hard: usize) -> bool {
     let new = libc::rlimit {
         rlim_cur: soft as u64,
@@ -431,7 +432,7 @@ pub fn set_descriptors_max(soft: usize, hard: usize) -> bool {
     limit(libc::RLIMIT_NOFILE, Some(new)).is_some()
 }
 
-/// Soft limit on the length of files, in bytes; all ones if there is none.
+/// Returns the soft limit on the length of files, in bytes; all ones if there is none.
 #[must_use]
 pub fn file_max() -> u64 {
     limit(libc::RLIMIT_FSIZE, None).map_or(u64::MAX, |limit| limit.rlim_cur)

@@ -1,5 +1,5 @@
-//! What touches the machine: system calls, the program's memory, the code of its C library. The only unsafe
-//! code of the crate.
+//! Modules that touch the machine: system calls, the program's memory, the code of its C library. The only
+//! unsafe code of the crate.
 
 pub mod args;
 pub mod atfork;

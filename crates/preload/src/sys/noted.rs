@@ -1,6 +1,6 @@
-//! The places that `sites` finds in a library, noted in a file for the processes that start later: to look
-//! takes milliseconds, and a process may be shorter. Whatever is not as expected there is not believed, and
-//! looked for again.
+//! A file with the sites that `sites` finds in a library, for processes that start later: finding them takes
+//! milliseconds, and a process may be shorter than that. If anything in the file is not as expected, it is
+//! ignored and the library searched again.
 
 use super::sites::{self, Site};
 use crate::config;
@@ -14,13 +14,13 @@ use std::path::{Path, PathBuf};
 const MAGIC: [u8; 8] = *b"VRVSITE1";
 /// Bytes before the sites: magic, length of the code, checksum of the sites.
 const HEAD: usize = 24;
-/// Bytes of one site: start, number that is loaded (or all ones), length, tail, two zeros.
+/// Bytes of one site: start, loaded number (or all ones), length, tail, two zeros.
 const EACH: usize = 12;
 const NO_LOAD: u32 = u32::MAX;
-/// Most sites that are believed.
+/// Upper bound on the sites of a valid file.
 const SITES_MAX: usize = 4096;
 
-/// FNV-1a.
+/// Returns the FNV-1a hash of `parts`.
 fn sum(parts: &[&[u8]]) -> u64 {
     parts
         .iter()
@@ -30,7 +30,8 @@ fn sum(parts: &[&[u8]]) -> u64 {
         })
 }
 
-/// The file for the library at `name`, as it is now. `None` if nothing is to be noted.
+/// Returns the path of the file for the present version of the library at `name`. `None` if nothing is to be
+/// recorded.
 fn path_for(name: &[u8]) -> Option<PathBuf> {
     let begin = std::env::var_os(config::SITES)?;
     let meta = std::fs::metadata(Path::new(OsStr::from_bytes(name))).ok()?;
@@ -61,7 +62,8 @@ fn encode(code: &[u8], sites: &[Site]) -> Vec<u8> {
     all
 }
 
-/// The sites in `bytes`, if they are of `code`: every one is a call with the neighbour that it says.
+/// Decodes the sites in `bytes`, if they belong to `code`: each must be a system call with the recorded
+/// neighbour.
 fn decode(bytes: &[u8], code: &[u8]) -> Option<Vec<Site>> {
     let (head, body) = bytes.split_at_checked(HEAD)?;
     let word = |at: usize| Some(u64::from_le_bytes(head.get(at..at + 8)?.try_into().ok()?));
@@ -113,8 +115,8 @@ fn write(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     written
 }
 
-/// As [`sites::find`], or what an earlier process found in the same library for the same question: `wanted`
-/// and `unknown` are the same for all processes of one version of this library.
+/// As [`sites::find`], or the result of an earlier process for the same library. `wanted` and `unknown` are
+/// the same for all processes of one version of this library.
 #[must_use]
 pub fn find(name: &[u8], code: &[u8], wanted: impl Fn(u32) -> bool, unknown: bool) -> Vec<Site> {
     let path = path_for(name);

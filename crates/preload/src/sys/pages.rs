@@ -1,10 +1,10 @@
-//! The file of copies, the maps of it, and the kernel's word of loads that find nothing there
-//! (`userfaultfd`). Knows no file of ours.
+//! The file of copies, its maps, and the kernel's notices of loads that find no page there (`userfaultfd`).
+//! Knows no open files of the program.
 //!
-//! A map is private and read-only: what is not in the file at the moment of a load, or is there but was never
-//! shown at that address, is a fault that waits for [`Faults::show`]. To show a page is one system call,
-//! which fails if the page is not in the file. Whoever takes pages out of the file takes them out of all
-//! maps.
+//! A map is private and read-only. A load of a page that is not in the file at that moment, or is in the file
+//! but was never shown at that address, is a fault that waits for [`Faults::show`]. Showing a page is one
+//! system call, which fails if the page is not in the file. Removing pages from the file removes them from
+//! all maps.
 
 use super::kernel;
 use super::reentry::{self, KernelFd};
@@ -17,11 +17,12 @@ use std::time::Duration;
 pub const PAGE: usize = 4096;
 /// Bytes of a huge page.
 pub const HUGE: u64 = 2 << 20;
-/// The file's length at first: no offset is used twice in a process' life.
+/// Initial length of the file in bytes: large enough that no offset is used twice in a process' life.
 const LEN: u64 = 1 << 61;
-/// Its greatest length. What lies between is not there until the file is made longer.
+/// Greatest length of the file in bytes. Offsets between the two lengths exist only once the file is
+/// extended.
 const LEN_MAX: u64 = 1 << 62;
-/// `statfs` of a tmpfs.
+/// Type of a tmpfs in `statfs`.
 const TMPFS: i64 = 0x0102_1994;
 
 const UFFDIO_API: usize = 0xc018_aa3f;
@@ -29,15 +30,15 @@ const UFFDIO_REGISTER: usize = 0xc020_aa00;
 const UFFDIO_WAKE: usize = 0x8010_aa02;
 const UFFDIO_COPY: usize = 0xc028_aa03;
 const UFFDIO_CONTINUE: usize = 0xc020_aa07;
-/// Of `/dev/userfaultfd`.
+/// The ioctl of `/dev/userfaultfd` that makes a userfaultfd.
 const NEW: usize = 0xaa00;
 const API: u64 = 0xaa;
-/// Faults of tmpfs pages that are not there, and of those that are and were not shown.
+/// Fault kinds: tmpfs pages that do not exist, and pages that exist and were not shown.
 const FEATURES: u64 = 1 << 5 | 1 << 10;
 const MODE_MISSING: u64 = 1;
 const MODE_MINOR: u64 = 4;
 const EVENT_PAGEFAULT: u8 = 0x12;
-/// Bytes of a message, and where the address is in one of a fault.
+/// Bytes of a message, and offset of the address in a fault message.
 const MESSAGE: usize = 32;
 const ADDRESS_AT: usize = 16;
 
@@ -51,8 +52,8 @@ fn result(value: isize) -> Result<usize, Errno> {
 
 fn ioctl<T>(fd: i32, request: usize, value: &mut T) -> Result<usize, Errno> {
     let a = [fd as usize, request, (&raw mut *value) as usize, 0, 0, 0];
-    // SAFETY: the requests of this module take records of the sizes that their numbers say, which `T` has
-    // (asserted below), and change nothing else that is not asked for.
+    // SAFETY: the requests of this module take records of the sizes encoded in their numbers, which `T` has
+    // (asserted below), and change only what the caller requests.
     result(unsafe { kernel::call(nr(libc::SYS_ioctl), a) })
 }
 
@@ -91,18 +92,18 @@ struct Copy {
 const _: () = assert!(size_of::<Api>() == 24 && size_of::<Register>() == 32 && size_of::<Continue>() == 32);
 const _: () = assert!(size_of::<Copy>() == 40);
 
-/// The place where this process is told of loads that wait.
+/// The userfaultfd, by which the kernel reports waiting loads to this process.
 #[derive(Debug)]
 pub struct Faults {
     fd: KernelFd,
 }
 
 impl Faults {
-    /// Opens it, for faults of the program and of the kernel on its behalf.
+    /// Opens a userfaultfd for faults of the program and of the kernel on its behalf.
     ///
     /// # Errors
-    /// EPERM where the process has no right to it (`vm.unprivileged_userfaultfd`, `/dev/userfaultfd`);
-    /// ENOSYS, EINVAL for a kernel before 5.14.
+    /// EPERM if the process has no right to it (`vm.unprivileged_userfaultfd`, `/dev/userfaultfd`); ENOSYS,
+    /// EINVAL for a kernel before 5.14.
     pub fn open() -> Result<Self, Errno> {
         let flags = (libc::O_CLOEXEC | libc::O_NONBLOCK) as usize;
         // SAFETY: takes flags.
@@ -139,11 +140,11 @@ impl Faults {
         ioctl(self.fd.0, UFFDIO_REGISTER, &mut register).map(drop)
     }
 
-    /// Puts pages where none are in a file that is mapped at `at` (registered): each into a page of its own
-    /// that the kernel has not cleared before.
+    /// Stores pages in the holes of a file that is mapped at `at` (registered): each gets a page of its own,
+    /// which the kernel does not clear first.
     ///
     /// # Errors
-    /// EEXIST: one is there, others before it have been put. ENOMEM: there is no room.
+    /// EEXIST: a page is there already, and those before it have been stored. ENOMEM: there is no room.
     fn put(&self, at: usize, pages: &[u8]) -> Result<(), Errno> {
         let mut done = 0;
         while done < pages.len() {
@@ -167,11 +168,11 @@ impl Faults {
         Ok(())
     }
 
-    /// Shows the pages of a range that are in the file, as far as they are there from its start on, and wakes
-    /// who waits for them.
+    /// Shows the pages of a range, from its start up to the first one that is not in the file, and wakes the
+    /// threads that wait for them.
     ///
     /// # Errors
-    /// EFAULT: one is not there. Others: the range is not (or not only) a map of ours any more.
+    /// EFAULT: a page is not there. Others: the range is no longer, or not only, a map of this file.
     pub fn show(&self, at: Range<usize>) -> Result<(), Errno> {
         let mut start = at.start;
         while start < at.end {
@@ -185,7 +186,7 @@ impl Faults {
             start += usize::try_from(request.mapped).unwrap_or(0);
             match done {
                 Ok(_) => {}
-                // Shown before.
+                // It was shown before.
                 Err(Errno(libc::EEXIST)) => start += PAGE,
                 Err(Errno(libc::EAGAIN)) if request.mapped > 0 => {}
                 Err(Errno(libc::EAGAIN)) => std::thread::yield_now(),
@@ -195,14 +196,14 @@ impl Faults {
         Ok(())
     }
 
-    /// Has who waits for pages of a range look again.
+    /// Wakes the threads that wait for pages of a range; they repeat the load.
     pub fn wake(&self, at: Range<usize>) {
         let mut range = [at.start as u64, at.len() as u64];
         let _ = ioctl(self.fd.0, UFFDIO_WAKE, &mut range);
     }
 
-    /// The address of the next load that waits; `None` if there is none for `patience`, or another thread was
-    /// told of it.
+    /// Returns the address of the next load that waits; `None` if there is none for `patience`, or another
+    /// thread has received it.
     #[must_use]
     pub fn next(&self, patience: Option<Duration>) -> Option<usize> {
         let mut asked = libc::pollfd {
@@ -231,24 +232,24 @@ impl Faults {
     }
 }
 
-/// The file.
+/// The file of copies.
 #[derive(Debug)]
 pub struct CopyFile {
     fd: KernelFd,
     len: AtomicU64,
-    /// Offsets from here on were never used to map what is beyond the end.
+    /// Lowest offset beyond the end that [`map_nothing`](Self::map_nothing) has not used.
     beyond: AtomicU64,
-    /// Device and inode.
+    /// Device and inode number.
     identity: (u64, u64),
 }
 
 impl CopyFile {
-    /// Makes it anew, empty, at `name` in the directory `dir`, whose device and inode are `dir_is`, and for
-    /// the owner of that.
+    /// Makes the file, emptying an existing one, at `name` in the directory `dir`, whose device and inode are
+    /// `dir_is`; its owner is that of the directory.
     ///
     /// # Errors
-    /// It cannot be made, lies elsewhere than in the memory that is meant, or this process may not write
-    /// files of any length.
+    /// The file cannot be made, is not a regular file in that directory on a tmpfs, or this process may not
+    /// write files of any length.
     pub fn make(dir: &[u8], dir_is: (u64, u64), name: &str, faults: &Faults) -> Result<Self, Errno> {
         if limits_files() {
             return Err(Errno(libc::EFBIG));
@@ -284,7 +285,7 @@ impl CopyFile {
                     [number, uid as usize, gid as usize, 0, 0, 0],
                 ))?;
             }
-            // What the program before this one of the same process had there is gone with it.
+            // Discards pages that the previous program of this process (before `exec`) has left in the file.
             result(kernel::call(nr(libc::SYS_ftruncate), [number, 0, 0, 0, 0, 0]))?;
             result(kernel::call(
                 nr(libc::SYS_ftruncate),
@@ -300,10 +301,10 @@ impl CopyFile {
         file.keeps_pages_apart(faults).map(|()| file)
     }
 
-    /// Tries that a page that is stored comes alone: all that is said of what is not in the file rests on it.
+    /// Tests that storing a page adds no other page to the file: the handling of missing pages depends on it.
     fn keeps_pages_apart(&self, faults: &Faults) -> Result<(), Errno> {
         let (last, page) = (HUGE - PAGE as u64, [1; PAGE]);
-        // In both ways in which pages are stored; what the first cannot, the second does.
+        // Tests both ways of storing pages; if the first is not available, the second is used.
         if self.put_new(last, &page, faults).is_ok() {
             self.came_alone(last)?;
         }
@@ -311,8 +312,8 @@ impl CopyFile {
         self.came_alone(last)
     }
 
-    /// Whether the first huge page of the file has the page at `last`, its last one, and no other. Takes it
-    /// out.
+    /// Whether the first huge page of the file has the page at `last`, its last one, and no other. Removes
+    /// it.
     fn came_alone(&self, last: u64) -> Result<(), Errno> {
         let a = [self.fd.0 as usize, 0, libc::SEEK_DATA as usize, 0, 0, 0];
         // SAFETY: takes numbers.
@@ -326,37 +327,38 @@ impl CopyFile {
         }
     }
 
-    /// Bytes of the memory file system that it lies in.
+    /// Returns the size in bytes of the memory file system that holds the file.
     #[must_use]
     pub fn room(&self) -> u64 {
         filesystem(self.fd.0).map_or(0, |(_, bytes)| bytes)
     }
 
-    /// Whether it has its name still, by which the daemon finds it.
+    /// Whether the file still has its name, by which the daemon finds it.
     #[must_use]
     pub fn is_named(&self) -> bool {
         kernel::stat(self.fd.0).is_some_and(|about| about.st_nlink > 0)
     }
 
-    /// Stores pages at an offset. They are shown to nobody who had not been shown the same before, and
-    /// nothing comes into the file beside them.
+    /// Stores pages at an offset. They become visible only at addresses where a page at this offset was shown
+    /// before, and no other page is added to the file.
     ///
-    /// By way of a map, whose pages are never huge: `write` may put 2 MiB there where one page was meant, in
-    /// a memory file system that is mounted so (`huge=always`). And by the kernel's hand: where there is no
-    /// room, a store would be a signal.
+    /// They are stored through a map without huge pages: on a memory file system mounted with `huge=always`,
+    /// `write` may add 2 MiB for one page. And the kernel does the copying: without room, a plain store would
+    /// raise a signal.
     ///
     /// # Errors
-    /// ENOSPC; EFBIG where the program has limited the length of files; of `mmap` and `process_vm_writev`.
+    /// ENOSPC; EFBIG if the program has limited the length of files; errors of `mmap` and
+    /// `process_vm_writev`.
     pub fn store(&self, offset: u64, pages: &[u8], faults: &Faults) -> Result<(), Errno> {
-        // Beyond the limit there would be a signal.
+        // Beyond the limit the kernel would send a signal.
         if limits_files() {
             return Err(Errno(libc::EFBIG));
         }
         match self.put_new(offset, pages, faults) {
             Ok(()) => Ok(()),
             Err(Errno(libc::ENOMEM)) => Err(Errno(libc::ENOSPC)),
-            // Something is there: of an earlier reading, or zeros that the kernel has put where all of a
-            // process is kept in memory (`mlockall`).
+            // A page is there already: from an earlier read, or a zero page that the kernel has put there
+            // because the process locks all its memory (`mlockall`).
             Err(_) => self.put_over(offset, pages),
         }
     }
@@ -372,7 +374,7 @@ impl CopyFile {
         self.with_map(offset, pages.len(), |at| fill(at, pages))
     }
 
-    /// Maps `len` bytes of the file, without huge pages, while `act` lasts.
+    /// Maps `len` bytes of the file, without huge pages, while `act` runs.
     fn with_map(
         &self,
         offset: u64,
@@ -390,7 +392,7 @@ impl CopyFile {
         done
     }
 
-    /// Takes pages out of the file, and so out of all maps: the next load of one waits.
+    /// Removes pages from the file, and so from all maps: the next load of one waits.
     pub fn take_out(&self, offsets: Range<u64>) {
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         let len = offsets.end.saturating_sub(offsets.start);
@@ -403,16 +405,18 @@ impl CopyFile {
             0,
         ];
         if len > 0 {
-            // SAFETY: takes numbers. What is taken away is the file's alone.
+            // SAFETY: takes numbers. Only pages of the file are removed.
             while unsafe { kernel::call(nr(libc::SYS_fallocate), a) } == -(libc::EINTR as isize) {}
         }
     }
 
-    /// Maps `len` bytes of the file from `offset` on (a multiple of [`HUGE`], all of which is this map's)
-    /// where the kernel likes, near `hint` if it can. Loads of all of it wait when this returns.
+    /// Maps `len` bytes of the file from `offset` on (a multiple of [`HUGE`]; the huge pages are used by no
+    /// other map) at a place of the kernel's choice, near `hint` if possible. When this returns, all loads of
+    /// it wait.
     ///
     /// # Errors
-    /// Of `mmap`; of the kernel's where it does not report faults of this map. Nothing is left then.
+    /// Errors of `mmap`, or of the kernel if it does not report faults of this map. Nothing is left mapped
+    /// then.
     pub fn map(
         &self,
         hint: usize,
@@ -426,19 +430,19 @@ impl CopyFile {
             unmap(at, len);
             return Err(errno);
         }
-        // With `mlockall` in force the kernel has put zeros there, in huge pages as it likes.
+        // With `mlockall` in force the kernel has put zero pages there, huge ones at its discretion.
         self.take_out(offset..(offset + len as u64).next_multiple_of(HUGE));
         Ok(at)
     }
 
-    /// Maps what is beyond the end in the place of a map of ours: a load there gets SIGBUS, and waits as soon
-    /// as the file [reaches](Self::reach) so far. Answers the offset. (Another map of what is in the file
-    /// could not be made there while others load: until the kernel is told to report faults, it puts zeros
-    /// where nothing is.)
+    /// Maps an offset beyond the end of the file in place of an existing map: a load there raises SIGBUS
+    /// until the file [reaches](Self::reach) that offset, and waits from then on. Returns the offset.
+    /// (Another range within the file could not be mapped there while other threads load: until the kernel is
+    /// told to report faults, it fills holes with zeros.)
     ///
     /// # Errors
-    /// Of `mmap`, with nothing changed; or the offset cannot be had or watched, and loads get SIGBUS from now
-    /// on.
+    /// Errors of `mmap`, with nothing changed; or there is no offset left, or the range cannot be watched,
+    /// and loads raise SIGBUS.
     pub fn map_nothing(&self, at: usize, len: usize, protection: i32, faults: &Faults) -> Result<u64, Errno> {
         let offset = self.beyond.fetch_add(len as u64, Ordering::Relaxed);
         if offset + len as u64 > LEN_MAX {
@@ -449,7 +453,7 @@ impl CopyFile {
         Ok(offset)
     }
 
-    /// Makes the file at least so long. Answers how long it is.
+    /// Extends the file to at least `end` bytes. Returns its length.
     #[must_use]
     pub fn reach(&self, end: u64) -> u64 {
         let len = self.len.load(Ordering::Relaxed);
@@ -487,13 +491,13 @@ impl CopyFile {
             self.fd.0 as usize,
             offset as usize,
         ];
-        // SAFETY: at a place of the kernel's choice, or over a map that this library has made for the
-        // program, which the caller has looked for.
+        // SAFETY: at a place of the kernel's choice, or over a map that this library has made for the program
+        // and whose presence the caller has checked.
         result(unsafe { kernel::call(nr(libc::SYS_mmap), a) })
     }
 
-    /// Whether all that is mapped in a range is this file's: the program may have put something else there
-    /// that was not seen.
+    /// Whether this file is mapped in all of a range: a raw call of the program may have mapped something
+    /// else there.
     #[must_use]
     pub fn is_at(&self, range: &Range<usize>) -> bool {
         let Some(text) = read_all(b"/proc/self/maps\0") else {
@@ -517,10 +521,10 @@ impl CopyFile {
     }
 }
 
-/// Addresses of a line of `/proc/self/maps`, and device and inode of the file.
+/// Returns the addresses of a line of `/proc/self/maps`, with device and inode of the file.
 fn parse(line: &[u8]) -> Option<(Range<usize>, (u64, u64))> {
     let text = std::str::from_utf8(line.get(..line.len().min(128))?).ok();
-    // A path in a strange encoding may be cut in two.
+    // A path that is not UTF-8 is left out; its bytes may also be cut in the middle of a character.
     let text = text.or_else(|| std::str::from_utf8(line.split(|byte| *byte == b'/').next()?).ok())?;
     let mut words = text.split_ascii_whitespace();
     let (start, end) = words.next()?.split_once('-')?;
@@ -544,16 +548,16 @@ fn read_all(path: &[u8]) -> Option<Vec<u8>> {
     }
 }
 
-/// `munmap` of what this library has mapped.
+/// Unmaps a range that this library has mapped.
 pub fn unmap(at: usize, len: usize) {
-    // SAFETY: a map of ours that nobody uses.
+    // SAFETY: a map of the library that is no longer used.
     unsafe { kernel::call(nr(libc::SYS_munmap), [at, len, 0, 0, 0, 0]) };
 }
 
 /// Maps `len` bytes of another file at a place of the kernel's choice.
 ///
 /// # Errors
-/// Of `mmap`.
+/// Those of `mmap`.
 pub fn map_other(fd: i32, len: usize, protection: i32, shared: bool, offset: u64) -> Result<usize, Errno> {
     let flags = if shared {
         libc::MAP_SHARED
@@ -572,19 +576,19 @@ pub fn map_other(fd: i32, len: usize, protection: i32, shared: bool, offset: u64
     result(unsafe { kernel::call(nr(libc::SYS_mmap), a) })
 }
 
-/// Moves a map of [`map_other`] over one of the file of copies, as the program has it from then on.
+/// Moves a map made by [`map_other`] over a map of the file of copies; the program uses it from then on.
 ///
 /// # Errors
-/// Of `mremap`.
+/// Those of `mremap`.
 pub fn put_over(from: usize, len: usize, to: usize) -> Result<(), Errno> {
     let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as usize;
-    // SAFETY: both are maps that this library has made, and the caller has looked whether the second is there
-    // still; the bytes are the same file's.
+    // SAFETY: both are maps that this library has made, and the caller has checked that the second is still
+    // there; the bytes are the same file's.
     result(unsafe { kernel::call(nr(libc::SYS_mremap), [from, len, len, flags, to, 0]) }).map(drop)
 }
 
-/// What is so of all maps of ours: a child does not get them, no huge page is made of theirs, and loads of
-/// what is not shown wait.
+/// Sets the properties of all maps of the file: they are not inherited by a child, have no huge pages, and
+/// loads of pages that are not shown wait.
 fn watch(at: usize, len: usize, faults: &Faults) -> Result<(), Errno> {
     advise(at, len, libc::MADV_DONTFORK)?;
     advise(at, len, libc::MADV_NOHUGEPAGE).or_else(no_huge_pages)?;
@@ -592,11 +596,11 @@ fn watch(at: usize, len: usize, faults: &Faults) -> Result<(), Errno> {
 }
 
 fn advise(at: usize, len: usize, advice: i32) -> Result<(), Errno> {
-    // SAFETY: of a map that this library has made; nothing is taken from it.
+    // SAFETY: a map that this library has made; the advice discards nothing.
     result(unsafe { kernel::call(nr(libc::SYS_madvise), [at, len, advice as usize, 0, 0, 0]) }).map(drop)
 }
 
-/// A kernel that knows no huge pages says EINVAL when it is to use none.
+/// A kernel without huge pages rejects the advice with EINVAL.
 const fn no_huge_pages(errno: Errno) -> Result<(), Errno> {
     match errno {
         Errno(libc::EINVAL) => Ok(()),
@@ -604,7 +608,7 @@ const fn no_huge_pages(errno: Errno) -> Result<(), Errno> {
     }
 }
 
-/// Copies `bytes` to memory of this process at `at` without a signal, whatever is there.
+/// Copies `bytes` to memory of this process at `at` without raising a signal, whatever is mapped there.
 fn fill(at: usize, bytes: &[u8]) -> Result<(), Errno> {
     let mut done = 0;
     while done < bytes.len() {
@@ -619,9 +623,9 @@ fn fill(at: usize, bytes: &[u8]) -> Result<(), Errno> {
         };
         let pid = kernel::getpid() as usize;
         let a = [pid, (&raw const from) as usize, 1, (&raw const to) as usize, 1, 0];
-        // SAFETY: the bytes are read only; the caller has mapped as many at `at`.
+        // SAFETY: the bytes are only read; the caller has mapped as many at `at`.
         match result(unsafe { kernel::call(nr(libc::SYS_process_vm_writev), a) }) {
-            // What is written to is a map of a file that is long enough: only memory can lack.
+            // The target is a map of a file that is long enough, so only memory can be short.
             Ok(0) | Err(Errno(libc::EFAULT)) => return Err(Errno(libc::ENOSPC)),
             Ok(count) => done += count,
             Err(errno) => return Err(errno),
@@ -630,19 +634,19 @@ fn fill(at: usize, bytes: &[u8]) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Type and size in bytes of the file system behind a descriptor.
+/// Returns type and size in bytes of the file system behind a descriptor.
 fn filesystem(fd: i32) -> Result<(i64, u64), Errno> {
     // SAFETY: all bytes zero is a value of the type.
     let mut about: libc::statfs = unsafe { std::mem::zeroed() };
     let a = [fd as usize, (&raw mut about) as usize, 0, 0, 0, 0];
-    // SAFETY: the answer goes to `about`.
+    // SAFETY: `about` takes the result.
     result(unsafe { kernel::call(nr(libc::SYS_fstatfs), a) })?;
     let bytes = about.f_blocks.saturating_mul(about.f_bsize as u64);
-    // One without a limit says 0.
+    // A file system without a limit reports 0.
     Ok((about.f_type, if bytes == 0 { u64::MAX } else { bytes }))
 }
 
-/// Whether the program may not write files of any length.
+/// Whether the program's limit on file length is too low for the file.
 fn limits_files() -> bool {
     kernel::file_max() < LEN_MAX
 }
@@ -665,7 +669,7 @@ mod tests {
         assert!(parse(b"7f00-8f00 r--p 00100000 00:1b 42    /\xff\xfe").is_some());
     }
 
-    /// The rules of the kernel that everything rests on.
+    /// The kernel's rules that this module depends on.
     fn pages_are_seen_when_shown_and_waited_for_when_taken_out(live: &std::path::Path) {
         use std::os::unix::ffi::OsStrExt;
         use std::os::unix::fs::MetadataExt;
@@ -699,7 +703,7 @@ mod tests {
             assert_eq!(faults.next(None), Some(at + PAGE));
             file.store((1 << 40) + PAGE as u64, &[fill; PAGE], &faults)
                 .unwrap();
-            // It is in the file, and nobody sees it.
+            // It is in the file and not shown.
             let other = load(1);
             assert_eq!(faults.next(None), Some(at + PAGE));
             for alone in [at, at + 2 * PAGE] {
@@ -712,7 +716,7 @@ mod tests {
             faults.show(at + PAGE..at + 2 * PAGE).unwrap();
             assert_eq!((waits.join().unwrap(), other.join().unwrap()), (fill, fill));
             assert_eq!(load(1).join().unwrap(), fill);
-            // By whoever has the file, not only its mapper.
+            // Any process that has the file can remove pages, not only the mapper.
             let other = std::fs::File::options()
                 .write(true)
                 .open(live.join(&name))
@@ -728,7 +732,7 @@ mod tests {
             Err(Errno(libc::EFAULT)),
             "stored, and taken out"
         );
-        // What is beyond the end waits as soon as the file reaches it, as all else does.
+        // A load beyond the end waits once the file reaches that offset.
         let offset = file
             .map_nothing(at + 3 * PAGE, PAGE, libc::PROT_READ, &faults)
             .unwrap();
@@ -736,7 +740,7 @@ mod tests {
         let waits = load(3);
         assert_eq!(faults.next(None), Some(at + 3 * PAGE));
         file.store(offset, &[5; PAGE], &faults).unwrap();
-        // Over what is there, too.
+        // A page that is there already is replaced.
         file.store(offset, &[4; PAGE], &faults).unwrap();
         faults.show(at + 3 * PAGE..at + 4 * PAGE).unwrap();
         assert_eq!(waits.join().unwrap(), 4);
@@ -762,7 +766,7 @@ mod tests {
         }
     }
 
-    /// Where one page is written, there may be 512 then.
+    /// Mounted so that a write of one page may add 512.
     #[test]
     fn what_everything_rests_on_is_so_in_huge_pages() {
         let path = std::env::temp_dir().join(format!("varve-huge-{}", std::process::id()));

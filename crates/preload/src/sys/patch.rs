@@ -1,33 +1,32 @@
-//! Replaces the places of `sites` in the libraries that are loaded by jumps to stubs, which ask `entry`
-//! first.
+//! Replaces the sites found by `sites` in loaded libraries by jumps to stubs, which call `entry`.
 
 use super::kernel;
 use super::noted;
 use super::sites::Site;
 use std::ffi::CStr;
 
-/// Bytes kept for one stub.
+/// Bytes reserved per stub.
 const STUB: usize = 64;
 const PAGE: usize = 4096;
-/// How far from a library its stubs may lie.
+/// Greatest distance in bytes between a library and its stubs.
 const REACH: usize = 0x6000_0000;
 const STEP: usize = 0x10_0000;
 
 /// The executable part of a loaded library.
 #[derive(Debug, Clone)]
 pub struct Library {
-    /// As the loader names it.
+    /// Its name as the loader has it.
     pub name: Vec<u8>,
-    /// Address.
+    /// Start address.
     pub start: usize,
     len: usize,
 }
 
-/// The libraries that are loaded now, and the program.
+/// Returns the loaded libraries, and the program.
 #[must_use]
 pub fn loaded() -> Vec<Library> {
     extern "C" fn note(info: *mut libc::dl_phdr_info, _size: usize, out: *mut libc::c_void) -> i32 {
-        // SAFETY: the loader hands a valid record, and `out` is the vector given below.
+        // SAFETY: the loader passes a valid record, and `out` is the vector given below.
         let (info, out) = unsafe { (&*info, &mut *out.cast::<Vec<Library>>()) };
         let name = if info.dlpi_name.is_null() {
             Vec::new()
@@ -53,12 +52,12 @@ pub fn loaded() -> Vec<Library> {
         0
     }
     let mut found = Vec::<Library>::new();
-    // SAFETY: the callback fits, and the vector outlives the call.
+    // SAFETY: the callback has the right type, and the vector outlives the call.
     unsafe { libc::dl_iterate_phdr(Some(note), (&raw mut found).cast()) };
     found
 }
 
-/// Maps memory for stubs that code at `near` can jump to.
+/// Maps memory for stubs within jump distance of the code at `near`.
 fn map_near(near: usize, len: usize) -> Option<usize> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
     let mut distance = STEP;
@@ -79,7 +78,7 @@ fn map_near(near: usize, len: usize) -> Option<usize> {
             }
             if got > 0 {
                 // An old kernel without NOREPLACE put it elsewhere.
-                // SAFETY: just mapped, and nobody knows it.
+                // SAFETY: just mapped, and not yet used.
                 unsafe { kernel::call(libc::SYS_munmap as usize, [got as usize, len, 0, 0, 0, 0]) };
                 return None;
             }
@@ -92,7 +91,8 @@ fn map_near(near: usize, len: usize) -> Option<usize> {
 fn protect(start: usize, len: usize, protection: i32) -> bool {
     let from = start & !(PAGE - 1);
     let to = (start + len).next_multiple_of(PAGE);
-    // SAFETY: the caller names memory of a library or of stubs, and asks for no less than is needed to go on.
+    // SAFETY: the caller names memory of a library or of stubs, and requests all the rights that are needed
+    // to go on.
     unsafe {
         kernel::call(
             libc::SYS_mprotect as usize,
@@ -101,7 +101,8 @@ fn protect(start: usize, len: usize, protection: i32) -> bool {
     }
 }
 
-/// The stub of a site. `here`: its address; `site_at`: the site's; `original`: the replaced bytes.
+/// Returns the code of a site's stub. `here` is the stub's address, `site_at` the site's, `original` the
+/// replaced bytes.
 fn stub(here: usize, site_at: usize, site: &Site, original: &[u8], entry: usize) -> Vec<u8> {
     let mut code = Vec::with_capacity(STUB);
     if site.loads.is_some() {
@@ -124,8 +125,8 @@ fn stub(here: usize, site_at: usize, site: &Site, original: &[u8], entry: usize)
     code
 }
 
-/// Replaces what can be replaced in `library`. Answers how many places were replaced. Changes nothing, and
-/// answers `None`, if the memory cannot be made writable (a security policy) or no stubs fit near it.
+/// Replaces the sites in `library`. Returns the number of replaced sites. Changes nothing, and returns
+/// `None`, if the memory cannot be made writable (a security policy) or no memory for stubs is free near it.
 ///
 /// # Safety
 /// No other thread may run code of the library meanwhile. `entry` is the address of the code that stubs call.
@@ -148,7 +149,7 @@ pub unsafe fn patch(
         let (here, site_at) = (stubs + i * STUB, library.start + site.start);
         let original = &code[site.start..site.start + site.len];
         let bytes = stub(here, site_at, site, original, entry);
-        // SAFETY: the stub's own bytes of memory mapped for it, writable still.
+        // SAFETY: the stub's part of the memory mapped above, still writable.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), here as *mut u8, bytes.len()) };
         let mut jump = vec![0x90_u8; site.len];
         jump[0] = 0xe9;
@@ -162,7 +163,7 @@ pub unsafe fn patch(
         return None;
     }
     for (site_at, jump) in &jumps {
-        // SAFETY: inside the segment, made writable above; nobody runs it, as the caller promises.
+        // SAFETY: inside the segment, made writable above; no thread runs it, as the caller promises.
         unsafe { std::ptr::copy_nonoverlapping(jump.as_ptr(), *site_at as *mut u8, jump.len()) };
     }
     protect(library.start, library.len, read | exec);

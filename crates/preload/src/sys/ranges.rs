@@ -1,21 +1,21 @@
-//! Where in the program's memory maps lie that this process fills itself. Asked by calls of the program that
-//! may hold the locks of its allocator, and for every buffer that it hands over: so nothing here allocates,
-//! and where there are no maps it is one load.
+//! The ranges of the program's memory with maps that the library fills. Queried by calls that the program may
+//! make with its allocator's locks held, and for each buffer that the program passes: so nothing here
+//! allocates, and without maps a query is one load.
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// Most ranges.
+/// Upper bound on the number of ranges.
 pub const RANGES_MAX: usize = 4096;
 
-/// Sorted, not overlapping; end before start where there is none.
+/// Sorted, non-overlapping (start, end) pairs, `len` of them.
 struct Ranges {
     held: AtomicBool,
     len: AtomicUsize,
     all: UnsafeCell<[(usize, usize); RANGES_MAX]>,
 }
 
-// SAFETY: `all` is touched by who has set `held` only.
+// SAFETY: only the thread that has set `held` touches `all`.
 unsafe impl Sync for Ranges {}
 
 static RANGES: Ranges = Ranges {
@@ -24,7 +24,7 @@ static RANGES: Ranges = Ranges {
     all: UnsafeCell::new([(0, 0); RANGES_MAX]),
 };
 
-/// Shows the ranges and their number, alone.
+/// Runs `look` with exclusive access to the ranges and their number.
 fn alone<T>(look: impl FnOnce(&mut [(usize, usize); RANGES_MAX], &mut usize) -> T) -> T {
     let take = || {
         RANGES
@@ -42,13 +42,13 @@ fn alone<T>(look: impl FnOnce(&mut [(usize, usize); RANGES_MAX], &mut usize) -> 
     value
 }
 
-/// Whether there are any.
+/// Whether there is any range.
 #[must_use]
 pub fn any() -> bool {
     RANGES.len.load(Ordering::Relaxed) != 0
 }
 
-/// Whether `len` bytes at `at` touch one; it may say so too of what was one before.
+/// Whether `len` bytes at `at` touch a range. May also be true for a former one.
 #[must_use]
 pub fn touches(at: usize, len: usize) -> bool {
     if !any() || len == 0 {
@@ -61,7 +61,7 @@ pub fn touches(at: usize, len: usize) -> bool {
     })
 }
 
-/// Adds one that touches no other. False if there is no room.
+/// Adds a range that touches no other. False if there is no room.
 #[must_use]
 pub fn add(start: usize, end: usize) -> bool {
     alone(|all, count| {
@@ -76,8 +76,8 @@ pub fn add(start: usize, end: usize) -> bool {
     })
 }
 
-/// Takes `start..end` out of all. Where there is no room for the two parts that are left of one, it stays
-/// whole.
+/// Removes `start..end` from all ranges. A range that would be split stays whole if there is no room for both
+/// parts.
 pub fn cut(start: usize, end: usize) {
     alone(|all, count| {
         let mut at = all[..*count].partition_point(|range| range.1 <= start);
@@ -104,7 +104,8 @@ pub fn cut(start: usize, end: usize) {
     });
 }
 
-/// In a child after `fork`, which has no such maps: other threads may have been here.
+/// Forgets all ranges in a child after `fork`, which inherits no such maps. Another thread of the parent may
+/// have held the lock.
 pub fn forget_all() {
     RANGES.len.store(0, Ordering::SeqCst);
     RANGES.held.store(false, Ordering::SeqCst);

@@ -1,25 +1,25 @@
-//! Calls that LibFS itself makes in the process. Its descriptors are kept away from the program: at high
-//! numbers, and not to be closed.
+//! Calls that LibFS itself makes in the process. The library's own descriptors are kept away from the
+//! program: they have high numbers, and the program cannot close them.
 
 use super::args::Args;
 use super::{kernel, thread};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 
 const SLOTS: usize = 256;
-/// How far below the limit of descriptors ours begin.
+/// Distance of the library's own descriptors below the limit on descriptors.
 const ROOM: usize = 128;
-/// However high the limit: the kernel's table grows with the highest number.
+/// Highest number regardless of the limit: the kernel's table grows with the highest number.
 const CEILING: usize = 4096;
 /// Signals that the C library needs in every thread (cancellation, `set*id`).
 const LIBC_SIGNALS: u64 = 0b11 << 31;
 
-/// Descriptors of ours; -1 is free.
+/// The library's own descriptors; -1 marks a free slot.
 static OWN: [AtomicI32; SLOTS] = [const { AtomicI32::new(-1) }; SLOTS];
-/// No descriptor of ours is lower.
+/// Lower bound of the library's own descriptors.
 static LOWEST: AtomicI32 = AtomicI32::new(i32::MAX);
-/// Held by who changes the limit on descriptors.
+/// Lock of the threads that change the limit on descriptors.
 static LIMITS: AtomicBool = AtomicBool::new(false);
-/// Threads that LibFS started and that have not told their name yet.
+/// Number of threads that LibFS started and that have not set their name yet.
 static STARTING: AtomicUsize = AtomicUsize::new(0);
 
 /// Whether `fd` is the library's own.
@@ -30,7 +30,7 @@ pub fn is_own(fd: i32) -> bool {
         && OWN.iter().any(|slot| slot.load(Ordering::Relaxed) == fd)
 }
 
-/// The library's own descriptors.
+/// Returns the library's own descriptors, sorted.
 #[must_use]
 pub fn own() -> Vec<i32> {
     let mut own: Vec<i32> = OWN
@@ -42,12 +42,12 @@ pub fn own() -> Vec<i32> {
     own
 }
 
-/// The limit on descriptors, held: nobody else changes it. A lock that a child of `fork` lets go too, whoever
-/// waited for it in the parent.
+/// Exclusive right to change the limit on descriptors. A child of `fork` releases its copy too, so the lock
+/// is a flag, not a mutex with waiters.
 pub struct Limits(());
 
 impl Limits {
-    /// Waits for it.
+    /// Takes the lock, waiting for it if necessary.
     #[must_use]
     pub fn hold() -> Self {
         let take = || LIMITS.compare_exchange_weak(false, true, Ordering::Acquire, Ordering::Relaxed);
@@ -64,8 +64,9 @@ impl Drop for Limits {
     }
 }
 
-/// Moves a new descriptor to a high number and remembers it; answers the number. Where the hard limit allows,
-/// that lies above the soft one: so the program has as many as that says.
+/// Moves a new descriptor to a high number and records it as the library's own. Returns the new number. Where
+/// the hard limit allows, it lies above the soft limit, so that the program can still use all numbers below
+/// that.
 pub fn adopt(fd: i32) -> i32 {
     let high = {
         let _limits = Limits::hold();
@@ -88,7 +89,7 @@ pub fn adopt(fd: i32) -> i32 {
     note(fd)
 }
 
-/// Remembers a descriptor where it is; answers the number.
+/// Records a descriptor as the library's own under its present number. Returns the number.
 pub fn note(fd: i32) -> i32 {
     let free = OWN.iter().find(|slot| {
         slot.compare_exchange(-1, fd, Ordering::Relaxed, Ordering::Relaxed)
@@ -100,14 +101,14 @@ pub fn note(fd: i32) -> i32 {
     fd
 }
 
-/// `fd` is about to be closed by the library.
+/// Forgets `fd`, which the library is about to close.
 pub fn forget(fd: i32) {
     for slot in &OWN {
         let _ = slot.compare_exchange(fd, -1, Ordering::Relaxed, Ordering::Relaxed);
     }
 }
 
-/// A descriptor of the kernel that is closed with its owner.
+/// A kernel descriptor that is closed when this is dropped.
 #[derive(Debug)]
 pub struct KernelFd(pub i32);
 
@@ -118,8 +119,8 @@ impl Drop for KernelFd {
     }
 }
 
-/// In a child after `fork`: the parent's session is not ours. Its descriptors are closed, so that the daemon
-/// sees when the parent ends.
+/// Closes the library's own descriptors in a child after `fork`. The child does not use the parent's session;
+/// if it kept the descriptors, the daemon would not see the parent end.
 pub fn drop_all() {
     for slot in &OWN {
         let fd = slot.swap(-1, Ordering::Relaxed);
@@ -130,7 +131,7 @@ pub fn drop_all() {
     STARTING.store(0, Ordering::Relaxed);
 }
 
-/// A call of a thread that is in LibFS. `None`: as it is.
+/// Makes a call of a thread that is in LibFS. `None` if the stub is to make it.
 pub fn call(args: &Args) -> Option<isize> {
     let adopted = |result: isize| {
         if result >= 0 {
@@ -163,7 +164,7 @@ pub fn call(args: &Args) -> Option<isize> {
             }
             Some(result)
         }
-        // Not the program's `fork`, during which its thread is ours.
+        // Not the program's own `fork`, during which its thread counts as inside the library.
         libc::SYS_clone | libc::SYS_clone3 if !thread::with(|thread| thread.forking.get()) => {
             STARTING.fetch_add(1, Ordering::Relaxed);
             None
@@ -172,8 +173,8 @@ pub fn call(args: &Args) -> Option<isize> {
     }
 }
 
-/// A thread tells its name. If it is one that LibFS started, its calls are the library's own from now on, and
-/// signals of the program never run there.
+/// Handles a thread that sets its name. If LibFS started it, its calls are the library's own from then on,
+/// and the program's signals never run on it.
 pub fn named(args: &Args) {
     let ours = STARTING.load(Ordering::Relaxed) > 0
         && args.int(0) == libc::PR_SET_NAME

@@ -10,8 +10,8 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Maps the `count` counters of `file`; `None` if it is not there or too short. The mapping stays until
-    /// the process ends.
+    /// Maps the `count` counters of `file`; `None` if it is missing or too short. The mapping stays until the
+    /// process ends.
     #[must_use]
     pub fn open(file: &Path, count: usize) -> Option<Self> {
         let file = std::fs::File::options().read(true).write(true).open(file).ok()?;
@@ -34,8 +34,8 @@ impl Counters {
         if at == libc::MAP_FAILED {
             return None;
         }
-        // SAFETY: mapped for good, page-aligned, as long as said; other processes touch it by atomic
-        // additions only.
+        // SAFETY: mapped for good, page-aligned, of `len` bytes; other processes touch it by atomic additions
+        // only.
         let slots = unsafe { std::slice::from_raw_parts(at.cast::<AtomicU64>(), count) };
         Some(Self { slots })
     }
@@ -46,7 +46,7 @@ impl Counters {
     }
 }
 
-/// What a pointer to a record that processes share leads to.
+/// Returns the record behind a pointer to a shared record; `None` for null.
 pub fn leaked_in(
     pointer: &std::sync::atomic::AtomicPtr<super::shared_offset::Record>,
 ) -> Option<&'static super::shared_offset::Record> {
@@ -54,7 +54,7 @@ pub fn leaked_in(
     unsafe { pointer.load(Ordering::Acquire).as_ref() }
 }
 
-/// What a pointer to a value that is never freed leads to.
+/// Returns the value behind a pointer to a value that is never freed; `None` for null.
 pub fn leaked<T>(pointer: &'static std::sync::atomic::AtomicPtr<T>) -> Option<&'static T> {
     // SAFETY: only pointers from `Box::into_raw` are stored, and none is ever freed.
     unsafe { pointer.load(Ordering::Acquire).as_ref() }

@@ -1,29 +1,30 @@
-//! What several processes know of one open file description: memory that `fork` shares. Owns the lock between
-//! them, and what happens when one of them dies with it.
+//! The state of an open file description that several processes share, in memory that `fork` shares. Owns the
+//! lock between the processes, and the recovery when its holder dies.
 
 use super::kernel;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// Most descriptions that are shared at a time by a process and its descendants. Beyond, the kernel keeps the
-/// offset.
+/// Upper bound on the descriptions that a process and its descendants share at a time. Beyond it, the kernel
+/// keeps the offset.
 const RECORDS: usize = 1 << 14;
-/// How often a lock is looked at before this waits.
+/// Times the lock is polled before this sleeps.
 const LOOKS: usize = 200;
 const NAP_FIRST: Duration = Duration::from_micros(20);
 const NAP_MOST: Duration = Duration::from_millis(2);
-/// Naps after which is asked whether the holder still lives.
+/// Naps after which the holder is checked for being alive.
 const NAPS_BELIEVED: usize = 16;
 
-/// One open file description that more than one process has.
+/// An open file description that more than one process has.
 #[repr(C, align(64))]
 pub struct Record {
-    /// How often it was taken (high half), and processes that have it (low half); none: free.
+    /// Generation of the record (high half), and number of processes that have it (low half); a record
+    /// without processes is free.
     users: AtomicU64,
-    /// Thread that holds the lock; 0: none.
+    /// Thread id of the lock's holder; 0 for none.
     holder: AtomicI32,
-    /// 1: the kernel keeps the offset from now on.
+    /// 1 once the kernel keeps the offset.
     kernels: AtomicU32,
     /// Flags as `F_GETFL` shows them.
     pub status: AtomicI32,
@@ -33,15 +34,15 @@ pub struct Record {
 const USERS: u64 = u32::MAX as u64;
 const LIFE: u64 = USERS + 1;
 
-/// Which life of a record was left.
+/// The generation of a record when it was left.
 #[derive(Debug, Clone, Copy)]
 pub struct Left(u64);
 
 static ARENA: OnceLock<Option<&'static [Record]>> = OnceLock::new();
-/// Where a free record is looked for next.
+/// Index at which the search for a free record starts next.
 static NEXT: AtomicUsize = AtomicUsize::new(0);
 
-/// The records, made by the first process that forks with open files.
+/// Returns the records, which the first process that forks with open files makes.
 fn arena() -> Option<&'static [Record]> {
     *ARENA.get_or_init(|| {
         let len = RECORDS * size_of::<Record>();
@@ -62,13 +63,13 @@ fn arena() -> Option<&'static [Record]> {
         if at <= 0 {
             return None;
         }
-        // SAFETY: mapped for good, page-aligned, zeros, which are free records; every process touches it by
-        // atomics only.
+        // SAFETY: mapped for good, page-aligned, and zeroed, which means free records; every process touches
+        // it by atomics only.
         Some(unsafe { std::slice::from_raw_parts(at as *const Record, RECORDS) })
     })
 }
 
-/// A record for one user; `None` if there is no more.
+/// Takes a free record for one process; `None` if there is none.
 #[must_use]
 pub fn take(at: u64, status: i32) -> Option<&'static Record> {
     let arena = arena()?;
@@ -92,17 +93,18 @@ pub fn take(at: u64, status: i32) -> Option<&'static Record> {
 }
 
 impl Record {
-    /// One more process will have it.
+    /// Counts one more process.
     pub fn join(&self) {
         self.users.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// One process has it no more. Answers what [`rejoin`](Self::rejoin) needs to know.
+    /// Counts one process less. Returns the argument for [`rejoin`](Self::rejoin).
     pub fn leave(&self) -> Left {
         Left(self.users.fetch_sub(1, Ordering::AcqRel) & !USERS)
     }
 
-    /// Takes back [`leave`](Self::leave). False if all others left meanwhile: it is something else now.
+    /// Undoes [`leave`](Self::leave). False if all other processes left meanwhile: the record may be in use
+    /// for another description.
     #[must_use]
     pub fn rejoin(&self, left: Left) -> bool {
         let back = |now: u64| (now & !USERS == left.0 && now & USERS > 0).then_some(now + 1);
@@ -111,13 +113,13 @@ impl Record {
             .is_ok()
     }
 
-    /// Whether nobody else has it. Stays true until this process forks again.
+    /// Whether no other process has it. Stays true until this process forks again.
     #[must_use]
     pub fn is_alone(&self) -> bool {
         self.users.load(Ordering::Acquire) & USERS == 1
     }
 
-    /// Takes the lock. The offset, and whether the kernel keeps it instead.
+    /// Takes the lock. Returns the offset, and whether the kernel keeps it instead.
     pub fn lock(&self) -> (u64, bool) {
         let me = kernel::gettid();
         let (mut looks, mut naps, mut nap) = (0, 0, NAP_FIRST);
@@ -129,8 +131,8 @@ impl Record {
                 Ok(_) => break,
                 Err(0) => continue,
                 Err(holder) if naps >= NAPS_BELIEVED && !kernel::runs(holder) => {
-                    // It was killed in the middle of a call: what it wrote without moving the offset is as if
-                    // it had not come so far.
+                    // The holder was killed in the middle of a call. Data written before the offset was moved
+                    // counts as not written.
                     let mine = self
                         .holder
                         .compare_exchange(holder, me, Ordering::Acquire, Ordering::Relaxed);
@@ -155,7 +157,7 @@ impl Record {
         )
     }
 
-    /// Lets the lock go, with what is true from now on.
+    /// Releases the lock with a new offset, and with `kernels` if the kernel keeps the offset from then on.
     pub fn unlock(&self, at: u64, kernels: bool) {
         self.at.store(at, Ordering::Release);
         if kernels {

@@ -1,13 +1,14 @@
-//! Signals that come while a thread is inside the library wait until it is out: the program's handler may
-//! call us again, and must not find a lock held by the very thread that it interrupted.
+//! Signals that arrive while a thread is inside the library are deferred until it leaves: the program's
+//! handler may call the library again, and must not find a lock held by the thread that it interrupted.
 //!
-//! Every handler that the program installs is called by `wrapper`. Inside, it blocks the signal in the
-//! interrupted context and sends it to this thread once more; it stays with the kernel, with all that came
-//! with it, and is let in when the thread leaves.
+//! Every handler that the program installs is called by `wrapper`. If the thread is inside, `wrapper` blocks
+//! the signal in the interrupted context and sends it to this thread again; the kernel keeps it, with all its
+//! data, and delivers it when the thread leaves.
 //!
 //! SIGSEGV and SIGBUS are always handled by `wrapper`, and never blocked in the kernel, whatever the program
-//! says: bad pointers of the program come to light by them ([`user`]). It is told what it set itself, and
-//! gets, or dies by, all that is not of `user`.
+//! requests: bad pointers of the program raise them ([`user`]). The program is shown its own settings, and
+//! its handler gets all of these signals that `user` does not cause; without a handler the process dies of
+//! them.
 
 use super::args::{Args, Plain};
 use super::{kernel, thread, user};
@@ -18,10 +19,10 @@ const SET: usize = 8;
 const RESETHAND: u64 = libc::SA_RESETHAND as u32 as u64;
 const SIGINFO: u64 = libc::SA_SIGINFO as u64;
 const RESTORER: u64 = 0x0400_0000;
-/// Of faults that [`user`] looks for.
+/// Signals of the faults that [`user`] recovers from.
 const FAULTS: u64 = 1 << (libc::SIGSEGV - 1) | 1 << (libc::SIGBUS - 1);
 
-/// What the kernel keeps for a signal.
+/// `struct sigaction` of the kernel.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct Action {
@@ -34,7 +35,7 @@ pub struct Action {
 // SAFETY: integers.
 unsafe impl Plain for Action {}
 
-/// What the program said last of each signal.
+/// The program's last setting for a signal.
 struct Said {
     handler: AtomicUsize,
     flags: AtomicU64,
@@ -71,7 +72,7 @@ impl Said {
 
 static SAID: [Said; COUNT] = [const { Said::nothing() }; COUNT];
 
-// Where a handler returns to, as the C library has it: what unwinds a stack knows these bytes.
+// Return address of a handler, with the C library's instructions: unwinders recognise these bytes.
 std::arch::global_asm!(
     ".pushsection .text.varve_restore,\"ax\",@progbits",
     "nop",
@@ -104,11 +105,12 @@ fn set(signal: usize, new: Option<&Action>, old: Option<&mut Action>) -> isize {
     unsafe { kernel::call(libc::SYS_rt_sigaction as usize, [signal, new, old, SET, 0, 0]) }
 }
 
-/// What the kernel is to have where the program wants `action`; `None`: the same.
+/// Returns the action to install in the kernel where the program requests `action`; `None` if it is `action`
+/// itself.
 fn wrapped(signal: usize, action: &Action) -> Option<Action> {
     let handler = wrapper as *const () as usize;
     if is_handler(action.handler) {
-        // A signal that is sent again must find the handler still.
+        // A deferred signal must still find the handler.
         let flags = (action.flags | SIGINFO) & !RESETHAND;
         let mask = action.mask & !FAULTS;
         return Some(Action {
@@ -126,7 +128,7 @@ fn wrapped(signal: usize, action: &Action) -> Option<Action> {
     })
 }
 
-/// Faults come here from now on.
+/// Installs `wrapper` for faults.
 pub fn begin() {
     for signal in [libc::SIGSEGV, libc::SIGBUS].map(|signal| signal as usize) {
         let mut old = Action::zero();
@@ -138,7 +140,7 @@ pub fn begin() {
     kernel::sigmask(false, FAULTS);
 }
 
-/// `rt_sigaction` of the program. `None`: as it is.
+/// Handles `rt_sigaction` of the program. `None` if the kernel is to make it unchanged.
 pub fn sigaction(args: &Args) -> Option<isize> {
     let signal = args.word(0);
     if signal == 0 || signal >= COUNT || args.word(3) != SET {
@@ -170,7 +172,8 @@ pub fn sigaction(args: &Args) -> Option<isize> {
     Some(result)
 }
 
-/// `rt_sigprocmask` of the program: signals of faults are taken for blocked, and are not. `None`: as it is.
+/// Handles `rt_sigprocmask` of the program: fault signals are shown as blocked, but never are. `None` if the
+/// kernel is to make it unchanged.
 pub fn sigprocmask(args: &Args) -> Option<isize> {
     let hidden = thread::with(|thread| thread.hidden.get());
     let set = match args.word(1) {
@@ -204,7 +207,7 @@ pub fn sigprocmask(args: &Args) -> Option<isize> {
     Some(result)
 }
 
-/// Whether the signal came from an instruction of this thread: the thread cannot go on before it is handled.
+/// Whether an instruction of this thread raised the signal: the thread cannot continue before it is handled.
 fn is_fault(signal: i32, code: i32) -> bool {
     code > 0
         && matches!(
@@ -216,10 +219,10 @@ fn is_fault(signal: i32, code: i32) -> bool {
 /// Called by the kernel for every signal with a handler of the program, and for faults.
 ///
 /// # Safety
-/// The kernel's arguments of a handler with `SA_SIGINFO`.
+/// The arguments are those that the kernel passes to a handler with `SA_SIGINFO`.
 unsafe extern "C" fn wrapper(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     let bit = 1_u64 << (signal - 1);
-    // SAFETY: the kernel hands a valid record.
+    // SAFETY: the kernel passes a valid record.
     let code = unsafe { (*info).si_code };
     // SAFETY: the kernel's context of this frame.
     if code > 0 && is_fault_signal(signal as usize) && unsafe { user::recover(context) } {
@@ -227,14 +230,14 @@ unsafe extern "C" fn wrapper(signal: i32, info: *mut libc::siginfo_t, context: *
     }
     let inside = thread::with(|thread| thread.inside.get() > 0);
     if inside && !is_fault(signal, code) {
-        // SAFETY: takes nothing.
+        // SAFETY: takes no arguments.
         let own_thread = unsafe { kernel::call(libc::SYS_gettid as usize, [0; 6]) } as usize;
-        // SAFETY: the kernel's context of this frame; its signal mask is what will be set on return.
+        // SAFETY: the kernel's context of this frame; its signal mask is set on return.
         unsafe {
             let mask = (&raw mut (*context.cast::<libc::ucontext_t>()).uc_sigmask).cast::<u64>();
             *mask |= bit;
         }
-        // Also where the handler does not block its own signal (SA_NODEFER).
+        // Also for a handler that does not block its own signal (SA_NODEFER).
         kernel::sigmask(true, bit);
         let a = [
             kernel::getpid() as usize,
@@ -244,14 +247,14 @@ unsafe extern "C" fn wrapper(signal: i32, info: *mut libc::siginfo_t, context: *
             0,
             0,
         ];
-        // SAFETY: the record is the kernel's own; it is blocked here (the handler's mask) and after the
-        // return.
+        // SAFETY: the record is the kernel's own; the signal is blocked here (by the handler's mask) and
+        // after the return.
         let sent = unsafe { kernel::call(libc::SYS_rt_tgsigqueueinfo as usize, a) };
         thread::with(|thread| thread.deferred.set(thread.deferred.get() | bit));
         if sent == 0 {
             return;
         }
-        // It cannot wait (no room for another): it is better handled here than lost.
+        // The kernel could not queue it (no room); it is better handled here than lost.
     }
     let said = SAID[signal as usize].get();
     if !is_handler(said.handler) {
@@ -267,8 +270,8 @@ unsafe extern "C" fn wrapper(signal: i32, info: *mut libc::siginfo_t, context: *
             set(signal as usize, Some(&plain), None);
         }
     }
-    // SAFETY: the program gave this address for a handler; with or without SA_SIGINFO, more arguments than it
-    // takes do no harm in this calling convention.
+    // SAFETY: the program set this address as its handler; with or without SA_SIGINFO, additional arguments
+    // do no harm in this calling convention.
     unsafe {
         let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) =
             std::mem::transmute(said.handler);
@@ -276,8 +279,8 @@ unsafe extern "C" fn wrapper(signal: i32, info: *mut libc::siginfo_t, context: *
     }
 }
 
-/// The program has no handler for a fault: the process ends by it when `wrapper` returns, with all that came
-/// with the signal.
+/// Ends the process by a fault that the program has no handler for, when `wrapper` returns, with all the data
+/// of the signal.
 #[cold]
 fn die(signal: i32, info: *mut libc::siginfo_t) {
     set(signal as usize, Some(&Action::zero()), None);

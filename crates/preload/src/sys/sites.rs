@@ -1,27 +1,27 @@
-//! Where a library's code calls the kernel, and whether such a place can be replaced by a jump. Pure: bytes
-//! in, places out.
+//! Finds the system-call instructions in a library's code, and decides whether each can be replaced by a
+//! jump. Pure: bytes in, sites out.
 //!
-//! A jump takes five bytes and `syscall` two, so a neighbour must move with it. Two neighbours are known well
-//! enough to move without a disassembler: the comparison of the result with -4095 (or a copy of the result)
-//! behind it, and the load of a constant number before it. No jump in the library may lead to the second of
-//! the two instructions; every displacement in the code is looked at, also those that are no instruction, so
-//! that the error is only ever on the safe side.
+//! A jump takes five bytes and `syscall` two, so a neighbouring instruction must move with it. Two neighbours
+//! can be recognised and moved without a disassembler: the comparison of the result with -4095 (or a copy of
+//! the result) behind it, and the load of a constant number before it. No jump in the library may lead to the
+//! second of the two instructions. Every byte sequence that could be a jump is checked, even inside other
+//! instructions, so an error only leaves a site unreplaced.
 
-/// A place that can be replaced.
+/// A system call that can be replaced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Site {
     /// Offset of the first replaced byte.
     pub start: usize,
-    /// How many bytes are replaced.
+    /// Number of replaced bytes.
     pub len: usize,
-    /// Number that is loaded by the replaced bytes.
+    /// System-call number loaded by the replaced bytes, if any.
     pub loads: Option<u32>,
     /// Length of the comparison or the copy at the end of the replaced bytes; 0 for none.
     pub tail: usize,
 }
 
 impl Site {
-    /// Whether `code` has such a call there. What jumps to it is not asked.
+    /// Whether `code` has this system call at that offset. Jumps to it are not checked.
     #[must_use]
     pub fn fits(&self, code: &[u8]) -> bool {
         let Some(bytes) = self
@@ -52,28 +52,28 @@ impl Site {
 
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
 
-/// Length of a comparison of the result with -4096 or -4095, or of a copy of it to r8 to r15, if one stands
-/// at the start of `code`.
+/// Returns the length of a comparison of the result with -4096 or -4095, or of a copy of it to r8 to r15, if
+/// one stands at the start of `code`; else 0.
 fn follower(code: &[u8]) -> usize {
     match code {
         [0x48, 0x3d, 0x00 | 0x01, 0xf0, 0xff, 0xff, ..] => 6,
         [0x3d, 0x00 | 0x01, 0xf0, 0xff, 0xff, ..] => 5,
-        // Users and groups of all threads of a process are changed by such a call.
+        // glibc uses the copy in the call that changes the ids of all threads of a process.
         [0x41, 0x89, 0xc0..=0xc7, ..] => 3,
         _ => 0,
     }
 }
 
-/// The constant loaded by a `mov` just before offset `at`. What may be a prefix before it makes it doubtful:
-/// it could load another register.
+/// Returns the constant that a `mov` just before offset `at` loads. `None` also if the byte before could be a
+/// prefix, since the `mov` could then load another register.
 fn load_before(code: &[u8], at: usize) -> Option<u32> {
     let before = code.get(at.checked_sub(6)?..at)?;
     let number = u32::from_le_bytes(before[2..].try_into().ok()?);
     (before[0] & 0xf0 != 0x40 && before[1] == 0xb8 && number < 1024).then_some(number)
 }
 
-/// Calls `found` with the offset of every byte that `is` true of. Every process that starts waits for this: a
-/// block of bytes is asked at once, without a branch.
+/// Calls `found` with the offset of each byte for which `is` is true. Every process waits for this at its
+/// start, so a block of bytes is tested at once, without a branch.
 fn each(code: &[u8], is: impl Fn(u8) -> bool, mut found: impl FnMut(usize)) {
     const BLOCK: usize = 64;
     let (blocks, rest) = code.as_chunks::<BLOCK>();
@@ -91,8 +91,8 @@ fn each(code: &[u8], is: impl Fn(u8) -> bool, mut found: impl FnMut(usize)) {
     }
 }
 
-/// The places in `code` that may be replaced and call the kernel with a number for which `wanted` is true, or
-/// with one that is not known. Second: offsets of those that are wanted and cannot be replaced.
+/// Returns the replaceable sites in `code` whose system-call number is `wanted`, or is not known if `unknown`
+/// is set; and the offsets of matching system calls that cannot be replaced.
 #[must_use]
 pub fn find(code: &[u8], wanted: impl Fn(u32) -> bool, unknown: bool) -> (Vec<Site>, Vec<usize>) {
     let mut at: Vec<usize> = Vec::new();
@@ -100,14 +100,15 @@ pub fn find(code: &[u8], wanted: impl Fn(u32) -> bool, unknown: bool) -> (Vec<Si
         code,
         |byte| byte == SYSCALL[0],
         |found| {
-            // Not the end of one that was found just now.
+            // Skips the second byte of the previous find.
             let apart = at.last().is_none_or(|last| found >= last + 2);
             if apart && code.get(found + 1) == Some(&SYSCALL[1]) {
                 at.push(found);
             }
         },
     );
-    // What a jump may not lead to: `syscall` when the load before it moves, the comparison when that moves.
+    // Offsets that no jump may lead to: `syscall`, if the load before it moves; the comparison behind it, if
+    // that moves.
     let mut inner: Vec<usize> = at.iter().flat_map(|&at| [at, at + 2]).collect();
     inner.sort_unstable();
     let hit = jumps_to(code, &inner);
@@ -142,13 +143,13 @@ pub fn find(code: &[u8], wanted: impl Fn(u32) -> bool, unknown: bool) -> (Vec<Si
     (sites, left)
 }
 
-/// Loads of four registers from a structure, by which glibc makes one call in all threads. A byte in it looks
-/// like a short jump behind the call.
+/// Loads of four registers from a structure, by which glibc makes a call in all threads. One of its bytes
+/// looks like a short jump behind the call.
 const LOADS: [u8; 14] = [
     0x48, 0x8b, 0x73, 0x10, 0x48, 0x8b, 0x7b, 0x08, 0x48, 0x8b, 0x53, 0x18, 0x8b, 0x03,
 ];
 
-/// Whether `at` lies in such loads, which stand just before a call that ends at `after`.
+/// Whether `at` lies in such loads just before a call that ends at `after`.
 fn in_loads(code: &[u8], at: usize, after: usize) -> bool {
     let Some(start) = after.checked_sub(SYSCALL.len() + LOADS.len()) else {
         return false;
@@ -156,11 +157,11 @@ fn in_loads(code: &[u8], at: usize, after: usize) -> bool {
     (start..start + LOADS.len()).contains(&at) && code.get(start..start + LOADS.len()) == Some(&LOADS[..])
 }
 
-/// Which of `inner` (sorted) any byte sequence that looks like a relative jump leads to.
+/// Returns the offsets of `inner` (sorted) that a byte sequence which looks like a relative jump leads to.
 fn jumps_to(code: &[u8], inner: &[usize]) -> Vec<usize> {
     let mut hit = Vec::new();
     let is_inner = |target: usize| inner.binary_search(&target).is_ok();
-    // One bit a 64-byte line that holds something of interest: most displacements miss it.
+    // One flag per 64-byte line that holds an offset of interest: most displacements miss them all.
     let mut lines = vec![false; code.len() / 64 + 1];
     for &offset in inner {
         if let Some(line) = lines.get_mut(offset / 64) {
@@ -175,7 +176,7 @@ fn jumps_to(code: &[u8], inner: &[usize]) -> Vec<usize> {
             hit.push(target);
         }
     };
-    // 0f 8x takes its displacement behind the second byte; whether an 0f stands before it is not asked.
+    // 0f 8x takes its displacement behind the second byte; whether an 0f precedes is not checked.
     each(
         code,
         |byte| byte & 0xf0 == 0x80 || byte & 0xfe == 0xe8,
@@ -187,7 +188,7 @@ fn jumps_to(code: &[u8], inner: &[usize]) -> Vec<usize> {
         },
     );
     for &offset in inner {
-        // From 127 bytes before its end to 128 behind it: its second byte is then what leads here.
+        // A short jump is two bytes and reaches from 128 bytes before its end to 127 behind it.
         let from = offset.saturating_sub(129);
         let to = (offset + 127).min(code.len().saturating_sub(2));
         for at in from..to {

@@ -1,11 +1,11 @@
-//! What happens when the library is loaded. Knows what is set up above by one function.
+//! Runs when the library is loaded. Calls one function by which the modules above set themselves up.
 
 use super::handlers::{self, Handlers};
 use super::{entry, patch, signals};
 use crate::syscalls;
 
-/// The value of a variable of the environment, which is wrong afterwards, so that no program that inherits it
-/// believes it. Before the program has threads.
+/// Returns the value of an environment variable and spoils it, so that programs that inherit it ignore it. To
+/// be called before the program has threads.
 #[must_use]
 pub fn take_variable(name: &str) -> Option<String> {
     let name = std::ffi::CString::new(name).ok()?;
@@ -14,8 +14,8 @@ pub fn take_variable(name: &str) -> Option<String> {
     if at.is_null() {
         return None;
     }
-    // SAFETY: `getenv` hands a text that ends with a zero byte, in memory of this process that may be
-    // written; nobody else looks at it yet.
+    // SAFETY: `getenv` returns a text that ends with a zero byte, in writable memory of this process; no
+    // other code uses it yet.
     unsafe {
         let text = std::ffi::CStr::from_ptr(at).to_str().ok().map(str::to_owned);
         if *at != 0 {
@@ -25,7 +25,7 @@ pub fn take_variable(name: &str) -> Option<String> {
     }
 }
 
-/// Has the library start with `$begin`, which answers what is done with calls.
+/// Has the library start with `$begin`, which returns the handlers of calls.
 macro_rules! at_load {
     ($begin:path) => {
         #[used]
@@ -41,17 +41,17 @@ macro_rules! at_load {
 }
 pub(crate) use at_load;
 
-/// Runs before the program's own code. Nothing of the library can be called before: it exports nothing.
+/// Starts the library, before the program's own code. No code of the library can run before: it exports no
+/// symbol.
 ///
 /// # Safety
-/// For `at_load` alone: the process has one thread.
+/// For `at_load` only: the process must have one thread.
 pub unsafe fn run(begin: fn() -> Option<Handlers>) {
     // A panic must not leave this function.
     let _ = std::panic::catch_unwind(|| {
         let Some(handlers) = begin() else { return };
         handlers::set(handlers);
-        // While there is one thread, it takes no time; with several the kernel waits for all processors, some
-        // 10 ms.
+        // With one thread this takes no time; with several the kernel waits for all processors, some 10 ms.
         varve_ipc::page::register_for_membarrier();
         signals::begin();
         for number in &syscalls::all() {
@@ -64,11 +64,11 @@ pub unsafe fn run(begin: fn() -> Option<Handlers>) {
     });
 }
 
-/// Has the system calls of the C library come to us, and those that make rings in the libraries for them.
-/// False if the C library's cannot be reached.
+/// Diverts the system calls of the C library to the stubs, and in the libraries for asynchronous I/O those
+/// that set up rings. False if none in the C library can be replaced.
 ///
 /// # Safety
-/// Before the program has threads.
+/// To be called before the program has threads.
 unsafe fn patch_libraries() -> bool {
     let rings = [libc::SYS_io_setup, libc::SYS_io_uring_setup].map(|number| number as u32);
     let wanted = |number: u32| entry::is_wanted(number as usize);
@@ -78,7 +78,7 @@ unsafe fn patch_libraries() -> bool {
         let file = name.rsplit(|byte| *byte == b'/').next().unwrap_or(name);
         let entry = entry::address();
         if file.starts_with(b"libc.so.") || file.starts_with(b"libc-2.") {
-            // SAFETY: the caller's word that there is one thread.
+            // SAFETY: the caller promises that there is one thread.
             let done = unsafe { patch::patch(&library, entry, wanted, true) };
             patched |= done.is_some_and(|count| count > 0);
         } else if file.starts_with(b"libaio.so") || file.starts_with(b"liburing.so") {

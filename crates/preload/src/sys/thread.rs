@@ -1,23 +1,23 @@
-//! What the library remembers of each thread. Cells only: signal handlers look at it too.
+//! The library's state of each thread. Cells only: signal handlers use it too.
 
 use std::cell::Cell;
 
-/// Of one thread.
+/// The state of one thread.
 #[derive(Debug)]
 pub struct Thread {
-    /// How many calls of ours this thread is in.
+    /// Depth of calls into the library.
     pub inside: Cell<u32>,
-    /// A thread of LibFS: its calls are the library's own.
+    /// Whether it is a thread of LibFS, whose calls are the library's own.
     pub internal: Cell<bool>,
-    /// Process id at the last `vfork` of this thread, while the child may still run on its memory.
+    /// Process id at the last `vfork` of this thread, while the child may still run in its memory; else 0.
     pub vfork_of: Cell<i32>,
-    /// In `fork` of the C library, between its handlers.
+    /// Whether it is in `fork` of the C library, between the library's handlers.
     pub forking: Cell<bool>,
-    /// Signals that came while `inside`, and wait in the kernel.
+    /// Signals that arrived while `inside`, and are pending in the kernel.
     pub deferred: Cell<u64>,
-    /// Signals of faults that the program takes for blocked.
+    /// Fault signals that the program has blocked, as far as it knows.
     pub hidden: Cell<u64>,
-    /// Which slot of the [heap](super::heap) it uses; 0: none yet.
+    /// Number from which its [heap](super::heap) slot follows; 0 before the first use.
     pub slot: Cell<u32>,
 }
 
@@ -29,8 +29,8 @@ thread_local! {
     } };
 }
 
-/// Looks at this thread's record. There is nothing to drop in it, so it is there from the first call to the
-/// last.
+/// Runs `look` on this thread's record. The record has nothing to drop, so it exists from the first call to
+/// the last.
 pub fn with<T>(look: impl FnOnce(&Thread) -> T) -> T {
     THREAD.with(look)
 }

@@ -1,26 +1,26 @@
-//! The program's memory. A system call with a bad pointer fails with EFAULT; here the same instruction would
-//! be a signal. So whatever the program points to is touched by the few instructions below first, and only
-//! those may fault: [`signals`](super::signals) asks [`recover`] before anything else, which has the thread
-//! go on behind the instruction (what the kernel does for its own copies, with its table of exceptions).
+//! The program's memory. A system call with a bad pointer fails with EFAULT; touching the memory here would
+//! raise a signal. So memory of the program is first touched by the few instructions below, and only those
+//! may fault: [`signals`](super::signals) first calls [`recover`], which resumes the thread behind the
+//! instruction, as the kernel does for its own copies with its exception table.
 //!
 //! Invariants:
-//! 1. What is read or written once (structures, offsets, answers) is copied by [`copy_in`] and [`copy_out`]:
-//!    a fault at any byte is an answer.
-//! 2. What LibFS gets as a slice (paths, data) was touched page by page just before by [`readable`] or
-//!    [`writable`], before any lock of LibFS is taken. LibFS itself never faults, unless another thread of
-//!    the program unmaps the buffer of a call that is under way, which it may not count on.
-//! 3. To touch a page for writing changes no byte of it, also if another thread writes there at that moment.
+//! 1. Values that are read or written once (structures, offsets, results) are copied by [`copy_in`] and
+//!    [`copy_out`], which report a fault at any byte.
+//! 2. Slices for LibFS (paths, data) are touched page by page by [`readable`] or [`writable`] just before,
+//!    and before any lock of LibFS is taken. LibFS itself never faults, unless another thread of the program
+//!    unmaps the buffer of a call that is under way, which a program must not do.
+//! 3. Touching a page for writing changes no byte of it, even if another thread writes there at that moment.
 
 use super::pages::PAGE;
 use std::mem::MaybeUninit;
 
-/// The kernel's half begins above: it refuses buffers that end there without a look at what they are.
+/// End of the user half of the address space: the kernel refuses buffers beyond it without touching them.
 pub const HIGHEST: usize = 0x7fff_ffff_f000;
 
-// `varve_user_copy(to, from, len)`: how many bytes are left. `varve_user_load(at, end)` and
-// `varve_user_store(at, end)`: the first address at which a byte cannot be touched, of `at` and the
-// beginnings of pages after it; else something not below `end`. The labels that end with `_at` name the
-// instructions that may fault.
+// `varve_user_copy(to, from, len)` returns the number of bytes left. `varve_user_load(at, end)` and
+// `varve_user_store(at, end)` touch the byte at `at` and the first byte of each page after it; they return
+// the address of the first that faults, or else an address not below `end`. The labels that end with `_at`
+// name the instructions that may fault.
 std::arch::global_asm!(
     ".pushsection .text.varve_user,\"ax\",@progbits",
     ".p2align 4",
@@ -84,10 +84,10 @@ unsafe extern "C" {
     fn varve_user_out();
 }
 
-/// Has a thread that faulted at an instruction of this module go on behind it. False for all other faults.
+/// Resumes a thread that faulted at an instruction of this module behind it. False for all other faults.
 ///
 /// # Safety
-/// `context` is what the kernel gave to a handler, which returns to it.
+/// `context` is the argument that the kernel passed to a signal handler, and the handler returns to it.
 pub unsafe fn recover(context: *mut libc::c_void) -> bool {
     // SAFETY: the kernel's record of the interrupted registers, as promised.
     let at = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs[libc::REG_RIP as usize] };
@@ -100,13 +100,13 @@ pub unsafe fn recover(context: *mut libc::c_void) -> bool {
     true
 }
 
-/// Whether the kernel would look at a buffer at all.
+/// Whether a buffer lies in the user half of the address space, and not in the page at null.
 const fn is_users(at: usize, len: usize) -> bool {
-    // Nothing is mapped at null, and a signal for it can be spared.
+    // No page is mapped at null; this spares a signal.
     at >= PAGE && len <= HIGHEST && at <= HIGHEST - len
 }
 
-/// How many of `len` bytes at `at` can be read, from the first on.
+/// Returns the number of readable bytes among `len` bytes at `at`, from the first on.
 #[must_use]
 pub fn readable(at: usize, len: usize) -> usize {
     if !is_users(at, len) {
@@ -117,18 +117,19 @@ pub fn readable(at: usize, len: usize) -> usize {
     end.min(at + len) - at
 }
 
-/// How many of `len` bytes at `at` can be written, from the first on. None is changed.
+/// Returns the number of writable bytes among `len` bytes at `at`, from the first on. Changes none.
 #[must_use]
 pub fn writable(at: usize, len: usize) -> usize {
     if !is_users(at, len) {
         return 0;
     }
-    // SAFETY: what is written is what is there, in one instruction, which comes back when it faults.
+    // SAFETY: each byte is rewritten with its own value, in one atomic instruction, which returns when it
+    // faults.
     let end = unsafe { varve_user_store(at, at + len) };
     end.min(at + len) - at
 }
 
-/// Copies from the program's memory. False, with a part copied perhaps, if not all of it can be read.
+/// Copies from the program's memory. False if not all of it can be read; part of it may have been copied.
 #[must_use]
 pub fn copy_in(to: &mut [MaybeUninit<u8>], from: usize) -> bool {
     if to.is_empty() {
@@ -138,10 +139,10 @@ pub fn copy_in(to: &mut [MaybeUninit<u8>], from: usize) -> bool {
     is_users(from, to.len()) && unsafe { varve_user_copy(to.as_mut_ptr() as usize, from, to.len()) } == 0
 }
 
-/// Copies to the program's memory. False, with a part copied perhaps, if not all of it can be written.
+/// Copies to the program's memory. False if not all of it can be written; part of it may have been copied.
 ///
 /// # Safety
-/// The program has asked for `from.len()` bytes at `to`, and nothing else is kept there.
+/// The program has requested `from.len()` bytes at `to`, and keeps nothing else there.
 #[must_use]
 pub unsafe fn copy_out(to: usize, from: &[u8]) -> bool {
     if from.is_empty() {

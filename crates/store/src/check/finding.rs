@@ -1,33 +1,33 @@
-//! What a check can find.
+//! The findings of a check.
 
 use varve_format::{BlockNo, FileKind, Ino, InodeKey, Tier};
 
-/// What is wrong.
+/// A fault of a pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Finding {
-    /// A tree or block is damaged; what hangs below was not looked at (so its blocks may show as `Leaked`).
+    /// A tree or block is damaged; the walk left out everything below it (whose blocks may show as `Leaked`).
     Tree {
         /// Inode whose tree it is; 0: the inode file.
         owner: Ino,
         /// The block, if it is one that cannot be read.
         block: Option<BlockNo>,
-        /// What is wrong.
+        /// Description of the fault.
         what: String,
     },
     /// An inode image is damaged.
     Image {
         /// Inode.
         ino: Ino,
-        /// What is wrong.
+        /// Description of the fault.
         what: String,
     },
     /// A fixed block or row is damaged or contradicts another.
     Table {
-        /// What is wrong.
+        /// Description of the fault.
         what: String,
     },
-    /// Somebody uses a block that no tier has, or a fixed one.
+    /// A block is in use that lies on no tier, or is a fixed one.
     OutOfBounds {
         /// Tier.
         tier: Tier,
@@ -45,7 +45,7 @@ pub enum Finding {
         /// User; 0: the inode file.
         owner: Ino,
     },
-    /// Blocks whose bits are set though nobody uses them.
+    /// Blocks whose bits are set but that have no user.
     Leaked {
         /// Tier.
         tier: Tier,
@@ -78,7 +78,7 @@ pub enum Finding {
         dir: Ino,
         /// Name.
         name: Vec<u8>,
-        /// What it names.
+        /// The inode that it names.
         key: InodeKey,
     },
     /// A link count that is not the number of names (for a directory: 2 and its subdirectories).
@@ -115,19 +115,19 @@ pub enum Finding {
     },
     /// The orphan list is broken.
     Orphans {
-        /// What is wrong.
+        /// Description of the fault.
         what: String,
     },
     /// A counter of the pool is wrong.
     Counter {
-        /// What is counted.
+        /// The unit of the counter.
         what: &'static str,
         /// On media.
         stored: u64,
         /// Found.
         found: u64,
     },
-    /// A size that contradicts what the inode is.
+    /// A size that contradicts the kind or content of the inode.
     Size {
         /// Inode.
         ino: Ino,
@@ -160,7 +160,7 @@ pub enum Finding {
         tier: Tier,
         /// Block.
         block: BlockNo,
-        /// What is wrong.
+        /// Description of the fault.
         what: String,
     },
 }

@@ -1,11 +1,11 @@
-//! Names against inodes: link counts, parents, kinds, and inodes without a name.
+//! Compares names with inodes: link counts, parents, kinds, and inodes without a name.
 
 use super::Finding;
 use std::collections::{HashMap, HashSet};
 use varve_format::inode::Inode;
 use varve_format::{FileKind, Generation, Ino, InodeKey, ROOT_INO};
 
-/// What is remembered of each inode.
+/// The state of an inode that the check of names needs.
 pub(super) struct Seen {
     pub(super) generation: Generation,
     pub(super) kind: FileKind,
@@ -35,7 +35,7 @@ impl Seen {
     }
 }
 
-/// Names against inodes: both ways.
+/// Compares names with inodes, in both directions.
 pub(super) fn check_names(inodes: &mut HashMap<Ino, Seen>, names: &Names, findings: &mut Vec<Finding>) {
     let children = count_names(inodes, names, findings);
     let reached = reached_from_root(children);
@@ -47,7 +47,7 @@ pub(super) fn check_names(inodes: &mut HashMap<Ino, Seen>, names: &Names, findin
     compare_counts(inodes, &reached, findings);
 }
 
-/// Counts the names of each inode; answers the directories in each directory.
+/// Counts the names of each inode; returns the directories in each directory.
 fn count_names(
     inodes: &mut HashMap<Ino, Seen>,
     names: &Names,
@@ -85,7 +85,7 @@ fn count_names(
     children
 }
 
-/// The directories that a path leads to.
+/// Returns the directories that a path from the root leads to.
 fn reached_from_root(mut children: HashMap<Ino, Vec<Ino>>) -> HashSet<Ino> {
     let mut reached = HashSet::from([ROOT_INO]);
     let mut queue = vec![ROOT_INO];
@@ -99,7 +99,7 @@ fn reached_from_root(mut children: HashMap<Ino, Vec<Ino>>) -> HashSet<Ino> {
     reached
 }
 
-/// Compares what inodes say of their names with the names that there are.
+/// Compares the link counts and parents in the inodes with the names.
 fn compare_counts(inodes: &HashMap<Ino, Seen>, reached: &HashSet<Ino>, findings: &mut Vec<Finding>) {
     let mut all: Vec<_> = inodes.iter().collect();
     all.sort_unstable_by_key(|(ino, _)| **ino);

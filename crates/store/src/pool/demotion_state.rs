@@ -1,23 +1,23 @@
-//! What the demotion of metadata remembers between transactions. Decides nothing (`demotion`).
+//! State that the demotion of metadata keeps between transactions. Decides nothing (`demotion`).
 
 use varve_format::TxId;
 
-/// What is remembered between transactions.
+/// State of the demotion between transactions.
 #[derive(Debug, Default)]
 pub(crate) struct DemotionState {
-    /// Block of the inode file that is looked at next.
+    /// Block of the inode file to be examined next.
     pub(crate) hand: u64,
-    /// Nothing could go.
+    /// The last attempt could demote nothing.
     pub(crate) futile: Option<Futile>,
     pub(crate) away: u64,
     pub(crate) back: u64,
 }
 
-/// Until when it is not tried again.
+/// The end of a pause after a futile attempt.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Futile {
-    /// Not before this transaction…
+    /// No attempt before this transaction…
     pub(crate) until: TxId,
-    /// …unless slower tiers have more blocks than these by then: they were full.
+    /// …unless slower tiers have more free blocks than this, because they were full.
     pub(crate) room: u64,
 }

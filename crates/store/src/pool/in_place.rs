@@ -1,5 +1,5 @@
-//! Overwrites in place as the open pool sees them: whether there are any, readers beside them, and what an
-//! earlier daemon may have left torn. The writes themselves are `tx::in_place`'s.
+//! Overwrites in place as seen by the open pool: whether the feature is on, reads beside overwrites, and
+//! files that an earlier daemon may have left torn. `tx::in_place` makes the writes.
 
 use super::{Store, older_superblocks, write_superblocks};
 use crate::Result;
@@ -12,22 +12,22 @@ use varve_format::session::{GrantRow, SessionState};
 use varve_format::superblock::{FEATURES_VERSION, SUPERBLOCK_BLOCKS, Superblock};
 use varve_format::{BLOCK_BYTES, Ino};
 
-/// Attempts of a read beside overwrites before it keeps the writer out.
+/// Attempts of a read beside overwrites before it excludes the writer.
 const ATTEMPTS: usize = 8;
 
 /// State of the overwrites in place of an open pool.
 #[derive(Default)]
 pub(crate) struct InPlaceState {
     on: AtomicBool,
-    /// Odd while blocks are written and their record is not published.
+    /// Odd while blocks are being written and their record is not published.
     epoch: AtomicU64,
-    /// The superblock that was written last, if it was.
+    /// The superblock last written, if any.
     superblock: Mutex<Option<Superblock>>,
     /// Files whose blocks may be torn until the logs that an earlier daemon left are digested.
     torn: Mutex<HashSet<Ino>>,
 }
 
-/// Blocks are being written in place.
+/// Guard of the time in which blocks are written in place.
 pub(crate) struct Writing<'s> {
     epoch: &'s AtomicU64,
 }
@@ -39,14 +39,14 @@ impl Drop for Writing<'_> {
 }
 
 impl Store {
-    /// Whether whole blocks of NVM are overwritten in place, where the log redoes it.
+    /// Returns whether whole blocks of NVM are overwritten in place when the log redoes them.
     pub(crate) fn overwrites_in_place(&self) -> bool {
         self.in_place.on.load(Ordering::Relaxed)
     }
 
-    /// Lets transactions overwrite whole blocks of NVM in place, from here on. A fenced store must be durable
-    /// on NVM, and so must the entries of logs be that pieces are said to be redone from. Sets the feature
-    /// first. Pools of format versions without feature words go on without.
+    /// Lets transactions overwrite whole blocks of NVM in place, from this call on. A fenced store must be
+    /// durable on NVM, and so must the log entries of pieces marked as redone. Sets the feature first. Has no
+    /// effect in pools of format versions without feature words.
     ///
     /// # Errors
     /// A device failed, or the store's: nothing is overwritten then.
@@ -59,7 +59,7 @@ impl Store {
         if sb.log_incompat.get() & bit == 0 {
             self.layout.sb = self.write_features(|sb| sb.log_incompat.set(sb.log_incompat.get() | bit))?;
         } else {
-            // A crash came between the two copies.
+            // A crash may have left the two copies different.
             write_superblocks(&self.devices, sb, &older_superblocks(&self.devices, &sb)?)?;
         }
         let mut tx = self.begin()?;
@@ -74,8 +74,8 @@ impl Store {
         Ok(())
     }
 
-    /// Takes the feature back; nothing may wait in any log, and no transaction may follow. Durable when this
-    /// returns.
+    /// Clears the feature. No log may hold undigested entries, and no transaction may follow. Durable when
+    /// this returns.
     ///
     /// # Errors
     /// A device failed, or the store's.
@@ -111,7 +111,7 @@ impl Store {
         Ok(sb)
     }
 
-    /// The superblock as it is on media.
+    /// Returns the superblock as it is on media.
     pub(crate) fn superblock(&self) -> Superblock {
         self.in_place.superblock.lock().unwrap_or(self.layout.sb)
     }
@@ -125,8 +125,8 @@ impl Store {
         }
     }
 
-    /// Reads, again and again, until no block was overwritten in place meanwhile. `read` says whether what it
-    /// read was in NVM: else it counts in any case.
+    /// Repeats a read until no block was overwritten in place meanwhile. `read` returns whether it read from
+    /// NVM; if not, its result counts in any case.
     pub(crate) fn read_beside<R>(&self, mut read: impl FnMut() -> (Result<R>, bool)) -> Result<R> {
         if armed(Bug::ReadBesideInPlace) {
             return read().0;
@@ -148,8 +148,8 @@ impl Store {
         read().0
     }
 
-    /// Notes what may be torn: files that sessions which have not ended could write. Empty in a pool that was
-    /// not written in place.
+    /// Notes the files that may be torn: those that could be written by sessions that have not ended. None in
+    /// a pool that was not written in place.
     pub(crate) fn note_torn(&self) -> Result<()> {
         if self.layout.sb.features().log_incompat.get() & LogIncompat::IN_PLACE.bits() == 0 {
             return Ok(());
@@ -166,24 +166,24 @@ impl Store {
         Ok(())
     }
 
-    /// Whether blocks of this file may be torn, since the log that redoes them waits.
+    /// Returns whether blocks of this file may be torn, because the log that redoes them is not digested.
     pub(crate) fn may_be_torn(&self, ino: Ino) -> bool {
         self.in_place.torn.lock().contains(&ino)
     }
 
-    /// Whether anything may be torn: a crash came while blocks were overwritten in place, perhaps.
+    /// Returns whether any file may be torn: a crash may have come while blocks were overwritten in place.
     #[must_use]
     pub fn is_torn(&self) -> bool {
         !self.in_place.torn.lock().is_empty()
     }
 
-    /// All logs of an earlier daemon are digested.
+    /// Forgets the torn files, after all logs of an earlier daemon are digested.
     pub fn forget_torn(&self) {
         self.in_place.torn.lock().clear();
     }
 
-    /// Blocks of NVM of a file that do not have their checksums: what a log could not redo. First byte of
-    /// each in the file. Counts as damage.
+    /// Returns the blocks of a file in NVM with wrong checksums, which no log could redo, as the offset of
+    /// their first byte in the file. Counts them as damage.
     ///
     /// # Errors
     /// Damage of the file's metadata, or a device failed.
@@ -197,7 +197,7 @@ impl Store {
     }
 }
 
-/// Inodes that a grant is for.
+/// Returns the inodes that a grant covers.
 fn inodes_of(row: &GrantRow) -> impl Iterator<Item = Ino> {
     let (first, batch) = (row.key.ino.0, row.batch.max(1));
     (0..16)

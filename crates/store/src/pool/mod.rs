@@ -1,4 +1,4 @@
-//! The open pool: what is shared between readers and the one writer. Knows no transaction.
+//! The open pool: the state shared between readers and the one writer. Knows no transaction.
 //!
 //! `open` recovers it, `snapshot` gives consistent views, `query` and `read` answer from them.
 
@@ -41,64 +41,65 @@ const FOOTERS_CACHED: NonZeroUsize = NonZeroUsize::new(64).expect("not 0");
 
 pub(crate) type FooterKey = (Tier, u64, u64, u32);
 
-/// An open pool. Share it in an `Arc`: reads go on beside the one transaction.
+/// An open pool. Share it in an `Arc`: reads run beside the one transaction.
 pub struct Store {
     pub(crate) devices: Devices,
     pub(crate) layout: Layout,
     pub(crate) cache: MetaCache,
-    /// Newest committed transaction. Read-locked: the committed metadata does not change meanwhile.
+    /// Newest committed transaction. While the lock is held for reading, the committed metadata does not
+    /// change.
     pub(crate) newest: RwLock<TxId>,
-    /// The same number, for those who want no more than that: the lock is held while metadata is read, from a
-    /// disk perhaps.
+    /// A copy of `newest` that is read without its lock, which is held while metadata is read, perhaps from a
+    /// disk.
     pub(crate) newest_number: AtomicU64,
     pub(crate) space: Mutex<Space>,
     pub(crate) writer: Mutex<Writer>,
     pub(crate) footers: Mutex<LruCache<FooterKey, Arc<Vec<u32>>>>,
     pub(crate) verify_nvm: bool,
-    /// Blocks of NVM whose reads are not compared again; `None`: each is.
+    /// Blocks of NVM whose reads are not verified again; `None`: every read is verified.
     pub(crate) verified: Option<Arc<Verified>>,
-    /// It is being repaired: see [`Committed`].
+    /// The pool is being repaired: see [`Committed`].
     pub(crate) trusting: bool,
     /// Bytes read and written, by tier.
     pub(crate) io: [[AtomicU64; 2]; 3],
-    /// What went wrong with the media.
+    /// Faults of the media.
     media_stats: PoolMediaStats,
     passes: Mutex<Passes>,
-    /// Which metadata went to slower tiers, and which goes next.
+    /// State of the demotion of metadata.
     pub(crate) demotion: Mutex<DemotionState>,
     in_place: InPlaceState,
     /// Held while the feature of shared extents is set.
     pub(crate) sharing: Mutex<()>,
     latched: OnceLock<Arc<str>>,
-    /// So often the checks that were under way had to end.
+    /// Number of calls that ended the running checks.
     checks_over: AtomicU64,
 }
 
 impl Store {
-    /// Name of the pool.
+    /// Returns the uuid of the pool.
     #[must_use]
     pub fn pool_uuid(&self) -> [u8; 16] {
         self.layout.sb.pool_uuid
     }
 
-    /// Key of the directories' name hash.
+    /// Returns the key of the directories' name hash.
     #[must_use]
     pub fn hash_key(&self) -> HashKey {
         HashKey(self.layout.sb.dir_hash_key)
     }
 
-    /// The media.
+    /// Returns the media.
     #[must_use]
     pub const fn devices(&self) -> &Devices {
         &self.devices
     }
 
-    /// Whether reads compare data on NVM with its checksums, from here on.
+    /// Sets whether reads compare data on NVM with its checksums, from this call on.
     pub const fn set_verify_nvm(&mut self, verify: bool) {
         self.verify_nvm = verify;
     }
 
-    /// Where in NVM the checksums of its data blocks begin, in bytes.
+    /// Returns the offset in NVM of the checksums of its data blocks, in bytes.
     #[must_use]
     pub fn nvm_checksums_at(&self) -> u64 {
         self.layout.checksum(Tier::Nvm, 0).block.offset_bytes()
@@ -110,13 +111,13 @@ impl Store {
             .ok_or_else(|| StoreError::Damaged(format!("the pool has no {} tier", tier.name())))
     }
 
-    /// Newest committed transaction. Waits for nobody.
+    /// Returns the newest committed transaction. Takes no lock.
     #[must_use]
     pub fn newest_tx(&self) -> TxId {
         TxId(self.newest_number.load(Ordering::Acquire))
     }
 
-    /// Why the pool is read-only, if it is.
+    /// Returns the reason why the pool is read-only, if it is.
     #[must_use]
     pub fn latched(&self) -> Option<Arc<str>> {
         self.latched.get().cloned()
@@ -129,12 +130,12 @@ impl Store {
         }
     }
 
-    /// Checks under way end with an error soon: whoever asked for them must not hold up the end.
+    /// Ends running checks with an error soon, so that they do not delay the daemon's end.
     pub fn end_checks(&self) {
         self.checks_over.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// What a check that begins now asks with whether it [goes on](Self::goes_on).
+    /// Returns a number that identifies a check, for [`goes_on`](Self::goes_on).
     pub fn begin_check(&self) -> u64 {
         self.checks_over.load(Ordering::Relaxed)
     }
@@ -148,9 +149,8 @@ impl Store {
         }
     }
 
-    /// Ends writing for good: a transaction under way is waited for, each later one fails, and so does its
-    /// commit. Reads go on. The reason is what they fail with; a pool that was read-only before keeps its
-    /// own.
+    /// Ends writing for good: waits for a running transaction, and fails every later one and its commit with
+    /// `reason`. Reads continue. A pool that was read-only before keeps its own reason.
     pub fn close(&self, reason: &str) {
         let _writer = self.writer.lock();
         let _ = self.latched.set(Arc::from(reason));
@@ -162,21 +162,21 @@ impl Store {
         }
     }
 
-    /// Whether a block of NVM is one of those that every pool has at fixed places: tables and bitmaps, that
-    /// no file owns.
+    /// Returns whether a block of NVM is one of the fixed blocks of every pool: tables and bitmaps, which no
+    /// file owns.
     #[must_use]
     pub fn is_fixed(&self, block: BlockNo) -> bool {
         !block.is_cold() && !self.layout.usable(Tier::Nvm, block.0)
     }
 
-    /// What went wrong with the media since the pool was opened.
+    /// Returns the faults of the media since the pool was opened.
     #[must_use]
     pub const fn media_stats(&self) -> &PoolMediaStats {
         &self.media_stats
     }
 
-    /// Counts an error if it says that something on a medium is not what was written. Errors of the devices
-    /// count themselves.
+    /// Counts an error if it shows that the content of a medium is not the content written. Errors of the
+    /// devices count themselves.
     pub fn note_damage(&self, error: &StoreError) {
         let stats = match error {
             StoreError::DataChecksum { tier, .. } | StoreError::Footer { tier, .. } => {
@@ -185,7 +185,7 @@ impl Store {
             StoreError::Block { block, .. } | StoreError::Tree(TreeError::Corrupt { block, .. }) => self
                 .media_stats
                 .tier(block.home().map_or(Tier::Nvm, |(tier, _)| tier)),
-            // Where it lies is not said, and mostly it is there.
+            // The error does not name the tier, which is mostly NVM.
             StoreError::Inode { .. } | StoreError::Damaged(_) => self.media_stats.tier(Tier::Nvm),
             StoreError::Tree(error) if error.is_damage() => self.media_stats.tier(Tier::Nvm),
             StoreError::Journal(_) | StoreError::JournalDamaged { .. } => self.media_stats.journal(),
@@ -202,7 +202,7 @@ impl Store {
         stats.note(MediaFaultKind::Checksum, place, error.to_string());
     }
 
-    /// What the last looks at everything found, since the pool was opened.
+    /// Returns the results of the last complete checks since the pool was opened.
     #[must_use]
     pub fn passes(&self) -> Passes {
         *self.passes.lock()
@@ -216,8 +216,8 @@ impl Store {
         note(&mut self.passes.lock(), pass);
     }
 
-    /// Syncs what is in place and empties the journal, so that freed metadata blocks are released and the
-    /// next open replays nothing. Durable when this returns.
+    /// Syncs the metadata in place and empties the journal, so that freed metadata blocks are released and
+    /// the next open replays nothing. Durable when this returns.
     ///
     /// # Errors
     /// `Latched`, or a device failed (then the pool is latched).
@@ -250,8 +250,8 @@ impl Store {
         writer.journal.advance_tail()
     }
 
-    /// Trims units that became empty; called under the writer's lock. A failed trim costs nothing but its
-    /// effect.
+    /// Trims units that became empty; called under the writer's lock. A failed trim has no effect but a
+    /// warning.
     pub(crate) fn trim_empty(&self) {
         let trims = self.space.lock().take_trims();
         for span in trims {
@@ -270,7 +270,7 @@ impl Store {
         }
     }
 
-    /// What has gone to and from each tier since the pool was opened.
+    /// Returns the bytes read from and written to each tier since the pool was opened.
     #[must_use]
     pub fn io(&self) -> [TierIo; 3] {
         Tier::ALL.map(|tier| {
@@ -293,10 +293,10 @@ impl Store {
 
     // ---- space
 
-    /// Sets `blocks` aside for somebody. DRAM only; allocations do not touch it.
+    /// Reserves `blocks` for a caller. DRAM only; allocations do not touch the reservation.
     ///
     /// # Errors
-    /// `NoSpace` if they are not there.
+    /// `NoSpace` if this number of blocks is not free.
     pub fn reserve(&self, blocks: u64) -> Result<()> {
         self.space.lock().reserve(blocks)
     }
@@ -306,7 +306,7 @@ impl Store {
         self.space.lock().unreserve(blocks);
     }
 
-    /// Free and used space.
+    /// Returns free and used space.
     #[must_use]
     pub fn space(&self) -> SpaceStats {
         let used = self
@@ -317,13 +317,13 @@ impl Store {
         self.space.lock().stats(used)
     }
 
-    /// Data blocks freed by transactions up to here may be reused: no session can still read them.
-    /// `TxId(u64::MAX)` at first.
+    /// Allows the reuse of data blocks freed by transactions up to `tx`: no session can still read them.
+    /// Initially `TxId(u64::MAX)`.
     pub fn set_reader_horizon(&self, tx: TxId) {
         self.space.lock().set_horizon(tx);
     }
 
-    /// Freed data blocks that wait for the horizon.
+    /// Returns the freed data blocks that wait for the horizon.
     #[must_use]
     pub fn pending_frees(&self) -> PendingFrees {
         self.space.lock().pending_data()

@@ -23,8 +23,8 @@ use varve_format::{BLOCK_HEADER_SIZE, BlockKind, Ino, Tier};
 impl Store {
     /// Opens a pool: replays the journal, reads tables and bitmaps.
     ///
-    /// All sessions of an earlier daemon must be sealed before the first transaction: blocks freed before are
-    /// free at once.
+    /// All sessions of an earlier daemon must be sealed before the first transaction: blocks that were freed
+    /// earlier become free at once.
     ///
     /// # Errors
     /// No pool, a newer version, devices that do not fit, `JournalDamaged`, or damaged tables.
@@ -83,7 +83,7 @@ impl Store {
         Ok((store, report))
     }
 
-    /// The parts put together; nothing is read.
+    /// Assembles the parts; reads nothing.
     pub(crate) fn assemble(
         devices: Devices,
         layout: Layout,
@@ -169,7 +169,7 @@ impl Store {
     }
 }
 
-/// Name of the journal's records: a record can be made up by nobody who does not know the pool's secret.
+/// Returns the identifier in the journal's records: records cannot be forged without the pool's secret.
 pub(crate) fn journal_id(sb: &Superblock) -> [u8; 16] {
     let mut id = sb.pool_uuid;
     id.iter_mut().zip(sb.dir_hash_key).for_each(|(a, b)| *a ^= b);

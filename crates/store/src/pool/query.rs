@@ -1,4 +1,4 @@
-//! Answers from the committed metadata: inodes, names, maps, rows. Each sees one consistent state.
+//! Queries of the committed metadata: inodes, names, maps, rows. Each sees one consistent state.
 
 use super::Store;
 use crate::{DirItem, Result, StoreError};
@@ -7,7 +7,7 @@ use varve_format::session::{GrantRow, SessionRow};
 use varve_format::{BlockKind, Extent, FileBlock, Ino, InodeKey};
 
 impl Store {
-    /// The inode with this number.
+    /// Returns the inode with this number.
     ///
     /// # Errors
     /// `NoInode`, or damage.
@@ -15,7 +15,7 @@ impl Store {
         self.snapshot().reader().get(ino)
     }
 
-    /// The inode with this number and generation.
+    /// Returns the inode with this number and generation.
     ///
     /// # Errors
     /// `NoInode` (also for another generation), or damage.
@@ -23,7 +23,7 @@ impl Store {
         self.snapshot().reader().get_key(key)
     }
 
-    /// What is at an inode number.
+    /// Returns the state of an inode number.
     ///
     /// # Errors
     /// `NoInode` beyond the inode file; damage.
@@ -31,7 +31,7 @@ impl Store {
         self.snapshot().reader().slot(ino)
     }
 
-    /// What `name` in `dir` is.
+    /// Returns the entry of `name` in `dir`.
     ///
     /// # Errors
     /// `NoInode`, `WrongKind`, or damage.
@@ -39,7 +39,7 @@ impl Store {
         self.snapshot().reader().dir_lookup(dir, name)
     }
 
-    /// At most `max` entries after `cookie` (0: from the start), without "." and "..".
+    /// Returns at most `max` entries after `cookie` (0: from the start), without "." and "..".
     ///
     /// # Errors
     /// `NoInode`, `WrongKind`, or damage.
@@ -47,7 +47,7 @@ impl Store {
         self.snapshot().reader().dir_iter(dir, cookie, max)
     }
 
-    /// Target of a symbolic link.
+    /// Returns the target of a symbolic link.
     ///
     /// # Errors
     /// `NoInode`, `WrongKind`, or damage.
@@ -55,7 +55,7 @@ impl Store {
         self.snapshot().reader().read_link(ino)
     }
 
-    /// Value of an extended attribute.
+    /// Returns the value of an extended attribute.
     ///
     /// # Errors
     /// `NoInode`, or damage.
@@ -63,7 +63,7 @@ impl Store {
         self.snapshot().reader().xattr_get(ino, name)
     }
 
-    /// Names of all extended attributes, with the lengths of their values.
+    /// Returns the names of all extended attributes, with the lengths of their values.
     ///
     /// # Errors
     /// `NoInode`, or damage.
@@ -71,7 +71,7 @@ impl Store {
         self.snapshot().reader().xattr_list(ino)
     }
 
-    /// At most `max` extents from `from` on, clipped, holes left out.
+    /// Returns at most `max` extents from `from` on, clipped, without holes.
     ///
     /// # Errors
     /// `NoInode`, `WrongKind`, or damage.
@@ -79,7 +79,7 @@ impl Store {
         self.snapshot().reader().map(ino, from, max)
     }
 
-    /// First byte of data at or after `offset`, below the size.
+    /// Returns the first byte of data at or after `offset`, below the size.
     ///
     /// # Errors
     /// `NoInode`, `WrongKind`, or damage.
@@ -87,8 +87,8 @@ impl Store {
         self.snapshot().reader().seek(ino, offset, true)
     }
 
-    /// First byte of a hole at or after `offset` (the end counts as one); `None` if `offset` is not below the
-    /// size.
+    /// Returns the first byte of a hole at or after `offset` (the end counts as one); `None` if `offset` is
+    /// not below the size.
     ///
     /// # Errors
     /// `NoInode`, `WrongKind`, or damage.
@@ -96,7 +96,7 @@ impl Store {
         self.snapshot().reader().seek(ino, offset, false)
     }
 
-    /// Inodes in the orphan list: without a name (nlink 0), or with an unfinished truncation.
+    /// Returns the inodes in the orphan list: without a name (nlink 0), or with an unfinished truncation.
     ///
     /// # Errors
     /// The list is damaged.
@@ -118,11 +118,11 @@ impl Store {
         Ok(out)
     }
 
-    /// Calls `f` for every inode number in use or reserved, ascending, until it says false. Not one
-    /// consistent state.
+    /// Calls `f` for every inode number in use or reserved, ascending, until it returns false. The calls do
+    /// not show one consistent state.
     ///
     /// # Errors
-    /// Something could not be read, or is damaged; the first error. All others were shown.
+    /// The first failed read or damage. `f` was called for all other numbers.
     pub fn for_each_inode(&self, f: &mut dyn FnMut(Ino, InodeSlot) -> bool) -> Result<()> {
         self.for_each_inode_from(Ino(0), f)
     }
@@ -146,7 +146,7 @@ impl Store {
         result
     }
 
-    /// What can be read of a block of the inode file, and the first error.
+    /// Returns the readable slots of a block of the inode file, and the first error.
     fn slots_at(&self, index: u64) -> (Vec<(Ino, InodeSlot)>, Result<()>) {
         let snapshot = self.snapshot();
         let reader = snapshot.reader();
@@ -166,7 +166,7 @@ impl Store {
         (slots, result)
     }
 
-    /// All session rows.
+    /// Returns all session rows.
     ///
     /// # Errors
     /// A row is damaged.
@@ -176,7 +176,7 @@ impl Store {
         Ok(out)
     }
 
-    /// All grant rows.
+    /// Returns all grant rows.
     ///
     /// # Errors
     /// A row is damaged.

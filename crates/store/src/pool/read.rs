@@ -1,4 +1,4 @@
-//! Reading file data: which blocks, reading and comparing with their checksums.
+//! Reads file data: looks up its blocks, reads them and compares them with their checksums.
 
 use super::Store;
 use crate::reader::checksums::{Sums, sums};
@@ -22,7 +22,7 @@ const ATTEMPTS: usize = 3;
 /// One run of a planned read.
 #[derive(Debug)]
 struct Part {
-    /// Where in the reader's buffer.
+    /// Offset in the reader's buffer.
     at: usize,
     len: usize,
     /// Bytes of the first block that are not wanted.
@@ -50,7 +50,7 @@ pub(crate) fn plan<V: View>(
     plan_unless(reader, inode, offset, out, |_, _| !verify_nvm)
 }
 
-/// The same; runs of NVM (first block and end) that are `believed` are not compared.
+/// As [`plan`], but does not verify `believed` runs of NVM, given by first block and end.
 fn plan_unless<V: View>(
     reader: &MetaReader<'_, V>,
     inode: &Inode,
@@ -125,7 +125,7 @@ pub(crate) fn fill(
             let count = (blocks - done).min(BATCH_BLOCKS);
             let from = (done * BLOCK_BYTES) as usize;
             let mut direct = None;
-            // Whole blocks go where they are wanted; edges through a buffer.
+            // Whole blocks are read directly into the target, the blocks at the edges through a buffer.
             let whole = from >= part.skip && from - part.skip + count as usize * BLOCK_SIZE <= part.len;
             let mut buffer = Vec::new();
             let bytes: &mut [u8] = if whole {
@@ -164,8 +164,9 @@ impl Drop for Reader<'_> {
 }
 
 impl Store {
-    /// Reads file data; returns how many bytes (fewer than asked for only at the end of the file). Holes read
-    /// as zeros. Data on SSD and HDD is verified, on NVM if the pool was opened so, or at its first read.
+    /// Reads file data; returns the number of bytes (fewer than requested only at the end of the file). Holes
+    /// read as zeros. Data on SSD and HDD is verified; data on NVM is verified if the pool was opened so, or
+    /// at its first read.
     ///
     /// # Errors
     /// `NoInode`, `WrongKind`, `DataChecksum`, a device's error.
@@ -173,8 +174,7 @@ impl Store {
         let mut attempt = 1;
         loop {
             match self.read_beside(|| self.try_read(ino, offset, out)) {
-                // The unit may have been sealed or opened again between the look at its row and the read of
-                // its footer.
+                // The unit may have been sealed or reopened between the reads of its row and its footer.
                 Err(StoreError::DataChecksum { .. } | StoreError::Footer { .. }) if attempt < ATTEMPTS => {
                     attempt += 1
                 }
@@ -183,7 +183,7 @@ impl Store {
         }
     }
 
-    /// One attempt; and whether it read of NVM.
+    /// Makes one attempt; returns also whether it read from NVM.
     fn try_read(&self, ino: Ino, offset: u64, out: &mut [u8]) -> (Result<usize>, bool) {
         let mut planned = || {
             let snapshot = self.snapshot();
@@ -241,7 +241,7 @@ impl Store {
         self.compare(tier, block.0, &bytes, &sums)
     }
 
-    /// Checksums of a sealed unit, from its footer.
+    /// Returns the checksums of a sealed unit, from its footer.
     pub(crate) fn footer(&self, tier: Tier, unit: u64, row: &UnitRow) -> Result<Arc<Vec<u32>>> {
         let key = (tier, unit, row.sealed_tx.get(), row.footer_crc32c.get());
         if let Some(found) = self.footers.lock().get(&key) {

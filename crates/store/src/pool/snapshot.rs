@@ -36,8 +36,8 @@ impl Snapshot<'_> {
 #[derive(Clone, Copy)]
 pub(crate) struct Committed<'c> {
     pub(crate) store: &'c Store,
-    /// Nodes on slower tiers are shown although they have another checksum than their tier has of them: who
-    /// reads looks at that.
+    /// Nodes on slower tiers are returned even if their checksum differs from that in their tier's table: the
+    /// caller checks it.
     pub(crate) trusting: bool,
 }
 
@@ -99,8 +99,7 @@ impl Store {
         }
     }
 
-    /// As [`snapshot`](Self::snapshot), for those who compare nodes on slower tiers with their checksums
-    /// themselves.
+    /// As [`snapshot`](Self::snapshot), for callers that verify nodes on slower tiers themselves.
     pub(crate) fn trusting_snapshot(&self) -> Snapshot<'_> {
         let mut snapshot = self.snapshot();
         snapshot.view.trusting = true;

@@ -1,7 +1,8 @@
-//! The two copies of the superblock: which one counts, and writing them. Does not know what the areas that
-//! they name hold.
+//! The two copies of the superblock: chooses the valid one, and writes them. Does not interpret the areas
+//! that they name.
 //!
-//! Invariant: whenever the power goes, one whole copy counts, and it is of the pool as it is.
+//! Invariant: after a power failure at any time one whole copy is valid, and describes the pool's present
+//! state.
 
 use crate::layout::Layout;
 use crate::{Devices, Result, Store, StoreError};
@@ -12,9 +13,9 @@ use varve_format::{BLOCK_BYTES, BLOCK_SIZE, BlockNo, Features};
 use zerocopy::IntoBytes;
 
 impl Store {
-    /// Brings a pool up to the version of the format that this program writes. Answers the version that it
-    /// had. Durable when this returns; a crash before leaves a pool of either version, and the next call
-    /// finishes it. Nobody may have the pool open. What waits in its journal and logs stays there.
+    /// Upgrades a pool to the format version that this program writes. Returns its old version. Durable when
+    /// this returns; a crash before leaves a pool of either version, and the next call finishes it. The pool
+    /// must not be open. The content of its journal and logs stays there.
     ///
     /// # Errors
     /// No pool, or one that this program cannot serve; devices that do not fit it; a device failed.
@@ -25,7 +26,7 @@ impl Store {
         upgrade_superblocks(devices, &sb)
     }
 
-    /// The version of the format that a pool has, and the features that it uses.
+    /// Returns the version of the format that a pool has, and the features that it uses.
     ///
     /// # Errors
     /// No pool, or one that this program cannot serve; a device failed.
@@ -35,15 +36,15 @@ impl Store {
     }
 }
 
-/// The copy that counts: of those that are whole the newer one. If this program does not know its version,
-/// the older one does not count either.
+/// Reads the valid copy: the newer one of those that are whole. If this program does not know its version,
+/// the older one is not used either.
 pub(crate) fn read_superblock(devices: &Devices) -> Result<Superblock> {
     let mut best: std::result::Result<Superblock, _> = Err(SuperblockError::Magic);
     for number in SUPERBLOCK_BLOCKS {
         match (superblock_copy(devices, number)?, &best) {
             (Ok(copy), Ok(sb)) if copy.sequence.get() <= sb.sequence.get() => {}
             (Ok(copy), _) => best = Ok(copy),
-            // Damage tells more than nothing at all.
+            // A damaged copy tells more than a missing one.
             (Err(fault), Err(SuperblockError::Magic)) => best = Err(fault),
             (Err(_), _) => {}
         }
@@ -52,7 +53,7 @@ pub(crate) fn read_superblock(devices: &Devices) -> Result<Superblock> {
     served.map_err(|fault| superblock_fault(devices, fault))
 }
 
-/// One copy, if it is whole.
+/// Reads one copy, if it is whole.
 fn superblock_copy(
     devices: &Devices,
     number: u64,
@@ -69,11 +70,11 @@ fn superblock_fault(devices: &Devices, fault: SuperblockError) -> StoreError {
     }
 }
 
-/// Refuses to repair or upgrade a pool with features that need not be known to use it: what they left would
-/// be taken for damage.
+/// Refuses to repair or upgrade a pool with unknown features, even if they do not prevent its use: their data
+/// would be taken for damage.
 ///
 /// # Errors
-/// There are such.
+/// The pool has such features.
 pub(crate) fn refuse_unknown(devices: &Devices, sb: &Superblock) -> Result<()> {
     let unknown = sb.features().without(&Features::BUILT);
     if unknown.is_empty() {
@@ -82,7 +83,7 @@ pub(crate) fn refuse_unknown(devices: &Devices, sb: &Superblock) -> Result<()> {
     Err(superblock_fault(devices, SuperblockError::Features(unknown)))
 }
 
-/// Copies of the superblock that are not as the good one.
+/// Returns the copies of the superblock that differ from the good one.
 pub(crate) fn bad_superblocks(devices: &Devices, good: &Superblock) -> Result<Vec<u64>> {
     let mut bad = Vec::new();
     for number in SUPERBLOCK_BLOCKS {
@@ -93,7 +94,7 @@ pub(crate) fn bad_superblocks(devices: &Devices, good: &Superblock) -> Result<Ve
     Ok(bad)
 }
 
-/// Whole copies of the superblock that were written before this one.
+/// Returns the whole copies of the superblock that are older than `newest`.
 pub(crate) fn older_superblocks(devices: &Devices, newest: &Superblock) -> Result<Vec<u64>> {
     let mut older = Vec::new();
     for number in SUPERBLOCK_BLOCKS {

@@ -1,5 +1,5 @@
-//! Which data on NVM is compared with its checksums: none, each block that is read, or each once. What is
-//! known lasts as long as the store is open; no block is believed because it was written by this store.
+//! Verification of data on NVM: of none, of each block that is read, or of each block once. Results last as
+//! long as the store is open; a block does not count as verified because this store wrote it.
 
 use super::Store;
 use crate::Result;
@@ -10,20 +10,20 @@ use varve_format::{BLOCK_SIZE, Tier};
 use varve_media::Verified;
 
 impl Store {
-    /// Reads compare each block of NVM once, from here on: with what is noted in `verified`, which others
-    /// may share.
+    /// Makes reads verify each block of NVM once, from this call on. Verified blocks are noted in `verified`,
+    /// which may be shared.
     pub fn verify_nvm_once(&mut self, verified: Arc<Verified>) {
         self.verify_nvm = true;
         self.verified = Some(verified);
     }
 
-    /// Which blocks of NVM are not compared any more, if they are compared once.
+    /// Returns the verified blocks of NVM, if each block is verified once.
     #[must_use]
     pub const fn verified(&self) -> Option<&Arc<Verified>> {
         self.verified.as_ref()
     }
 
-    /// Whether these blocks of NVM are given out without a look at their checksums.
+    /// Returns whether reads of these blocks of NVM need no verification.
     pub(super) fn believes(&self, first: u64, end: u64) -> bool {
         match &self.verified {
             _ if !self.verify_nvm => true,
@@ -32,8 +32,8 @@ impl Store {
         }
     }
 
-    /// Compares blocks with their checksums and keeps in mind which of NVM had them. One that has not is
-    /// believed by nobody any more.
+    /// Compares blocks with their checksums and notes the verified blocks of NVM. A block that fails is
+    /// forgotten, for all users of the set.
     pub(super) fn compare(&self, tier: Tier, start: u64, bytes: &[u8], sums: &[u32]) -> Result<()> {
         let Some(verified) = self.verified.as_deref().filter(|_| tier == Tier::Nvm) else {
             return compare(tier, start, bytes, sums);
@@ -50,8 +50,8 @@ impl Store {
         Ok(())
     }
 
-    /// Forgets which blocks were compared that are not in the host's memory any more, of `blocks` blocks of
-    /// NVM from `from` on: when they are read again, their disk gives them anew. Returns where to go on.
+    /// Forgets verified blocks that are no longer in the host's memory, of `blocks` blocks of NVM from `from`
+    /// on: the next read gets them from their disk. Returns the block at which to continue.
     pub fn forget_absent(&self, from: u64, blocks: u64) -> u64 {
         match &self.verified {
             Some(verified) => verified.forget_absent(&*self.devices.nvm, from, blocks),

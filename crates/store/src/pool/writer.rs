@@ -1,4 +1,4 @@
-//! What the one writer keeps in DRAM: the journal, the slots of session and grant rows, hints for free inode
+//! State of the one writer in DRAM: the journal, the slots of session and grant rows, hints for free inode
 //! numbers.
 
 use crate::free_inodes::FreeInodes;
@@ -7,17 +7,17 @@ use std::collections::{BTreeSet, HashMap};
 use std::hash::Hash;
 use varve_format::{LeaseNo, SessionId};
 
-/// Under the writer's lock.
+/// The state under the writer's lock.
 pub(crate) struct Writer {
     pub(crate) journal: Journal,
     pub(crate) sessions: Slots<SessionId>,
     pub(crate) grants: Slots<LeaseNo>,
     pub(crate) free_inodes: FreeInodes,
-    /// Room for blocks that are overwritten in place, from one transaction to the next.
+    /// Buffer for blocks that are overwritten in place, reused by the next transaction.
     pub(crate) in_place_room: Vec<u8>,
 }
 
-/// Which slot of a table holds which row.
+/// The slots of a table, by the keys of their rows.
 #[derive(Debug)]
 pub(crate) struct Slots<K> {
     used: HashMap<K, u64>,

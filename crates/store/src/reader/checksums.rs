@@ -1,4 +1,4 @@
-//! Checksums of data blocks: where those of a run lie, and comparing. Reads no data.
+//! Checksums of data blocks: locates the checksums of a run, and compares. Reads no data.
 
 use super::{MetaReader, View};
 use crate::{Result, StoreError};
@@ -6,12 +6,12 @@ use std::sync::Arc;
 use varve_format::space::UnitRow;
 use varve_format::{BLOCK_SIZE, BlockNo, Tier};
 
-/// Where a run's checksums are.
+/// The location of a run's checksums.
 #[derive(Debug, Clone)]
 pub(crate) enum Sums {
-    /// Not looked at.
+    /// The run is not verified.
     Unchecked,
-    /// Here.
+    /// The checksums themselves.
     Known(Vec<u32>),
     /// In the footer of a sealed unit, from `index` on.
     Footer {
@@ -24,7 +24,7 @@ pub(crate) enum Sums {
 }
 
 impl Sums {
-    /// The checksums; empty: not to be checked.
+    /// Returns the checksums; empty if the run is not verified.
     pub(crate) fn resolve(
         &self,
         footer: impl FnOnce(Tier, u64, &UnitRow) -> Result<Arc<Vec<u32>>>,
@@ -52,7 +52,7 @@ impl Sums {
     }
 }
 
-/// Where the checksums of a run are. A run never crosses a unit.
+/// Locates the checksums of a run. A run never crosses a unit.
 pub(crate) fn sums<V: View>(reader: &MetaReader<'_, V>, tier: Tier, start: u64, count: u64) -> Result<Sums> {
     let last = start.saturating_add(count.saturating_sub(1));
     if !reader.layout.usable(tier, start) || !reader.layout.usable(tier, last) {

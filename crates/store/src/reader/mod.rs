@@ -1,4 +1,4 @@
-//! Reading inodes, names, attributes and maps through any view of the metadata: the committed one, or a
+//! Reads inodes, names, attributes and maps through any view of the metadata: the committed one, or a
 //! transaction's.
 
 pub(crate) mod checksums;
@@ -22,9 +22,9 @@ use zerocopy::FromBytes;
 /// Owner of the inode file's tree and of the fixed areas.
 pub(crate) const POOL_INO: Ino = Ino(0);
 
-/// Reading metadata, with the few things that the trees' trait does not have.
+/// Reads of metadata, with methods that the trees' trait does not have.
 pub(crate) trait View: MetaRead<Error = StoreError> {
-    /// As [`MetaRead::read`], for a block without header; `check` sees it when it comes from its medium.
+    /// As [`MetaRead::read`], for a block without header; `check` is called when it is read from its medium.
     fn read_raw<R>(
         &self,
         block: BlockNo,
@@ -32,13 +32,13 @@ pub(crate) trait View: MetaRead<Error = StoreError> {
         f: impl FnOnce(&Block) -> R,
     ) -> Result<R>;
 
-    /// What is known of the inode file, if this view sees it as it is committed.
+    /// Returns the known locations of the inode file, if this view sees its committed state.
     fn inode_file(&self) -> Option<&InodeFile>;
 
-    /// Committed blocks in DRAM.
+    /// Returns the cache of committed blocks.
     fn cache(&self) -> &MetaCache;
 
-    /// Checksums of a sealed unit, from its footer.
+    /// Returns the checksums of a sealed unit, from its footer.
     fn footer(&self, tier: Tier, unit: u64, row: &UnitRow) -> Result<Arc<Vec<u32>>>;
 }
 
@@ -53,7 +53,7 @@ pub(crate) const fn is_shared(extent: &Extent) -> bool {
     extent.flags.contains(ExtentFlags::SHARED)
 }
 
-/// Checks that a fixed block is what it should be.
+/// Checks kind, owner and number in a block's header.
 fn expect(bytes: &Block, kind: BlockKind, owner: Ino, block: BlockNo) -> Result<()> {
     varve_format::BlockHeader::of(bytes)
         .expect(kind, owner, block)
@@ -79,7 +79,7 @@ impl<V: View> MetaReader<'_, V> {
             .map_err(|_| StoreError::Damaged("inode file root".into()))
     }
 
-    /// Block number `index` of the inode file, with its tier; `None` beyond its end.
+    /// Returns block number `index` of the inode file, with its tier; `None` beyond its end.
     pub(crate) fn inode_block(&self, index: u64) -> Result<Option<BlockNo>> {
         let known = self.view.inode_file();
         if let Some(block) = known.and_then(|known| known.block(index)) {
@@ -109,14 +109,15 @@ impl<V: View> MetaReader<'_, V> {
         self.images(block, |bytes| slot_in(bytes, ino))?
     }
 
-    /// A block of the inode file. Its images check themselves; but one that was never written looks as if its
-    /// inodes had never been, so on slower tiers, which verify nothing themselves, it must have its checksum.
+    /// Reads a block of the inode file. Its images have their own checksums, but a block that was never
+    /// written looks like one of unused inodes. So on slower tiers, which verify nothing themselves, the
+    /// block must match its checksum.
     pub(crate) fn images<R>(&self, block: BlockNo, f: impl FnOnce(&Block) -> R) -> Result<R> {
         self.view
             .read_raw(block, |bytes| self.check_cold(block, bytes), f)
     }
 
-    /// Compares a metadata block on a slower tier with the checksum that its tier has of it.
+    /// Compares a metadata block on a slower tier with the checksum in that tier's table.
     pub(crate) fn check_cold(&self, block: BlockNo, bytes: &Block) -> Result<()> {
         let Some((tier, number)) = block.home().filter(|(tier, _)| *tier != Tier::Nvm) else {
             return Ok(());
@@ -133,8 +134,8 @@ impl<V: View> MetaReader<'_, V> {
         }
     }
 
-    /// A block with a header, as it is committed. On a slower tier it must have the checksum that its tier
-    /// has of it: a block of the same owner whose write was lost there looks whole.
+    /// Returns the committed content of a block with a header. On a slower tier the block must match the
+    /// checksum in that tier's table: after a lost write, an older block of the same owner looks whole.
     pub(crate) fn load_node(&self, block: BlockNo, trusting: bool) -> Result<Arc<Block>> {
         let cache = self.view.cache();
         if !block.is_cold() {
@@ -146,8 +147,8 @@ impl<V: View> MetaReader<'_, V> {
             self.check_cold(block, bytes)
         });
         match loaded {
-            // What it holds is of use to a repair all the same, also where the checksums are lost. It is not
-            // kept, or others would take it from here.
+            // A repair can use the content all the same, also where the checksums are lost. It is not cached,
+            // or other readers would get it.
             Err(error) if trusting && !matches!(error, StoreError::Media(_)) => {
                 let bytes = cache.read_medium(block)?;
                 whole(&bytes)?;
@@ -316,7 +317,7 @@ impl<V: View> MetaReader<'_, V> {
         self.extents(ino, &root, from.0, FILE_BLOCKS_MAX, max)
     }
 
-    /// First byte of data (or of a hole) at or after `offset`.
+    /// Returns the first byte of data (or of a hole) at or after `offset`.
     pub(crate) fn seek(&self, ino: Ino, offset: u64, data: bool) -> Result<Option<u64>> {
         let inode = self.get(ino)?;
         let root = file_root(&inode)?;
@@ -365,7 +366,7 @@ impl<V: View> MetaReader<'_, V> {
         })?
     }
 
-    /// `count` checksums of a tier's NVM table, from `index` on.
+    /// Returns `count` checksums of a tier's NVM table, from `index` on.
     pub(crate) fn table_checksums(&self, tier: Tier, index: u64, count: u64) -> Result<Vec<u32>> {
         let mut out = Vec::with_capacity(count as usize);
         while (out.len() as u64) < count {
@@ -385,12 +386,12 @@ impl<V: View> MetaReader<'_, V> {
         Ok(out)
     }
 
-    /// The open unit of a tier.
+    /// Returns the open unit of a tier.
     pub(crate) fn open_unit(&self, tier: Tier) -> Result<Option<u64>> {
         Ok(self.state()?.open_unit[tier as usize].get().checked_sub(1))
     }
 
-    /// A fixed row's bytes.
+    /// Calls `f` with the bytes of a fixed row.
     pub(crate) fn row<R>(
         &self,
         place: crate::layout::Place,
@@ -404,7 +405,7 @@ impl<V: View> MetaReader<'_, V> {
     }
 }
 
-/// The pool state in its block.
+/// Decodes the pool state from its block.
 pub(crate) fn state_in(layout: &Layout, bytes: &Block) -> Result<PoolState> {
     let state = PoolState::read_from_bytes(&bytes[BLOCK_HEADER_SIZE..BLOCK_HEADER_SIZE + POOL_STATE_SIZE])
         .map_err(|_| StoreError::Damaged("pool state block".into()))?;
@@ -421,13 +422,13 @@ pub(crate) fn state_in(layout: &Layout, bytes: &Block) -> Result<PoolState> {
     }
 }
 
-/// The image of `ino` in its block.
+/// Decodes the image of `ino` from its block.
 pub(crate) fn slot_in(bytes: &Block, ino: Ino) -> Result<InodeSlot> {
     let at = (ino.0 % INODES_PER_BLOCK) as usize * INODE_SIZE;
     InodeSlot::decode(&bytes[at..at + INODE_SIZE], ino).map_err(|fault| StoreError::Inode { ino, fault })
 }
 
-/// Root of a directory's names.
+/// Returns the root of a directory's names.
 pub(crate) fn dir_root(inode: &Inode) -> Result<DirRoot> {
     match &inode.content {
         Content::Dir(root) => Ok(*root),
@@ -438,7 +439,7 @@ pub(crate) fn dir_root(inode: &Inode) -> Result<DirRoot> {
     }
 }
 
-/// Root of a regular file's extents.
+/// Returns the root of a regular file's extents.
 pub(crate) fn file_root(inode: &Inode) -> Result<TreeRoot> {
     match &inode.content {
         Content::File(root) if inode.attr.kind() == varve_format::FileKind::Regular => Ok(*root),

@@ -1,5 +1,5 @@
-//! Data on NVM that does not have its checksum. Clients read NVM without comparing, so it must not stay
-//! there: it goes to a slower tier with the checksum that it should have, where every read of it fails.
+//! Data on NVM with wrong checksums. Clients read NVM without verification, so such data must not stay there:
+//! it moves to a slower tier with the checksum that it should have, where every read of it fails.
 
 use super::RepairReport;
 use crate::pool::Store;
@@ -27,11 +27,11 @@ impl Store {
         Ok(())
     }
 
-    /// Data blocks on NVM that do not have their checksum: file, place in it, block.
+    /// Returns data blocks on NVM with wrong checksums: file, position in it, block.
     pub(crate) fn bad_nvm_data(&self) -> Result<Vec<(Ino, FileBlock, BlockNo)>> {
         let mut inos = Vec::new();
         self.for_each_inode(&mut |ino, slot| {
-            // What its log redoes is not damaged.
+            // Blocks that a log redoes are not damaged.
             if let InodeSlot::Used(inode) = slot
                 && inode.attr.kind() == FileKind::Regular
                 && !self.may_be_torn(ino)
@@ -47,7 +47,7 @@ impl Store {
         Ok(bad)
     }
 
-    /// Names data blocks of a file on NVM that do not have their checksum: place in the file, block, error.
+    /// Passes data blocks of a file on NVM with wrong checksums to `bad`: position in the file, block, error.
     pub(crate) fn bad_nvm_blocks(
         &self,
         ino: Ino,
@@ -78,8 +78,7 @@ impl Store {
         }
     }
 
-    /// Takes one damaged block out of NVM; false if there is no slower tier with space, so that a hole is
-    /// left.
+    /// Moves one damaged block out of NVM; returns false if no slower tier has space, so that a hole is left.
     fn condemn(&self, ino: Ino, at: FileBlock, block: BlockNo) -> Result<bool> {
         let mut tx = self.begin()?;
         tx.use_reserve();

@@ -1,5 +1,5 @@
-//! Mending from the bottom up: fixed blocks, bitmaps, unit rows, the inode file, images, trees. Names are not
-//! looked at.
+//! Repairs from the bottom up: fixed blocks, bitmaps, unit rows, the inode file, images, trees. Does not look
+//! at names.
 
 mod inodes;
 
@@ -25,7 +25,8 @@ use varve_format::{
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromZeros, IntoBytes};
 
-/// Numbers that might have been given are left out by going on this far behind the greatest that is known.
+/// First session and lease number after the pool state was lost: far above all numbers that may have been
+/// given out.
 const NUMBER_LEAP: u64 = 1 << 32;
 
 impl Store {
@@ -50,13 +51,13 @@ impl Store {
             self.mend_inode(*ino, found, report)?;
         }
         if report.mended.len() == before || armed(Bug::RepairFreesFirst) {
-            // Nothing waits to be saved: what nobody uses is free.
+            // Nothing waits to be saved, so blocks without an owner are freed.
             self.mend_bits(survey, &survey.claims, report)?;
         }
         Ok(())
     }
 
-    /// Nothing that a bitmap or a structure claims is given out.
+    /// Marks all blocks that a bitmap or a structure claims as in use, so that they are not given out.
     fn hold_space(&self, survey: &Survey) {
         let mut space = self.space.lock();
         for tier in Tier::ALL {
@@ -79,7 +80,7 @@ impl Store {
         }
     }
 
-    /// Makes fixed blocks that cannot be read anew.
+    /// Rebuilds damaged fixed blocks.
     fn mend_fixed(&self, survey: &Survey, report: &mut RepairReport) -> Result<()> {
         for (number, (kind, fault)) in &survey.bad_fixed {
             let at = BlockNo(*number);
@@ -117,8 +118,9 @@ impl Store {
         Ok(())
     }
 
-    /// What is in use, in the same transaction as the block: from a bitmap that calls everything free, a
-    /// repair after this one would take it that nothing is left of the trees whose nodes are lost.
+    /// Sets the bits of blocks in use in a rebuilt bitmap block, in the same transaction. After an
+    /// interruption that left an empty bitmap, the next repair would find nothing of trees whose nodes are
+    /// lost.
     fn rebuilt_bits(&self, survey: &Survey, at: BlockNo, block: &mut Block) {
         for tier in Tier::ALL {
             let (start, _) = self.layout.bit(tier, 0);
@@ -134,7 +136,7 @@ impl Store {
         }
     }
 
-    /// Checksums of what lies there now. It cannot be compared with anything any more.
+    /// Computes checksums of the blocks' present content, which can no longer be verified.
     fn recompute_sums(
         &self,
         survey: &Survey,
@@ -160,8 +162,8 @@ impl Store {
                 },
             };
             let first = base + index;
-            // In NVM of data only: a node with a checksum here would be taken for data, were this repair cut
-            // off and what led to the node lost.
+            // In NVM only data gets checksums. A node with a checksum here would be taken for data if this
+            // repair were interrupted and the pointers to the node were lost.
             let numbers = survey.data_blocks(tier, first..first + CHECKSUMS_PER_BLOCK);
             let meta = (first..first + CHECKSUMS_PER_BLOCK)
                 .filter(|number| tier != Tier::Nvm && survey.meta[tier as usize].has(*number));
@@ -180,13 +182,13 @@ impl Store {
         Ok(())
     }
 
-    /// The number that a tier's table should have of a block.
+    /// Computes the checksum that a tier's table should have of a block.
     fn sum_of(&self, survey: &Survey, tier: Tier, block: u64) -> Result<u32> {
         let mut bytes = vec![0; BLOCK_SIZE];
         match self.read_blocks(tier, block, &mut bytes) {
             Ok(()) if survey.meta[tier as usize].has(block) => Ok(sum_of_metadata(crc32c::crc32c(&bytes))),
             Ok(()) => Ok(crc32c::crc32c(&bytes)),
-            // A sector that cannot be read stays so, and no sum fits it.
+            // The sector stays unreadable, and no checksum fits it.
             Err(StoreError::Media(_)) if tier != Tier::Nvm => Ok(0),
             Err(error) => Err(error),
         }
@@ -204,12 +206,13 @@ impl Store {
         })
     }
 
-    /// The pool state from what can be found.
+    /// Rebuilds the pool state from the survey.
     fn rebuilt_state(&self, survey: &Survey) -> Result<PoolState> {
         let mut state = PoolState::new_zeroed();
         state.next_session = U64::new(NUMBER_LEAP);
         state.next_lease = U64::new(NUMBER_LEAP);
-        // With its length but without its tree, the inode file is looked for again if this is cut off here.
+        // With its length but without its tree, the inode file is searched for again if the repair is
+        // interrupted here.
         state.inode_blocks = U64::new(survey.inode_blocks);
         for tier in [Tier::Ssd, Tier::Hdd] {
             state.open_unit[tier as usize] = U64::new(self.open_by_rows(tier).map_or(0, |unit| unit + 1));
@@ -224,9 +227,9 @@ impl Store {
         Ok(state)
     }
 
-    /// Unit rows from footers and the pool state. Where something lies and no footer is left, a row that says
-    /// that there was one: were this cut off before the footer is made anew, one that says that nothing lies
-    /// there would let the unit be opened again with checksums of nothing.
+    /// Rebuilds unit rows from footers and the pool state. A unit in use without a sound footer gets the row
+    /// of a sealed unit. If the repair were interrupted before the footer is rebuilt, an empty row would let
+    /// the unit be opened again without checksums of its data.
     fn rebuilt_units(&self, survey: &Survey, at: BlockNo, block: &mut Block) -> Result<()> {
         for tier in [Tier::Ssd, Tier::Hdd] {
             let area = self.layout.sb.tier(tier).units;
@@ -260,7 +263,8 @@ impl Store {
         Ok(())
     }
 
-    /// The whole footer that fits more of the unit's blocks where the two differ, and its checksum.
+    /// Returns the sound footer and its checksum; if both are sound, the one that fits more of the unit's
+    /// blocks where the two differ.
     fn footer_that_fits(&self, survey: &Survey, tier: Tier, unit: u64) -> Result<Option<(u8, u32)>> {
         let (first, second) = match [
             self.footer_on_media(tier, unit, 0)?,
@@ -281,8 +285,8 @@ impl Store {
         Ok(Some(if ahead > 0 { (1, second.1) } else { (0, first.1) }))
     }
 
-    /// The sums of a footer as it lies there (`None` where its block is bad), and the checksum of it all if
-    /// it is whole.
+    /// Reads the checksums in a footer (`None` where its block is bad), and computes the checksum over the
+    /// footer if it is whole.
     fn footer_on_media(&self, tier: Tier, unit: u64, footer: u8) -> Result<(Vec<Option<u32>>, Option<u32>)> {
         let data = self.layout.unit_data_blocks(tier);
         let start = self.layout.footer_start(tier, unit, footer);
@@ -356,7 +360,7 @@ impl Store {
         Ok(())
     }
 
-    /// Session and grant rows that make no sense are dropped.
+    /// Drops session and grant rows that are invalid or duplicate, and grants of sessions without a row.
     fn mend_rows(&self, report: &mut RepairReport) -> Result<()> {
         let mut sessions = std::collections::BTreeSet::new();
         let mut highest = (0, 0);
@@ -425,7 +429,7 @@ impl Store {
         tx.commit().map(drop)
     }
 
-    /// Counters that do not follow from anything else.
+    /// Corrects the number of inodes in use and the open units in the pool state.
     fn mend_state(&self, survey: &Survey, report: &mut RepairReport) -> Result<()> {
         let mut state = self.snapshot().reader().state()?;
         let used = (survey.found.len() + survey.reserved.len()) as u64;
@@ -476,7 +480,7 @@ impl Store {
         Ok(())
     }
 
-    /// Unit rows against the pool state, footers against rows.
+    /// Corrects unit rows by the pool state, and footers by the rows.
     fn mend_units(&self, survey: &Survey, report: &mut RepairReport) -> Result<()> {
         for tier in [Tier::Ssd, Tier::Hdd] {
             let Some(units) = self
@@ -523,7 +527,7 @@ impl Store {
         Ok(())
     }
 
-    /// Whether somebody uses a block of the unit.
+    /// Returns whether a block of the unit is in use.
     fn is_used(&self, survey: &Survey, tier: Tier, unit: u64) -> bool {
         let first = unit * self.layout.unit_blocks(tier);
         (first..first + self.layout.unit_data_blocks(tier))
@@ -536,8 +540,8 @@ impl Store {
         tx.commit().map(drop)
     }
 
-    /// Writes a footer that fits what lies in the unit. Where an old sum fits its block, the block is known
-    /// to be good.
+    /// Writes a footer for the present content of the unit. A block that matches a checksum in an old footer
+    /// is known to be good; others are reported.
     fn seal_again(&self, survey: &Survey, tier: Tier, unit: u64, report: &mut RepairReport) -> Result<()> {
         let [first, second] = [0, 1].map(|footer| self.footer_on_media(tier, unit, footer));
         let old = first?.0.into_iter().zip(second?.0);
@@ -566,7 +570,7 @@ impl Store {
         tx.commit().map(drop)
     }
 
-    /// The inode file's tree and length; blocks that are lost are replaced by empty ones.
+    /// Rebuilds the inode file's tree and length; replaces lost blocks by empty ones.
     fn mend_inode_file(
         &self,
         survey: &Survey,
@@ -584,7 +588,8 @@ impl Store {
         for index in (0..survey.inode_blocks).filter(|index| !survey.inode_file.contains_key(index)) {
             let span = core.alloc_raw(1)?;
             for ino in (index * INODES_PER_BLOCK).max(1)..(index + 1) * INODES_PER_BLOCK {
-                // What was saved of a damaged block goes with it: nothing leads to that one any more.
+                // Images saved from a damaged block go to the new block: nothing points to the damaged one
+                // any more.
                 let bytes = match survey.misplaced.get(&Ino(ino)) {
                     Some(slot) => slot
                         .encode(Ino(ino))
@@ -639,12 +644,12 @@ impl Survey {
         extents.chain(runs).max().unwrap_or(0)
     }
 
-    /// What bitmaps or structures claim.
+    /// Returns the blocks that bitmaps or structures claim.
     fn union(&self) -> [BlockSet; 3] {
         Tier::ALL.map(|tier| self.claims[tier as usize].with(&self.marked[tier as usize]))
     }
 
-    /// Names the parts of files that lie in a range of blocks.
+    /// Reports the parts of files that lie in a range of blocks.
     fn doubt(&self, tier: Tier, blocks: std::ops::Range<u64>, what: &str, report: &mut RepairReport) {
         for (ino, found) in &self.found {
             for extent in found

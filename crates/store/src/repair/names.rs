@@ -1,5 +1,5 @@
-//! Names against inodes: dangling names go, lost inodes come to `/lost+found`, link counts and the orphan
-//! list are computed again.
+//! Repairs names: removes dangling names, moves lost inodes to `/lost+found`, and computes link counts and
+//! the orphan list again.
 
 use super::{RepairOptions, RepairReport};
 use crate::pool::Store;
@@ -9,12 +9,12 @@ use varve_format::inode::{Inode, InodeSlot};
 use varve_format::{FileKind, Ino, InodeAttr, InodeKey, ROOT_INO};
 use zerocopy::little_endian::U64;
 
-/// Where inodes without a name go.
+/// Directory for inodes without a name.
 const LOST_AND_FOUND: &[u8] = b"lost+found";
 
 struct Node {
     inode: Inode,
-    /// Directories that name it.
+    /// Its names, with their directories.
     named: Vec<(Ino, Vec<u8>)>,
     subdirs: u32,
 }
@@ -49,7 +49,7 @@ impl Store {
         Ok(nodes)
     }
 
-    /// Removes names of nothing, and second names of directories; fills in who names whom.
+    /// Removes dangling names and second names of directories; fills in the names of each inode.
     fn drop_bad_names(&self, nodes: &mut BTreeMap<Ino, Node>, report: &mut RepairReport) -> Result<()> {
         let dirs: Vec<Ino> = nodes
             .iter()
@@ -87,7 +87,7 @@ impl Store {
         Ok(())
     }
 
-    /// Gives a name to every inode that the root does not lead to and that is not to be freed.
+    /// Gives a name to every inode that is unreachable from the root and not to be freed.
     fn adopt(
         &self,
         nodes: &mut BTreeMap<Ino, Node>,
@@ -199,7 +199,7 @@ impl Store {
         Ok(key.ino)
     }
 
-    /// Link counts and parents by the names.
+    /// Corrects link counts and parents by the names.
     fn recount(&self, nodes: &mut BTreeMap<Ino, Node>, report: &mut RepairReport) -> Result<()> {
         let parents: Vec<Ino> = nodes
             .values()
@@ -242,7 +242,7 @@ impl Store {
         Ok(())
     }
 
-    /// The list of inodes to be freed, made again if it is not whole.
+    /// Rebuilds the list of inodes to be freed if it is damaged.
     fn relink_orphans(&self, report: &mut RepairReport) -> Result<()> {
         let nodes = self.nodes()?;
         let mut wanted = Vec::new();
@@ -311,7 +311,7 @@ impl Store {
     }
 }
 
-/// All that the root leads to.
+/// Returns all inodes that are reachable from the root.
 fn reached(nodes: &BTreeMap<Ino, Node>) -> HashSet<Ino> {
     let mut children: BTreeMap<Ino, Vec<Ino>> = BTreeMap::new();
     for (ino, node) in nodes {
@@ -331,7 +331,7 @@ fn reached(nodes: &BTreeMap<Ino, Node>) -> HashSet<Ino> {
     seen
 }
 
-/// Whether a directory is below itself.
+/// Returns whether a directory is below itself.
 fn in_circle(nodes: &BTreeMap<Ino, Node>, ino: Ino) -> bool {
     let mut seen = HashSet::new();
     let mut at = ino;

@@ -1,5 +1,4 @@
-//! Opening a pool that may be damaged: superblock copies and the journal are put right, nothing else is
-//! looked at.
+//! Opens a pool that may be damaged: repairs superblock copies and the journal, examines nothing else.
 
 use super::RepairReport;
 use crate::journal::Journal;
@@ -11,8 +10,7 @@ use varve_format::journal::Range;
 use varve_format::{Ino, Tier, TxId};
 use varve_media::Region;
 
-/// A journal whose place in the count of transactions is lost goes on this far after the last number that is
-/// known.
+/// Distance from the newest known transaction at which a journal with lost headers continues.
 const TX_LEAP: u64 = 1 << 32;
 
 fn put_ranges(nvm: &Arc<dyn Region>, ranges: &[Range<'_>]) -> Result<()> {
@@ -30,7 +28,7 @@ impl Store {
         let bad = bad_superblocks(devices, &sb)?;
         let journal = open_journal(devices, &layout, report)?;
         let mut store = Self::assemble(devices.clone(), layout, journal, &OpenOptions::default());
-        // By an old copy of the superblock, what it does not know of would be taken for damage.
+        // An old copy of the superblock does not list later features, whose data would be taken for damage.
         if let Err(error @ StoreError::Superblock { .. }) = store.snapshot().reader().state() {
             return Err(error);
         }
@@ -39,7 +37,7 @@ impl Store {
             report.mended(format!("superblock: {} restored from the other copy", bad.len()));
         }
         store.trusting = true;
-        // Rows that cannot be read name nobody.
+        // Unreadable rows name no session.
         let _ = store.note_torn();
         Ok(store)
     }
@@ -55,8 +53,8 @@ fn open_journal(devices: &Devices, layout: &Layout, report: &mut RepairReport) -
     let (mut journal, scan) = match opened {
         Ok(opened) => opened,
         Err(StoreError::Journal(what)) if what != crate::journal::STRANGER => {
-            // Without its header nobody knows which records are in place; all of them are, unless the power
-            // failed meanwhile.
+            // Without its header the journal does not tell which records are in place; all of them are,
+            // unless the power failed meanwhile.
             let newest = Journal::newest_in_ring(&devices.journal, id, len)?;
             Journal::format_after(&devices.journal, id, len, TxId(newest.0.saturating_add(TX_LEAP)))?;
             report.mended(format!("journal: made anew, because {what}"));

@@ -1,4 +1,4 @@
-//! What a damaged pool still holds: every image, tree and claim on a block that can be read. Changes nothing.
+//! Survey of a damaged pool: every readable image, tree and claim on a block. Changes nothing.
 
 mod claims;
 mod scan;
@@ -28,23 +28,24 @@ pub(super) struct Name {
     pub(super) kind: FileKind,
 }
 
-/// What is left of one inode.
+/// The remains of one inode.
 #[derive(Debug)]
 pub(super) struct Found {
     pub(super) inode: Inode,
     pub(super) extents: Vec<Extent>,
     /// Shared extents, with their numbers of the shared space.
     pub(super) shared: Vec<Extent>,
-    /// Extents were taken out, or double blocks are to be copied: the tree must be made again.
+    /// Extents that were taken out. If there are any, or any `copies` of shared blocks to make, the tree must
+    /// be rebuilt.
     pub(super) dropped: Vec<Extent>,
     pub(super) copies: Vec<Extent>,
     pub(super) names: Vec<Name>,
     pub(super) attributes: Vec<Vec<u8>>,
-    /// Why tree or names must be made again; and whether something may be missing.
+    /// Reason to rebuild the tree or the names, and whether something may be missing.
     pub(super) tree: Option<(String, bool)>,
-    /// The same of the attributes.
+    /// As `tree`, for the attributes.
     pub(super) xattrs: Option<(String, bool)>,
-    /// The target of a symbolic link is gone.
+    /// Reason why the target of a symbolic link is lost.
     pub(super) link: Option<String>,
     nodes: Vec<BlockNo>,
 }
@@ -83,34 +84,34 @@ impl BlockSet {
     }
 }
 
-/// All that was found.
+/// The results of a survey.
 #[derive(Debug)]
 pub(super) struct Survey {
-    /// Fixed blocks that are not what they should be, by number.
+    /// Damaged fixed blocks, by number.
     pub(super) bad_fixed: BTreeMap<u64, (BlockKind, String)>,
     pub(super) state: Option<PoolState>,
-    /// Where each block of the inode file lies.
+    /// Location of each block of the inode file.
     pub(super) inode_file: BTreeMap<u64, BlockNo>,
-    /// Why its tree must be made again.
+    /// Reason to rebuild the tree of the inode file.
     pub(super) inode_tree: Option<String>,
     pub(super) inode_blocks: u64,
-    /// Images that can be read.
+    /// Inodes with readable images.
     pub(super) found: BTreeMap<Ino, Found>,
     pub(super) reserved: BTreeSet<Ino>,
-    /// Images that cannot, and why.
+    /// Unreadable images, with the reason.
     pub(super) bad_images: BTreeMap<Ino, String>,
-    /// Images that lay in another's place: they go where they belong.
+    /// Images found in the place of another; they move to their own.
     pub(super) misplaced: BTreeMap<Ino, InodeSlot>,
     pub(super) runs: FoundRuns,
-    /// Blocks that somebody uses.
+    /// Blocks in use.
     pub(super) claims: [BlockSet; 3],
-    /// Those of them that hold metadata.
+    /// Blocks in use that hold metadata.
     pub(super) meta: [BlockSet; 3],
     /// Blocks whose bit is set, where the bitmap can be read.
     pub(super) marked: [BlockSet; 3],
 }
 
-/// Notes faults of one tree.
+/// Collects the nodes of one tree, and its worst fault.
 struct Walk {
     nodes: Vec<BlockNo>,
     fault: Option<(String, bool)>,
@@ -138,8 +139,8 @@ impl CheckVisitor<StoreError> for Walk {
     }
 
     fn fault(&mut self, error: TreeError) {
-        // Counts that are wrong under right checksums come from a block that is older than the rest:
-        // something may be missing.
+        // Wrong counters under right checksums come from a block that is older than the rest: something may
+        // be missing.
         self.note(error.to_string(), true);
     }
 
@@ -192,7 +193,7 @@ impl Store {
         Ok(survey)
     }
 
-    /// Fixed blocks whose checksum, kind or place is wrong.
+    /// Returns fixed blocks whose checksum, kind or place is wrong.
     pub(crate) fn bad_fixed(&self) -> Result<BTreeMap<u64, (BlockKind, String)>> {
         let mut bad = BTreeMap::new();
         let sb = &self.layout.sb;
@@ -257,7 +258,7 @@ impl Store {
         }
     }
 
-    /// Where the blocks of the inode file lie; returns its nodes.
+    /// Locates the blocks of the inode file; returns its nodes.
     fn find_inode_file<V: View>(
         &self,
         reader: &MetaReader<'_, V>,
@@ -325,8 +326,8 @@ impl Store {
         Tier::ALL.map(|tier| self.layout.blocks(tier)).iter().sum()
     }
 
-    /// Takes out blocks of the inode file on slower tiers that cannot be read or do not have their checksum.
-    /// What images of theirs can be read go to a new place.
+    /// Takes out blocks of the inode file on slower tiers that are unreadable or have wrong checksums. Their
+    /// readable images go to a new place.
     fn leave_bad_images<V: View>(&self, reader: &MetaReader<'_, V>, survey: &mut Survey) {
         let cold: Vec<_> = survey
             .inode_file
@@ -350,7 +351,7 @@ impl Store {
                     survey.misplaced.insert(Ino(ino), slot);
                 }
             }
-            // Or it would be read from there without another look.
+            // Otherwise later reads would get the cached block without verification.
             self.cache.forget(block.0);
         }
     }
@@ -416,7 +417,7 @@ impl Store {
     }
 }
 
-/// Reads all that hangs on an image.
+/// Reads everything below an image.
 fn look<V: View>(reader: &MetaReader<'_, V>, inode: &Inode) -> Found {
     let ino = inode.attr.key.ino;
     let mut found = Found {
@@ -487,8 +488,8 @@ fn look<V: View>(reader: &MetaReader<'_, V>, inode: &Inode) -> Found {
     found
 }
 
-/// Nodes on slower tiers, from the one at `first` on, that do not have their checksums there are older than
-/// what points to them.
+/// Notes nodes on slower tiers, from the one at `first` on, that do not match their checksums there: they are
+/// older than the pointers to them.
 fn check_cold_nodes<V: View>(reader: &MetaReader<'_, V>, walk: &mut Walk, first: usize) {
     let cold: Vec<BlockNo> = walk.nodes[first..]
         .iter()
@@ -504,7 +505,7 @@ fn check_cold_nodes<V: View>(reader: &MetaReader<'_, V>, walk: &mut Walk, first:
 }
 
 impl Survey {
-    /// Blocks among these that hold data of files.
+    /// Returns the blocks in `among` that hold data of files.
     pub(super) fn data_blocks(&self, tier: Tier, among: Range<u64>) -> BTreeSet<u64> {
         let extents = self
             .found
@@ -520,11 +521,11 @@ impl Survey {
             .collect()
     }
 
-    /// The paths that names give, for the report.
+    /// Notes the paths of inodes, for the report.
     pub(super) fn note_paths(&self, paths: &mut BTreeMap<Ino, Vec<u8>>) {
         paths.entry(ROOT_INO).or_insert_with(|| b"/".to_vec());
         let mut queue = vec![(ROOT_INO, Vec::new())];
-        // Directories that the root does not lead to are named by their numbers.
+        // Directories that are unreachable from the root are named by their numbers.
         queue.extend(
             self.found
                 .iter()
@@ -556,7 +557,7 @@ impl Survey {
         }
     }
 
-    /// A generation that no life of the number has had, for images that are lost.
+    /// Returns a generation that the number has not had, for a lost image.
     pub(super) fn generation(&self, ino: Ino, now_ns: i64) -> Generation {
         let seconds = u32::try_from(now_ns / 1_000_000_000).unwrap_or(1);
         let named = self
@@ -571,8 +572,8 @@ impl Survey {
     }
 }
 
-/// Images of one block of the inode file that `block` holds: how many there are, and how many of them are of
-/// that one.
+/// Returns the number of images in `block`, and the number of those that belong to block `index` of the inode
+/// file.
 fn images_in<V: View>(reader: &MetaReader<'_, V>, block: BlockNo, index: u64) -> Result<(usize, usize)> {
     let count = |bytes: &Block| {
         let inos = index * INODES_PER_BLOCK..(index + 1) * INODES_PER_BLOCK;
@@ -588,11 +589,11 @@ fn images_in<V: View>(reader: &MetaReader<'_, V>, block: BlockNo, index: u64) ->
     reader.view.read_raw(block, |_| Ok(()), count)
 }
 
-/// Takes out blocks of which the tree of the inode file says that they are its own, and which hold something,
-/// and no image that belongs there: free images would be written over what is another's.
+/// Takes out blocks in the tree of the inode file that hold images or other data, but no image that belongs
+/// there: free images would overwrite the content of another owner.
 fn leave_foreign_blocks<V: View>(reader: &MetaReader<'_, V>, survey: &mut Survey, walk: &mut Walk) {
     survey.inode_file.retain(|index, block| {
-        // Of one on a slower tier the checksum says whether it is what was written there.
+        // On a slower tier the checksum shows whether the block has the content written there.
         let foreign =
             !block.is_cold() && matches!(images_in(reader, *block, *index), Ok((there, 0)) if there > 0);
         if foreign {
@@ -602,7 +603,8 @@ fn leave_foreign_blocks<V: View>(reader: &MetaReader<'_, V>, survey: &mut Survey
     });
 }
 
-/// A block that is named for several places is one place's: of which it holds most images, or the first.
+/// Leaves a block that is mapped at several places to one of them: to the place of which it holds most
+/// images, or the first.
 fn leave_shared_blocks<V: View>(reader: &MetaReader<'_, V>, survey: &mut Survey, walk: &mut Walk) {
     let mut places: BTreeMap<BlockNo, Vec<u64>> = BTreeMap::new();
     for (index, block) in &survey.inode_file {

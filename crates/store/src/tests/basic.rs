@@ -1,4 +1,4 @@
-//! What a pool does while nothing goes wrong.
+//! Operations of a pool without faults.
 use super::*;
 use crate::StoreError;
 use varve_format::session::{GrantRow, SessionRow, SessionState};
@@ -219,7 +219,7 @@ fn numbers_given_back_together_are_all_given_back_or_none() {
     let mut wrong = keys.clone();
     wrong[40].generation.0 += 1;
     assert!(matches!(tx.release_inodes(&wrong), Err(StoreError::NoInode(key)) if key == wrong[40]));
-    // What was refused changed nothing, and the transaction goes on.
+    // The refused call changed nothing, and the transaction continues.
     tx.release_inodes(&keys[..40]).unwrap();
     assert!(tx.release_inodes(&keys[39..]).is_err(), "one of them is free");
     tx.release_inodes(&[]).unwrap();

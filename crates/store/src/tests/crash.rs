@@ -10,7 +10,7 @@ type Change = fn(&Store) -> Result<()>;
 type State = BTreeMap<String, String>;
 
 thread_local! {
-    /// What the pool was after each commit of the change under test.
+    /// Content of the pool after each commit of the change under test.
     static STATES: RefCell<Vec<State>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -456,8 +456,8 @@ fn damage_in_the_middle_of_the_journal_is_reported() {
     let (store, report) = Store::open(devices, options).unwrap();
     assert!(report.damage.is_some());
     assert_eq!(store.newest_tx(), newest);
-    // What the damaged record held had been put in place (nothing was lost but the record): with the later
-    // records it is whole.
+    // The changes of the damaged record were in place (nothing was lost but the record): with the later
+    // records the pool is whole.
     assert!(store.dir_lookup(ROOT_INO, b"n0").unwrap().is_some());
     assert!(store.dir_lookup(ROOT_INO, b"n2").unwrap().is_some());
     assert_clean(&store);

@@ -1,5 +1,5 @@
-//! Metadata on slower tiers: what goes is read there, comes back when it changes, and is missed when it is
-//! not what was written.
+//! Metadata on slower tiers: demoted blocks are read there, promoted to be changed, and reported as damaged
+//! if their content is not the one written.
 use super::*;
 use crate::StoreError;
 use crate::repair::RepairOptions;
@@ -250,7 +250,7 @@ fn metadata_that_cannot_be_read_is_an_error_hides_nothing_and_latches_nothing() 
     assert!(store.dir_lookup(ROOT_INO, b"dir").is_err());
     assert_eq!(store.latched(), None);
     assert_eq!(dump(&store), before);
-    // What is to go meets what cannot be written: the pool stops, as for all writes.
+    // A failed write of a block to be demoted stops the pool, as for all writes.
     changed(&store, 0);
     let before = dump(&store);
     script.push(FaultRule::once(FaultOp::Write, Fault::Errno(EIO)));

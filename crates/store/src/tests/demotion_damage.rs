@@ -1,5 +1,5 @@
-//! Metadata on slower tiers that cannot be read, or is not what was written: who is told, and what goes on
-//! beside it.
+//! Metadata on slower tiers that is unreadable or not as written: errors are reported, and other work
+//! continues.
 use super::*;
 use crate::StoreError;
 use crate::check::Finding;
@@ -122,7 +122,7 @@ fn looks_at_everything_go_on_after_inodes_that_cannot_be_read() {
     assert_eq!(store.latched(), None);
 }
 
-/// What lies where a node was written is whole, and older: the write was lost.
+/// After a lost write, the block in a node's place is whole, and older.
 #[test]
 fn node_of_an_older_life_is_not_taken_for_the_present_one() {
     let rig = cooled();

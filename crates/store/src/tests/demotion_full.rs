@@ -1,5 +1,5 @@
-//! Metadata on slower tiers when everything is full: what frees space must go on, whatever it has to bring
-//! back for that.
+//! Metadata on slower tiers when everything is full: operations that free space must succeed, whatever they
+//! have to promote.
 use super::*;
 use crate::StoreError;
 use varve_format::BLOCK_BYTES;

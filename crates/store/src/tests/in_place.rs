@@ -1,4 +1,4 @@
-//! Overwrites in place: what may be, when it is written, who reads beside it, and the feature.
+//! Overwrites in place: which blocks qualify, when they are written, concurrent readers, and the feature.
 
 use super::{NVM, Rig, SSD, assert_clean, devices_of, make, open, pattern};
 use crate::check::Finding;
@@ -230,7 +230,8 @@ impl Region for Halting {
     }
 }
 
-/// What a reader gets that reads while a block of zeros is half overwritten with ones; `bug`: in the reader.
+/// Returns the bytes that a reader gets while a block of zeros is half overwritten with ones; `bug`: in the
+/// reader.
 fn read_beside(bug: Option<Bug>) -> Vec<u8> {
     let Rig { world, store } = Rig::new();
     drop(store);
@@ -372,7 +373,7 @@ fn blocks_that_a_log_redoes_are_no_damage_until_it_is_digested() {
     };
     assert!(!moved(&store).unwrap());
     assert_eq!(store.torn_blocks(ino).unwrap(), [3 * BLOCK_BYTES]);
-    // What no log redoes is damage.
+    // Torn blocks that no log redoes are damage.
     store.forget_torn();
     assert!(!store.is_torn());
     assert!(matches!(

@@ -20,7 +20,7 @@ enum Op {
     Commit,
     Abort,
     Reopen,
-    /// Commits, and sends so many blocks of metadata away.
+    /// Commits, and demotes this number of metadata blocks.
     Demote(u8),
 }
 

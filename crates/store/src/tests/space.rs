@@ -153,7 +153,7 @@ fn data_stays_readable_when_a_transaction_that_sealed_its_units_again_is_given_u
     let fill = pattern(4096 * 200, 9);
     tx.write_data(keep, FileBlock(50_000), &fill, true, DataTarget::only(Tier::Ssd))
         .unwrap();
-    // What others read meanwhile, after it is given up, and after the next start.
+    // Others read the old content meanwhile, after the transaction is given up, and after the next start.
     let mut got = vec![0; want.len()];
     rig.store.read(keep, 0, &mut got).unwrap();
     assert!(got == want);
@@ -217,7 +217,7 @@ fn record_that_is_too_long_is_refused_and_undone() {
     assert!(matches!(tx.commit(), Err(StoreError::RecordFull { .. })));
     assert_eq!(dump(&rig.store), before);
     assert_clean(&rig.store);
-    // What the room allows is committed.
+    // Changes within the record's room are committed.
     let mut tx = rig.store.begin().unwrap();
     for ino in &files {
         if tx.room() < crate::OP_ROOM {

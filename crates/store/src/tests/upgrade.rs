@@ -16,7 +16,7 @@ fn change_superblocks(devices: &Devices, copies: &[u64], change: fn(&mut Superbl
     crate::pool::write_superblocks(devices, sb.sealed(), copies).unwrap();
 }
 
-/// What a program of version 2 had there it did not look at.
+/// Makes a version 2 superblock. Programs of version 2 did not look at the zeroed bytes.
 fn into_version_2(sb: &mut Superblock) {
     sb.as_mut_bytes()[320..508].fill(0);
     sb.version.set(2);

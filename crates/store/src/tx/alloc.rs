@@ -1,4 +1,4 @@
-//! Allocating and freeing blocks in a transaction. Which blocks are free is `space`'s.
+//! Allocates and frees blocks in a transaction. `space` keeps the free blocks.
 
 use super::TxState;
 use super::state::{Diff, Dirty};
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use varve_format::{BLOCK_HEADER_SIZE, BLOCK_SIZE, Block, Tier};
 
 impl TxState<'_> {
-    /// NVM for metadata; may move the journal's tail to release some.
+    /// Allocates NVM for metadata; may move the journal's tail to release some.
     pub(crate) fn alloc_meta(&mut self, want: u64, near: Option<u64>) -> Result<Span> {
         let reserve = !self.frugal;
         let mut span = self.store.space.lock().alloc_nvm(want, false, reserve, near);
@@ -23,7 +23,7 @@ impl TxState<'_> {
         Ok(span)
     }
 
-    /// Blocks without header, zeroed, in one run: at most `want`.
+    /// Allocates at most `want` zeroed blocks without header, in one run.
     pub(crate) fn alloc_raw(&mut self, want: u64) -> Result<Span> {
         let span = self.alloc_meta(want, None)?;
         for block in span.start..span.start + span.len {
@@ -45,7 +45,7 @@ impl TxState<'_> {
         );
     }
 
-    /// Blocks for data: at most `want`, in one run, on the tier that the target leads to.
+    /// Allocates at most `want` blocks for data, in one run, on a tier that the target allows.
     pub(crate) fn alloc_data(&mut self, target: DataTarget, want: u64) -> Result<Span> {
         let target = DataTarget {
             reserve: target.reserve || self.use_reserve,
@@ -55,7 +55,7 @@ impl TxState<'_> {
         let earlier = Tier::ALL.into_iter().rev().filter(|tier| *tier < target.tier);
         let order: Vec<Tier> = std::iter::once(target.tier).chain(later).chain(earlier).collect();
         let order = if target.only { &order[..1] } else { &order[..] };
-        // First without moving the tail; then, if something waits only for that, with.
+        // First without moving the tail; then, if freed blocks wait for that, after moving it.
         for again in [false, true] {
             if again {
                 if !self.store.space.lock().waits_for_tail() {
@@ -74,7 +74,7 @@ impl TxState<'_> {
         Err(StoreError::NoSpace { blocks: want })
     }
 
-    /// A block for metadata on a slower tier, the faster one first; `None`: there is none.
+    /// Allocates a block for metadata on a slower tier, the faster one first; `None` if there is none.
     pub(crate) fn alloc_cold(&mut self) -> Result<Option<Span>> {
         for tier in [Tier::Ssd, Tier::Hdd] {
             if let Some(span) = self.alloc_on(tier, false, 1)? {
@@ -104,7 +104,7 @@ impl TxState<'_> {
             if let NextUnit::Holes(_) = next
                 && self.room() < self.layout().reopening_bytes(tier) + crate::OP_ROOM
             {
-                // Its table would not fit in this record.
+                // The checksums of the unit would not fit in this record.
                 return Ok(None);
             }
             self.seal_open_unit(tier)?;
@@ -113,7 +113,7 @@ impl TxState<'_> {
         Ok(None)
     }
 
-    /// Sets or clears bits; they must all be the other way.
+    /// Sets or clears bits, which must all have the opposite value.
     pub(super) fn set_bits(&mut self, span: Span, value: bool) -> Result<()> {
         let layout = self.layout();
         let mut at = span.start;
@@ -141,7 +141,7 @@ impl TxState<'_> {
         Ok(())
     }
 
-    /// Whether the block was in use before this transaction.
+    /// Returns whether the block was in use before this transaction.
     pub(super) fn was_used(&self, tier: Tier, block: u64) -> Result<bool> {
         let (at, bit) = self.layout().bit(tier, block);
         let test = |bytes: &Block| bytes[BLOCK_HEADER_SIZE + (bit / 8) as usize] >> (bit % 8) & 1 == 1;

@@ -1,5 +1,5 @@
-//! The commit of a transaction: the order of writes, flushes and the journal record. Nothing else writes in
-//! place, but [`in_place`](super::in_place), which is called here.
+//! The commit of a transaction: the order of writes, flushes and the journal record. Only this module and
+//! [`in_place`](super::in_place), which it calls, write in place.
 
 use super::TxState;
 use crate::journal::RedoRecord;
@@ -37,7 +37,7 @@ impl TxState<'_> {
                 let mut push = |at: usize, len: usize| {
                     payload.push(BlockNo(*block), at, &content[at..at + len]);
                 };
-                // What was found when the room was asked for still holds, but for the checksum.
+                // The differences found when the room was computed are still valid, except for the checksum.
                 let known = dirty.diff.as_ref().map(|diff| diff.ranges.as_slice());
                 let headed = |ranges: &&[(u16, u16)]| {
                     let first = ranges.first().map_or(BLOCK_SIZE, |(at, _)| usize::from(*at));
@@ -97,7 +97,7 @@ impl TxState<'_> {
             .filter(|(_, dirty)| dirty.base.is_none())
             .map(|(block, _)| *block)
             .collect();
-        // One order for the same work, and ascending for the medium.
+        // A deterministic order, and ascending for the medium.
         fresh.sort_unstable();
         if armed(Bug::NodesUnfenced) {
             self.flush_touched()?;
@@ -149,7 +149,8 @@ impl TxState<'_> {
         Ok(())
     }
 
-    /// Commits. On an error nothing is committed, unless a device failed: then the pool is latched.
+    /// Commits the transaction. On an error nothing is committed, unless a device failed: then the pool is
+    /// latched.
     pub(crate) fn commit(mut self) -> Result<TxId> {
         if self.poisoned {
             return Err(StoreError::Poisoned);
@@ -171,14 +172,14 @@ impl TxState<'_> {
             store.checkpoint_with(&mut self.writer)?;
         }
         self.too_early(&payload)?;
-        // Whatever failed: blocks may be torn, and only the log knows what they are to hold.
+        // After any failure blocks may be torn, and only the log has their content.
         let writing = self
             .write_in_place()
             .inspect_err(|error| store.latch(&format!("overwriting blocks in place failed: {error}")))?;
         if let Some(part) = self.seeded_part() {
             self.writer.journal.append(&part)?;
         }
-        // Whether a record that failed half-way is durable is not known: nothing more may be written.
+        // A record that failed half-way may be durable or not: nothing more may be written.
         let tx = self
             .writer
             .journal
@@ -198,7 +199,7 @@ impl TxState<'_> {
         Ok(tx)
     }
 
-    /// What must not happen before the record (seeded bugs only).
+    /// Makes the writes that must not happen before the record (seeded bugs only).
     pub(super) fn too_early(&self, payload: &RedoRecord) -> Result<()> {
         if armed(Bug::InPlaceBeforeRecord) {
             let blocks = self.store.layout.blocks(Tier::Nvm);
@@ -241,7 +242,7 @@ impl TxState<'_> {
         }
         for (block, dirty) in self.dirty.drain() {
             let number = BlockNo(block);
-            // What was just sent away is not wanted soon.
+            // A demoted block is not needed soon.
             if number.is_cold() {
                 continue;
             }

@@ -15,16 +15,16 @@ use varve_format::{
     Tier, TreeRoot,
 };
 
-/// Extents that one call of truncate, punch or zero changes at most.
+/// Maximum number of extents that one call of truncate, punch or zero changes.
 const STEP_EXTENTS: usize = 4096;
-/// Blocks whose bits one step of freeing changes at most.
+/// Maximum number of blocks whose bits one step of freeing changes.
 const STEP_BLOCKS: u64 = 1 << 16;
 /// Blocks moved to another tier in one buffer.
 const MOVE_BLOCKS: u64 = 1024;
 /// Bytes fetched at once on their way to NVM, and to a device.
 const FETCH_BYTES: usize = 32 << 10;
 const FETCH_FAR_BYTES: usize = 1 << 20;
-/// Blocks merged in one buffer on their way to NVM, where it stays in the nearest caches, and to a device.
+/// Blocks merged in one buffer on their way to NVM, small enough for the nearest caches, and to a device.
 const MERGE_BLOCKS: u64 = 8;
 const MERGE_FAR_BLOCKS: u64 = 64;
 
@@ -56,9 +56,9 @@ impl Tx<'_> {
         })
     }
 
-    /// Writes bytes at byte offsets, ascending and not overlapping. Blocks that are not covered whole are
-    /// merged with what they hold, whose checksums are verified. The size is at least the end of the last
-    /// piece afterwards.
+    /// Writes bytes at byte offsets, ascending and not overlapping. Blocks that are covered only in part are
+    /// merged with their old content, whose checksums are verified. Afterwards the size is at least the end
+    /// of the last piece.
     ///
     /// # Errors
     /// `Invalid`, `NoInode`, `WrongKind`, `NoSpace`, `Unfinished`; `DataChecksum` if an old block is damaged.
@@ -70,12 +70,12 @@ impl Tx<'_> {
         self.write_pieces(ino, &pieces, target)
     }
 
-    /// [`write_bytes`](Self::write_bytes) of bytes that may have to be fetched: each once, in order, where
-    /// they cover whole blocks. Whole blocks of pieces that are redone after a crash may go over the old
-    /// ones, at the commit.
+    /// As [`write_bytes`](Self::write_bytes), for bytes that may have to be fetched: once each, in order,
+    /// where they cover whole blocks. Whole blocks of pieces that are redone after a crash may overwrite the
+    /// old ones in place, at the commit.
     ///
     /// # Errors
-    /// The same; `Invalid` where bytes cannot be fetched.
+    /// As `write_bytes`; `Invalid` if bytes cannot be fetched.
     pub fn write_pieces(
         &mut self,
         ino: Ino,
@@ -103,7 +103,7 @@ impl Tx<'_> {
             };
             let mut rest = pieces;
             while !rest.is_empty() {
-                // Pieces that are whole blocks go straight from where they are.
+                // Pieces of whole blocks are written without merging.
                 let whole = rest.iter().take_while(|piece| is_whole(piece)).count();
                 let (now, later) = rest.split_at(whole);
                 for (offset, data) in now {
@@ -208,8 +208,8 @@ impl Tx<'_> {
         self.fill_after(ino, (offset, len, grow), target, |_, _, _| Ok(Progress::Done))
     }
 
-    /// Allocates blocks for the holes of a range (offset, length, whether the file grows to its end) once
-    /// `before` is done with it, which is given the range's end.
+    /// Calls `before` with the end of a range (offset, length, whether the file grows to its end), and when
+    /// that is done allocates blocks for the holes of the range.
     fn fill_after(
         &mut self,
         ino: Ino,
@@ -233,7 +233,8 @@ impl Tx<'_> {
     }
 
     /// Copies `len` blocks of a file, which lie in one run at `from`, to another tier and remaps them; their
-    /// checksums are verified on the way. False: they do not lie there any more, and nothing was changed.
+    /// checksums are verified on the way. Returns false, with nothing changed, if they do not lie there any
+    /// more.
     ///
     /// # Errors
     /// `NoInode`, `WrongKind`, `NoSpace`, `DataChecksum`.
@@ -256,12 +257,12 @@ fn checked_end(offset: u64, len: u64) -> Result<u64> {
     }
 }
 
-/// Whether a piece is whole blocks.
+/// Returns whether a piece consists of whole blocks.
 fn is_whole((offset, data): &(u64, Payload<'_>)) -> bool {
     offset.is_multiple_of(BLOCK_BYTES) && data.len().is_multiple_of(BLOCK_SIZE)
 }
 
-/// How many blocks ascending pieces touch.
+/// Returns the number of blocks that ascending pieces touch.
 fn blocks_of(pieces: &[(u64, Payload<'_>)]) -> u64 {
     let (mut blocks, mut counted) = (0, 0);
     for (offset, data) in pieces {
@@ -273,22 +274,22 @@ fn blocks_of(pieces: &[(u64, Payload<'_>)]) -> u64 {
     blocks
 }
 
-/// Blocks of a file on their way to new places: as many as there are get one run, if there is one, whatever
-/// lies between them in the file.
+/// Blocks of a file that are written to new places: all in one run if there is one, even if they are not
+/// adjacent in the file.
 struct NewBlocks {
     target: DataTarget,
-    /// Blocks that no place was allocated for yet.
+    /// Number of blocks without an allocated place.
     left: u64,
     /// Places for the next blocks.
     span: Span,
     /// Checksums of the blocks that are in `span` already.
     sums: Vec<u32>,
-    /// What was written, ascending.
+    /// Extents of the written blocks, ascending.
     extents: Vec<Extent>,
 }
 
 impl NewBlocks {
-    /// For so many blocks in all.
+    /// Prepares for `blocks` blocks in all.
     const fn new(target: DataTarget, blocks: u64) -> Self {
         Self {
             target,
@@ -304,7 +305,7 @@ impl NewBlocks {
     }
 }
 
-/// Runs of blocks (first, last) that the pieces touch, each at most `most` long.
+/// Returns the runs of blocks (first, last) that the pieces touch, each at most `most` long.
 fn segments(pieces: &[(u64, Payload<'_>)], most: u64) -> Vec<(u64, u64)> {
     let mut runs: Vec<(u64, u64)> = Vec::new();
     for (offset, data) in pieces {
@@ -327,7 +328,7 @@ fn segments(pieces: &[(u64, Payload<'_>)], most: u64) -> Vec<(u64, u64)> {
 }
 
 impl TxState<'_> {
-    /// The inode of a regular file; what an unfinished truncation left is removed first.
+    /// Returns the inode of a regular file, after removing the blocks left by an unfinished truncation.
     pub(super) fn for_write(&mut self, ino: Ino) -> Result<Inode> {
         let mut inode = self.reader().get(ino)?;
         file_root(&inode)?;
@@ -352,7 +353,7 @@ impl TxState<'_> {
         Ok(plan.len)
     }
 
-    /// Blocks `first..=last` with the pieces laid over what the file holds, in `buffer`.
+    /// Fills `buffer` with blocks `first..=last` of the file, overlaid with the pieces.
     fn merge(
         &self,
         inode: &Inode,
@@ -364,7 +365,7 @@ impl TxState<'_> {
         let start = first * BLOCK_BYTES;
         buffer.resize((last - first + 1) as usize * BLOCK_SIZE, 0);
         let end = start + buffer.len() as u64;
-        // Ascending: what lies before and behind is not looked at one by one.
+        // The pieces are ascending, so those before and behind the range are skipped at once.
         let from = pieces.partition_point(|(offset, data)| offset + data.len() as u64 <= start);
         let inside: Vec<(u64, Payload<'_>)> = pieces[from..]
             .iter()
@@ -390,7 +391,7 @@ impl TxState<'_> {
             if *bytes < BLOCK_SIZE {
                 let at = index * BLOCK_SIZE;
                 let block = &mut buffer[at..at + BLOCK_SIZE];
-                // What is behind the file's end is not read.
+                // Bytes behind the file's end are not read.
                 block.fill(0);
                 self.read(inode, start + at as u64, block)?;
             }
@@ -408,13 +409,13 @@ impl TxState<'_> {
         self.map_new(inode, new)
     }
 
-    /// Writes whole blocks of a file, from block `at` on, to their new places. No more blocks than `new` was
-    /// made for, ascending.
+    /// Writes whole blocks of a file, from block `at` on, to their new places. All calls together write
+    /// ascending blocks, no more than `new` was made for.
     fn put_new(&mut self, new: &mut NewBlocks, at: u64, data: Payload<'_>) -> Result<()> {
         let (mut at, mut data) = (at, data);
         while !data.is_empty() {
             if new.sums.len() as u64 == new.span.len {
-                // A tier's unit may be sealed by the next allocation: with all its checksums.
+                // The next allocation may seal the tier's unit, which needs all its checksums.
                 self.note_checksums(new.span, &new.sums)?;
                 new.sums.clear();
                 new.span = self.alloc_data(new.target, new.left.min(STEP_BLOCKS))?;
@@ -442,7 +443,7 @@ impl TxState<'_> {
         if let Payload::Inline(data) = data {
             return self.put_summed(place.tier, place.start, data, sums);
         }
-        // What goes to NVM stays in the nearest caches on its way; a device is given more at once.
+        // Small pieces for NVM stay in the nearest caches on their way; a device is given larger ones.
         let most = if place.tier == Tier::Nvm {
             FETCH_BYTES
         } else {
@@ -462,10 +463,10 @@ impl TxState<'_> {
         Ok(())
     }
 
-    /// Maps what was written, and frees what was there.
+    /// Maps the written blocks, and frees the blocks that they replace.
     fn map_new(&mut self, inode: &mut Inode, new: NewBlocks) -> Result<()> {
         if new.left > 0 || new.sums.len() as u64 != new.span.len {
-            // They would be in use for nobody.
+            // These blocks would be in use without an owner.
             return Err(StoreError::Damaged(
                 "blocks allocated for a write are left".into(),
             ));
@@ -477,8 +478,8 @@ impl TxState<'_> {
         self.free_runs(&old)
     }
 
-    /// Frees data, neighbours at once, wherever in the file they were. Of shared blocks, those that no other extent
-    /// names.
+    /// Frees runs of data. Runs that are adjacent on their tier are freed together, wherever in the file they
+    /// were. Shared blocks are freed if no other extent names them.
     pub(crate) fn free_runs(&mut self, runs: &[Run]) -> Result<()> {
         let mut spans: Vec<Span> = runs.iter().filter(|run| !run.shared).map(span_of).collect();
         for run in runs.iter().filter(|run| run.shared) {
@@ -499,7 +500,7 @@ impl TxState<'_> {
         self.free_span(span, true)
     }
 
-    /// Maps `new` in the range and frees what was there.
+    /// Maps `new` in the range and frees the old blocks.
     pub(super) fn replace(&mut self, inode: &mut Inode, from: u64, to: u64, new: &[Extent]) -> Result<()> {
         let ino = inode.attr.key.ino;
         let mut root = file_root(inode)?;
@@ -553,12 +554,12 @@ impl TxState<'_> {
         }
     }
 
-    /// First block beyond the size.
+    /// Returns the first block beyond the size.
     fn tail(inode: &Inode) -> u64 {
         inode.attr.size_bytes.div_ceil(BLOCK_BYTES)
     }
 
-    /// Whether blocks are mapped beyond the size.
+    /// Returns whether blocks are mapped beyond the size.
     pub(crate) fn has_tail(&self, inode: &Inode) -> Result<bool> {
         match file_root(inode) {
             Ok(root) => Ok(!self
@@ -616,7 +617,7 @@ impl TxState<'_> {
         Ok(progress)
     }
 
-    /// Zeros bytes within one block, if it holds any.
+    /// Zeros bytes within one block, if the block holds data.
     fn zero_part(&mut self, inode: &mut Inode, from: u64, to: u64, target: DataTarget) -> Result<()> {
         let index = from / BLOCK_BYTES;
         let root = file_root(inode)?;
@@ -661,7 +662,7 @@ impl TxState<'_> {
         Ok((first, last.max(first)))
     }
 
-    /// Marks what is mapped in the range as holding nothing. Shared blocks are unmapped.
+    /// Marks the mapped blocks of the range as unwritten.
     fn mark_unwritten(&mut self, inode: &mut Inode, from: u64, to: u64) -> Result<Progress> {
         let ino = inode.attr.key.ino;
         let mut root = file_root(inode)?;
@@ -695,7 +696,7 @@ impl TxState<'_> {
                     flags: old.flags | ExtentFlags::UNWRITTEN,
                     ..old
                 };
-                // The blocks stay: what comes back is not to be freed.
+                // The blocks stay in use, so the returned runs are not freed.
                 ExtentTree::of(ino).replace(self, &mut root, old.file_block..old.end(), &[new])?;
             }
         }
@@ -703,7 +704,7 @@ impl TxState<'_> {
         Ok(Progress::More)
     }
 
-    /// Maps unwritten blocks wherever the range has none.
+    /// Maps unwritten blocks in the holes of the range.
     fn fill_holes(
         &mut self,
         inode: &mut Inode,

@@ -1,5 +1,5 @@
-//! Overwrites in place: whole blocks of NVM that get new bytes where they are. Owns the queue of one
-//! transaction and the order of its writes; which entries may ask for it is the digest's.
+//! Overwrites in place: whole blocks of NVM get new bytes where they are. Owns the queue of one transaction
+//! and the order of its writes; the digest decides which entries use it.
 //!
 //! # Invariants
 //! - *Nothing before the commit*: bytes and checksums are queued; blocks are written when the record is ready
@@ -8,7 +8,7 @@
 //! - *Only blocks of one owner*, mapped by an extent without flags. One that the same transaction frees is
 //!   left alone.
 //! - *After a crash* such blocks may be torn under their old checksums: the log's entries hold all their
-//!   bytes, and are digested before anybody reads.
+//!   bytes, and are digested before any read.
 
 use super::TxState;
 use crate::pool::in_place::Writing;
@@ -21,16 +21,16 @@ use varve_extent_tree::{ExtentTree, Mapping};
 use varve_format::inode::Inode;
 use varve_format::{BLOCK_BYTES, BLOCK_SIZE, Extent, ExtentFlags, FileBlock, Tier};
 
-/// Bytes that one transaction writes in place at most; what is beyond goes to new blocks.
+/// Maximum bytes that one transaction writes in place; further bytes go to new blocks.
 const IN_PLACE_BYTES_MAX: usize = 8 << 20;
 
 /// Blocks of NVM that a transaction writes in place.
 #[derive(Default)]
 pub(super) struct InPlace {
-    /// Room, of which the first `used` bytes are taken.
+    /// Buffer, of which the first `used` bytes are taken.
     bytes: Vec<u8>,
     used: usize,
-    /// Where in `bytes` the content of a block is.
+    /// Offset in `bytes` of the content of each block.
     blocks: HashMap<u64, usize>,
 }
 
@@ -50,12 +50,12 @@ impl InPlace {
         }
     }
 
-    /// The room, for the next transaction.
+    /// Takes the buffer out, for the next transaction.
     pub(super) fn take_room(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.bytes)
     }
 
-    /// Lays queued blocks over what was read of NVM from block `start` on.
+    /// Overlays queued blocks on bytes that were read from NVM from block `start` on.
     pub(super) fn lay_over(&self, start: u64, out: &mut [u8]) {
         if self.blocks.is_empty() {
             return;
@@ -72,8 +72,8 @@ impl InPlace {
 pub(super) type Pieces<'p> = Vec<(u64, Payload<'p>)>;
 
 impl<'s> TxState<'s> {
-    /// Queues those of the pieces that may be written in place, with their checksums, and answers the others;
-    /// `None`: all of them go to new blocks.
+    /// Queues the pieces that may be written in place, with their checksums, and returns the others; `None`
+    /// if all of them go to new blocks.
     pub(super) fn queue_in_place<'p>(
         &mut self,
         inode: &Inode,
@@ -126,7 +126,7 @@ impl<'s> TxState<'s> {
         Ok(Some(others))
     }
 
-    /// Fetches the bytes of blocks that follow one another from `block` on.
+    /// Fetches and queues the bytes of consecutive blocks from `block` on, and records their checksums.
     fn queue(&mut self, block: u64, data: Payload<'_>) -> Result<()> {
         let queue = &mut self.in_place;
         if queue.bytes.is_empty() {
@@ -155,8 +155,8 @@ impl<'s> TxState<'s> {
         Ok(())
     }
 
-    /// Writes the queued blocks; durable when this returns. Readers that read beside it look again until what
-    /// is answered is dropped, which must be after the commit.
+    /// Writes the queued blocks; durable when this returns. Concurrent readers retry until the returned guard
+    /// is dropped, which must be after the commit.
     pub(super) fn write_in_place(&mut self) -> Result<Option<Writing<'s>>> {
         let blocks = std::mem::take(&mut self.in_place.blocks);
         if blocks.is_empty() {
@@ -183,7 +183,7 @@ impl<'s> TxState<'s> {
 struct Stretch {
     start: u64,
     end: u64,
-    /// Where in NVM its first block may be written in place.
+    /// NVM block of its first block, if it may be written in place.
     place: Option<u64>,
 }
 
@@ -210,18 +210,18 @@ impl Stretch {
         (self.start..self.end).contains(&block)
     }
 
-    /// Where in NVM one of its blocks may be written in place.
+    /// Returns the NVM block of one of its blocks, if it may be written in place.
     fn place(&self, block: u64) -> Option<u64> {
         Some(self.place? + (block - self.start))
     }
 }
 
-/// Whether a piece is whole blocks that are redone after a crash.
+/// Returns whether a piece consists of whole blocks that are redone after a crash.
 fn is_redone((offset, data): &(u64, Payload<'_>)) -> bool {
     data.is_redone() && offset.is_multiple_of(BLOCK_BYTES) && data.len().is_multiple_of(BLOCK_SIZE)
 }
 
-/// Appends a piece, joined to the last one where it is the rest of the same.
+/// Appends a piece, joined to the last one if it continues that one's payload.
 fn push<'p>(pieces: &mut Pieces<'p>, offset: u64, data: Payload<'p>) {
     if let Some((at, last)) = pieces.last_mut()
         && *at + last.len() as u64 == offset

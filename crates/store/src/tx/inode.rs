@@ -16,9 +16,10 @@ use varve_format::{
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U64;
 
-/// Hinted, and unseen, blocks of the inode file looked at before it grows.
+/// Blocks of the inode file that are examined before it grows: this number of hinted ones, and of unexamined
+/// ones.
 const INODE_LOOKS: usize = 8;
-/// Unseen ones in NVM where half of the file or more is free.
+/// Unexamined blocks in NVM that are examined if half of the file or more is free.
 const INODE_LOOKS_SPARE: usize = 4096;
 
 impl TxState<'_> {
@@ -64,7 +65,7 @@ impl TxState<'_> {
         self.patch_raw(Place { block, offset }, &bytes)
     }
 
-    /// Writes an image into its block of the inode file, which comes back for that if it is away.
+    /// Writes an image into its block of the inode file, which is promoted first if it is demoted.
     pub(crate) fn put_image(&mut self, ino: Ino, block: BlockNo, bytes: &[u8]) -> Result<()> {
         let block = self.warm_inode_block(ino.0 / INODES_PER_BLOCK, block)?;
         let offset = (ino.0 % INODES_PER_BLOCK) as usize * INODE_SIZE;
@@ -87,8 +88,8 @@ impl TxState<'_> {
         }
         self.writer.free_inodes.compare(free, blocks);
         let spare = free >= all / 2;
-        // Blocks that are away are read from where they are, while everybody waits: few, even where there is
-        // much to find.
+        // Demoted blocks are read from their tier while all other writers wait, so only a few are examined,
+        // even if many numbers are free.
         let mut away = 0;
         for _ in 0..if spare { INODE_LOOKS_SPARE } else { INODE_LOOKS } {
             if away == INODE_LOOKS {
@@ -102,7 +103,8 @@ impl TxState<'_> {
                 return Ok(keys);
             }
         }
-        // The file never becomes shorter: rather fewer numbers than more blocks while most of it is free.
+        // The file never becomes shorter: while most of it is free, fewer numbers are better than more
+        // blocks.
         if spare
             && let Some(block) = self.writer.free_inodes.fullest()
             && let Some(keys) = self.take_in_block(block, 1, count)?
@@ -114,7 +116,7 @@ impl TxState<'_> {
             .ok_or_else(|| StoreError::Damaged("a new block of the inode file is not empty".into()))
     }
 
-    /// From `least` to `count` free images of one block, if it has so many.
+    /// Reserves `least` to `count` free images of one block; `None` if it has fewer than `least`.
     pub(super) fn take_in_block(
         &mut self,
         index: u64,
@@ -134,7 +136,7 @@ impl TxState<'_> {
             let slot = self
                 .reader()
                 .images(block, |bytes| crate::reader::slot_in(bytes, ino))?;
-            // A damaged image is nobody's to give out.
+            // A damaged image must not be given out.
             if let Ok(InodeSlot::Free(generation)) = slot
                 && generation.0 < u32::MAX
             {
@@ -226,12 +228,12 @@ impl TxState<'_> {
         self.put(&inode)
     }
 
-    /// Gives a number back; its generation is remembered.
+    /// Frees a number; its generation is kept.
     pub(super) fn free_number(&mut self, key: InodeKey) -> Result<()> {
         self.free_numbers(&[key])
     }
 
-    /// Gives numbers back.
+    /// Frees numbers; their generations are kept.
     pub(super) fn free_numbers(&mut self, keys: &[InodeKey]) -> Result<()> {
         for some in keys.chunk_by(|one, next| one.ino.0 / INODES_PER_BLOCK == next.ino.0 / INODES_PER_BLOCK) {
             let Some(first) = some.first() else { continue };
@@ -270,7 +272,7 @@ impl TxState<'_> {
             next: head,
             prev: Ino(0),
         });
-        // As it is now: an image may have come back from a slower tier meanwhile.
+        // The state is read again: an image may have been promoted from a slower tier meanwhile.
         self.change_state(|state| {
             state.orphan_head = U64::new(ino.0);
             state.orphans = U64::new(state.orphans.get() + 1);

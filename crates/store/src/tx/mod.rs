@@ -1,5 +1,5 @@
-//! A transaction: the calls that change the pool. Nobody sees a change before the commit; dropped, it never
-//! was.
+//! A transaction: the calls that change the pool. No change is visible to others before the commit; a dropped
+//! transaction leaves no trace.
 //!
 //! From the ground up: `state` (dirty blocks), `alloc`, `units`, `relocate`, `in_place`, `commit`, `inode`,
 //! `shared`, `data`, `session_rows`.
@@ -22,8 +22,8 @@ use crate::{DirItem, Progress, Result, StoreError};
 use varve_format::inode::{INODES_PER_BLOCK, Inode, InodeSlot};
 use varve_format::{FileKind, Ino, InodeAttr, InodeKey, MODE_KIND_MASK, SYMLINK_MAX, TxId};
 
-/// A transaction: sees its own changes; nobody else sees any before [`commit`](Self::commit). Dropped, it
-/// never was.
+/// A transaction: sees its own changes, which are visible to others only after [`commit`](Self::commit).
+/// Dropped, it leaves no trace.
 ///
 /// After an error other than `NotFound`, `Exists`, `NoInode`, `WrongKind`, `Invalid`, `TableFull`,
 /// `NoSession`, `NoGrant` or `Unfinished` it is poisoned (its changes may be half done) and can only be
@@ -33,7 +33,7 @@ pub struct Tx<'s> {
 }
 
 impl Tx<'_> {
-    /// The pool.
+    /// Returns the pool.
     #[must_use]
     pub const fn store(&self) -> &crate::Store {
         self.core.store
@@ -44,26 +44,26 @@ impl Tx<'_> {
         self.core.store.note_damage(error);
     }
 
-    /// Number that the commit will have.
+    /// Returns the number that the commit will have.
     #[must_use]
     pub fn id(&self) -> TxId {
         self.core.id()
     }
 
-    /// Bytes left in the journal record. One small operation (create, rename, a write that changes few
-    /// extents) needs at most [`crate::OP_ROOM`].
+    /// Returns the bytes left in the journal record. One small operation (create, rename, a write that
+    /// changes few extents) needs at most [`crate::OP_ROOM`].
     pub fn room(&mut self) -> u64 {
         self.core.room()
     }
 
-    /// Bytes that are left in the journal record at least; exactly as many as [`room`](Self::room) says,
-    /// which costs more, if that is less than `enough`.
+    /// Returns a lower bound of the bytes left in the journal record. If it is less than `enough`, it is
+    /// exactly the number that [`room`](Self::room) returns, which costs more.
     pub fn room_at_least(&mut self, enough: u64) -> u64 {
         self.core.room_at_least(enough)
     }
 
-    /// Makes it all durable and visible. Durable when this returns. If nothing was changed, there is no
-    /// record and the newest transaction's number is returned.
+    /// Commits the changes: all of them are durable and visible when this returns. If nothing was changed, no
+    /// record is written and the newest transaction's number is returned.
     ///
     /// # Errors
     /// `Poisoned`, `Latched`, `RecordFull`: nothing was committed. A device error latches the pool; whether
@@ -94,7 +94,7 @@ impl Tx<'_> {
         })
     }
 
-    /// As [`guard`](Self::guard), for a change that must leave the reserve to those who free space.
+    /// As [`guard`](Self::guard), for a change that must leave the reserve to operations that free space.
     pub(crate) fn guard_new<R>(&mut self, f: impl FnOnce(&mut TxState<'_>) -> Result<R>) -> Result<R> {
         self.core.frugal = !self.core.use_reserve;
         let result = self.guard(f);
@@ -102,8 +102,9 @@ impl Tx<'_> {
         result
     }
 
-    /// Lets the whole transaction allocate from the reserve: the digest of operations whose space was
-    /// promised, and migration away from a full tier. Without it only removing, truncating and freeing may.
+    /// Lets the whole transaction allocate from the reserve: for the digest of operations whose space was
+    /// reserved, and for migration away from a full tier. Without it only removing, truncating and freeing
+    /// may.
     pub fn use_reserve(&mut self) {
         self.core.use_reserve = true;
     }
@@ -132,9 +133,9 @@ impl Tx<'_> {
         self.core.reader().slot(ino)
     }
 
-    /// `count` (1 to 16) numbers in one block of the inode file, ascending, near a directory's, reserved,
-    /// with generations that those numbers never had. Fewer, but one, where no block has so many and most
-    /// numbers are free.
+    /// Reserves `count` (1 to 16) inode numbers in one block of the inode file, near a directory's. Returns
+    /// them ascending, with generations that they never had. Returns fewer, but at least one, if no block has
+    /// `count` free numbers and most numbers are free.
     ///
     /// # Errors
     /// `Invalid` for another count; `NoSpace`.
@@ -145,7 +146,7 @@ impl Tx<'_> {
         self.guard_new(|core| core.alloc_inodes(near, u64::from(count)))
     }
 
-    /// Gives back a reserved number that was never made.
+    /// Frees a reserved number whose inode was never made.
     ///
     /// # Errors
     /// `NoInode` if it is not reserved with this generation.
@@ -153,8 +154,8 @@ impl Tx<'_> {
         self.release_inodes(&[key])
     }
 
-    /// [`release_inode`](Self::release_inode) for many, each named once, which is cheaper for those that
-    /// follow one another.
+    /// As [`release_inode`](Self::release_inode), for many numbers without duplicates; cheaper for
+    /// consecutive ones.
     ///
     /// # Errors
     /// `NoInode` for the first that is not reserved with its generation: nothing is changed then.
@@ -173,8 +174,9 @@ impl Tx<'_> {
         })
     }
 
-    /// Makes the file `attr.key`, whose number was reserved. `target` is a symbolic link's, else empty. The
-    /// size is the target's length, or
+    /// Makes the file `attr.key`, whose number was reserved. `target` is the target of a symbolic link, else
+    /// empty. The size is the target's length, `DIR_SIZE` for a directory, else 0. With `attr.nlink == 0` the
+    /// inode is in the orphan list.
     /// 0. With `attr.nlink == 0` it is in the orphan list.
     ///
     /// # Errors
@@ -211,9 +213,9 @@ impl Tx<'_> {
         })
     }
 
-    /// Frees some of an inode in the orphan list, at most `budget` extents, entries and attributes:
-    /// everything, at last its number (link count 0), or what is beyond its size (unfinished truncation).
-    /// `More`: commit, and call again in another transaction.
+    /// Frees a part of an inode in the orphan list, at most `budget` extents, entries and attributes:
+    /// everything, and at last its number (link count 0), or the blocks beyond its size (unfinished
+    /// truncation). `More`: commit, and call again in another transaction.
     ///
     /// # Errors
     /// `NoInode`; damage.
@@ -231,8 +233,8 @@ impl Tx<'_> {
         self.core.reader().dir_lookup(dir, name)
     }
 
-    /// Where the names of `dir` are, for many looks with [`dir_find`](Self::dir_find) while nothing is
-    /// changed.
+    /// Returns the root of the names of `dir`, for many calls of [`dir_find`](Self::dir_find) while nothing
+    /// is changed.
     ///
     /// # Errors
     /// `NoInode`, `WrongKind`, or damage.
@@ -240,7 +242,7 @@ impl Tx<'_> {
         crate::reader::dir_root(&self.core.reader().get(dir)?)
     }
 
-    /// As [`dir_lookup`](Self::dir_lookup), with the answer of [`dir_root`](Self::dir_root).
+    /// As [`dir_lookup`](Self::dir_lookup), with the root from [`dir_root`](Self::dir_root).
     ///
     /// # Errors
     /// Damage.
@@ -266,7 +268,7 @@ impl Tx<'_> {
         self.core.reader().read_link(ino)
     }
 
-    /// Adds a name. Link counts are the caller's.
+    /// Adds a name. The caller updates link counts.
     ///
     /// # Errors
     /// `Exists`, `NoInode`, `WrongKind`, `NoSpace`.
@@ -284,7 +286,7 @@ impl Tx<'_> {
         })
     }
 
-    /// Removes a name and returns what it stood for. Link counts are the caller's.
+    /// Removes a name and returns its entry. The caller updates link counts.
     ///
     /// # Errors
     /// `NotFound`, `NoInode`, `WrongKind`.
@@ -298,7 +300,7 @@ impl Tx<'_> {
         })
     }
 
-    /// Lets a name stand for another inode and returns what it stood for.
+    /// Lets a name stand for another inode and returns the old entry.
     ///
     /// # Errors
     /// `NotFound`, `NoInode`, `WrongKind`.
@@ -330,7 +332,7 @@ impl Tx<'_> {
         self.core.reader().xattr_list(ino)
     }
 
-    /// Sets an extended attribute, there before or not.
+    /// Creates or replaces an extended attribute.
     ///
     /// # Errors
     /// `NoInode`, `Invalid`, `NoSpace`.
@@ -371,7 +373,7 @@ fn check_name(name: &[u8]) -> Result<()> {
 }
 
 impl crate::Store {
-    /// Starts a transaction; waits for the one under way.
+    /// Starts a transaction; waits until the present one has ended.
     ///
     /// # Errors
     /// `Latched`.

@@ -1,5 +1,4 @@
-//! Moves single metadata blocks between NVM and slower tiers in a transaction. Does not decide which
-//! (`demotion`).
+//! Moves single metadata blocks between NVM and slower tiers in a transaction. `demotion` chooses the blocks.
 
 use super::TxState;
 use crate::reader::POOL_INO;
@@ -9,18 +8,18 @@ use varve_extent_tree::{ExtentTree, MetaIo, MetaRead};
 use varve_format::{Block, BlockNo, Extent, ExtentFlags, FileBlock, move_block, sum_of_metadata};
 use zerocopy::IntoBytes;
 
-/// Blocks of NVM that the end of a transaction may need which freed something: images, and nodes of the inode
-/// file.
+/// Blocks of NVM that a transaction may need at its end after freeing something: for images, and for nodes of
+/// the inode file.
 const PAUSE_BLOCKS: u64 = 8;
 
-/// What one transaction moves.
+/// Metadata that one transaction moves.
 #[derive(Debug, Default)]
 pub(crate) struct Moves {
-    /// It was begun to send metadata away: what it looks at is not used.
+    /// The transaction was begun to demote metadata: its reads do not count as use.
     pub(crate) demoting: bool,
     pub(crate) away: u64,
     back: u64,
-    /// No slower tier has a block.
+    /// No slower tier has a free block.
     pub(crate) full: bool,
 }
 
@@ -42,7 +41,7 @@ impl TxState<'_> {
         Ok(new)
     }
 
-    /// Moves a block of NVM to a slower tier; `None`: there is no space.
+    /// Moves a block of NVM to a slower tier; `None` if there is no space.
     pub(crate) fn send_away(&mut self, block: BlockNo, raw: bool) -> Result<Option<BlockNo>> {
         let mut content: Box<Block> = if raw {
             self.reader().images(block, |bytes| Box::new(*bytes))?
@@ -65,13 +64,13 @@ impl TxState<'_> {
         Ok(Some(new))
     }
 
-    /// Whether a transaction that frees much must leave the rest to another one: what it brought back for
-    /// that has nearly used up the NVM, and goes, or can go away again, only after it.
+    /// Returns whether a transaction that frees much must leave the rest to another one: the blocks that it
+    /// promoted have nearly used up the NVM, and can be freed or demoted again only after its commit.
     pub(crate) fn must_pause(&self) -> bool {
         self.moves.back > 0 && self.store.space.lock().nvm_now() < PAUSE_BLOCKS
     }
 
-    /// A block of the inode file, in NVM.
+    /// Returns a block of the inode file in NVM; promotes it if it is demoted.
     pub(crate) fn warm_inode_block(&mut self, index: u64, block: BlockNo) -> Result<BlockNo> {
         if !block.is_cold() {
             return Ok(block);
@@ -97,7 +96,7 @@ impl TxState<'_> {
         let mut root = self.reader().inode_root()?;
         let range = FileBlock(index)..FileBlock(index + 1);
         ExtentTree::of(POOL_INO).replace(self, &mut root, range, &[extent])?;
-        // Also when the root has the same counts as before.
+        // Also when the root itself is unchanged.
         self.inode_file_changed = true;
         self.change_state(|state| state.inode_root.copy_from_slice(root.as_bytes()))
     }

@@ -13,7 +13,7 @@ impl TxState<'_> {
 }
 
 impl Tx<'_> {
-    /// A session number, never given before.
+    /// Returns a session number that was never given before.
     ///
     /// # Errors
     /// The pool state cannot be read.
@@ -25,7 +25,7 @@ impl Tx<'_> {
         })
     }
 
-    /// The first of `count` consecutive lease numbers, never given before.
+    /// Returns the first of `count` consecutive lease numbers that were never given before.
     ///
     /// # Errors
     /// The pool state cannot be read.
@@ -37,7 +37,7 @@ impl Tx<'_> {
         })
     }
 
-    /// The row of a session.
+    /// Returns the row of a session.
     ///
     /// # Errors
     /// The row is damaged.
@@ -92,7 +92,7 @@ impl Tx<'_> {
         self.guard(|core| core.patch(core.layout().session_row(slot), &[0; SESSION_ROW_SIZE]))
     }
 
-    /// The row of a lease.
+    /// Returns the row of a lease.
     ///
     /// # Errors
     /// The row is damaged.

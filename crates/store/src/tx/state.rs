@@ -1,4 +1,4 @@
-//! The state of one transaction: dirty blocks, what they cost in the record, and what is put back if it is
+//! The state of one transaction: dirty blocks, their cost in the record, and the state to restore if it is
 //! dropped.
 
 use super::in_place::InPlace;
@@ -23,24 +23,24 @@ use zerocopy::IntoBytes;
 
 /// A block changed or made in this transaction.
 pub(super) struct Dirty {
-    /// Shared with nobody once it was changed.
+    /// Not shared once it was changed.
     pub(super) content: Arc<Block>,
     /// Committed content; `None`: made in this transaction, written directly.
     pub(super) base: Option<Arc<Block>>,
     /// No header to seal.
     pub(super) raw: bool,
-    /// The record holds all of it, because what lies on media cannot be trusted (repair only).
+    /// The record holds all of it, because the content on media cannot be trusted (repair only).
     pub(super) whole: bool,
-    /// Its difference, when known.
+    /// Its difference from `base`, if computed.
     pub(super) diff: Option<Diff>,
 }
 
-/// How a block differs from what is committed, but for the checksum in its header.
+/// The difference of a block from its committed content, without the checksum in its header.
 #[derive(Default)]
 pub(super) struct Diff {
     /// Bytes that it takes in the record.
     pub(super) cost: u64,
-    /// Offset and length of each range. None of a block of which the record holds all.
+    /// Offset and length of each range; empty for a block that the record holds as a whole.
     pub(super) ranges: Vec<(u16, u16)>,
 }
 
@@ -49,7 +49,7 @@ impl Dirty {
         Arc::make_mut(&mut self.content)
     }
 
-    /// Compares it with what is committed.
+    /// Compares it with its committed content.
     fn compare(&self, base: &Block) -> Diff {
         // The first word holds the checksum, which changes when the block is sealed.
         let mut diff = Diff {
@@ -68,10 +68,10 @@ impl Dirty {
     }
 }
 
-/// How a row table in DRAM is put back.
+/// Undoes a change of a row table in DRAM.
 pub(crate) type Undo = Box<dyn FnOnce(&mut Writer) + Send>;
 
-/// State of one transaction. Dropped without commit, everything is put back.
+/// State of one transaction. If it is dropped without commit, everything is restored.
 pub(crate) struct TxState<'s> {
     pub(crate) store: &'s Store,
     pub(crate) writer: MutexGuard<'s, Writer>,
@@ -90,21 +90,21 @@ pub(crate) struct TxState<'s> {
     /// left the write buffers.
     pub(super) nvm_written: usize,
     pub(super) deferred: Vec<(Tier, u64, Vec<u8>)>,
-    /// What goes over old blocks.
+    /// Blocks to overwrite in place.
     pub(super) in_place: InPlace,
-    /// Room for bytes that are fetched.
+    /// Buffer for fetched bytes.
     pub(crate) fetched: Vec<u8>,
-    /// Room for blocks that are put together.
+    /// Buffer for merged blocks.
     pub(crate) merged: Vec<u8>,
     pub(crate) undo: Vec<Undo>,
-    /// The tree of the inode file is not as it is committed.
+    /// The tree of the inode file differs from the committed one.
     pub(crate) inode_file_changed: bool,
     pub(crate) poisoned: bool,
-    /// The present operation leaves the reserve alone.
+    /// The present operation must not use the reserve.
     pub(crate) frugal: bool,
-    /// No operation of this transaction needs to.
+    /// All operations of this transaction may use the reserve.
     pub(crate) use_reserve: bool,
-    /// What this transaction moves to slower tiers and back.
+    /// Metadata that this transaction demotes and promotes.
     pub(crate) moves: Moves,
     pub(super) done: bool,
 }
@@ -155,16 +155,16 @@ impl<'s> TxState<'s> {
         TxId(self.writer.journal.newest().0 + 1)
     }
 
-    /// Bytes that are left in the record at least; all that are, if that is less than `enough`. An operation
-    /// changes blocks that the ones before it have changed: they are compared when it matters, not after
-    /// each.
+    /// Returns a lower bound of the bytes left in the record, which is exact if it is less than `enough`.
+    /// Operations often change blocks that earlier ones changed, so blocks are compared only when the exact
+    /// number matters, not after each operation.
     pub(crate) fn room_at_least(&mut self, enough: u64) -> u64 {
         let most = self.cost + self.stale.len() as u64 * DIFF_MAX;
         let least = self.writer.journal.bound().saturating_sub(most);
         if least >= enough { least } else { self.room() }
     }
 
-    /// Bytes left in the record.
+    /// Returns the bytes left in the record.
     pub(crate) fn room(&mut self) -> u64 {
         while let Some(block) = self.stale.pop() {
             if let Some(dirty) = self.dirty.get_mut(&block)
@@ -218,7 +218,7 @@ impl<'s> TxState<'s> {
         Ok(())
     }
 
-    /// Puts `content` in place of a block that cannot be read as it is. The record holds all of it.
+    /// Replaces a damaged block by `content`. The record holds all of it.
     pub(crate) fn force(&mut self, block: BlockNo, content: Box<Block>, raw: bool) {
         if let Some(old) = self.dirty.remove(&block.0)
             && let Some(diff) = old.diff
@@ -246,7 +246,7 @@ impl<'s> TxState<'s> {
         Ok(())
     }
 
-    /// Changes the pool state as it now is.
+    /// Changes the pool state, as this transaction sees it.
     pub(crate) fn change_state(&mut self, f: impl FnOnce(&mut PoolState)) -> Result<()> {
         let mut state = self.reader().state()?;
         f(&mut state);

@@ -1,4 +1,5 @@
-//! Units of SSD and HDD: opening, sealing with a footer of checksums; and writing data blocks with theirs.
+//! Units of SSD and HDD: opens them, seals them with a footer of checksums, and writes data blocks with their
+//! checksums.
 
 use super::TxState;
 use crate::reader::POOL_INO;
@@ -20,7 +21,7 @@ impl TxState<'_> {
         self.seal_with(tier, unit, &sums)
     }
 
-    /// The footer that a transaction may write: not the one that counts as long as it has not committed.
+    /// Returns the footer that a transaction may write: not the one that the committed row names.
     pub(super) fn spare_footer(&self, tier: Tier, unit: u64) -> Result<u8> {
         let place = self.layout().unit_row(tier, unit);
         let row = |block: &Block| {
@@ -89,8 +90,9 @@ impl TxState<'_> {
             NextUnit::Holes(unit) => {
                 let row = self.reader().unit_row(tier, unit)?;
                 if !armed(Bug::HolesWithoutSums) {
-                    // A row of a unit that is in use says nothing else unless it is damaged: what lies there
-                    // would have other blocks' sums. When a repair takes space, such units are nobody's.
+                    // The row of a unit in use has this state unless it is damaged; without the footer's
+                    // checksums, the data there would get those of other blocks. During a repair, units in
+                    // another state have no owner.
                     if row.state == UnitRow::SEALED {
                         let sums = self.store.footer(tier, unit, &row)?;
                         self.set_checksums(tier, 0, &sums)?;
@@ -134,8 +136,8 @@ impl TxState<'_> {
         self.note_checksums(span, &sums)
     }
 
-    /// Writes whole blocks to a place of a tier that was allocated in this transaction; their checksums go to
-    /// `sums`.
+    /// Writes whole blocks to a place of a tier that was allocated in this transaction; adds their checksums
+    /// to `sums`.
     pub(crate) fn put_summed(
         &mut self,
         tier: Tier,
@@ -151,7 +153,7 @@ impl TxState<'_> {
             sums.extend(data.chunks(BLOCK_SIZE).map(sum));
             return self.put_blocks(tier, start, data);
         }
-        // Summed while it is copied: one pass over the data.
+        // The checksum is computed during the copy: one pass over the data.
         let offset = start * BLOCK_BYTES;
         self.touched[Tier::Nvm as usize] = true;
         self.note_nvm(offset, data.len());
@@ -179,7 +181,7 @@ impl TxState<'_> {
         self.put_now(tier, start, data)
     }
 
-    /// Bytes of NVM that the next sync must cover.
+    /// Notes bytes of NVM that the next sync must cover.
     pub(super) fn note_nvm(&mut self, offset: u64, bytes: usize) {
         self.nvm_written += bytes;
         let end = offset + bytes as u64;
@@ -201,9 +203,9 @@ impl TxState<'_> {
         Ok(())
     }
 
-    /// Data blocks' bytes as this transaction writes them.
+    /// Reads data blocks, including blocks written by this transaction.
     pub(crate) fn store_read(&self, tier: Tier, start: u64, out: &mut [u8]) -> Result<()> {
-        // Put off by a seeded bug.
+        // Writes that a seeded bug put off.
         if let Some((_, first, data)) = self.deferred.iter().rev().find(|(t, first, data)| {
             *t == tier && *first <= start && start < first + (data.len() / BLOCK_SIZE) as u64
         }) {

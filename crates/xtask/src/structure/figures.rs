@@ -11,10 +11,10 @@ const FILE_LINES: usize = 600;
 const FUNCTION_LINES: usize = 70;
 const LINE_CHARS: usize = 110;
 const SUBJECT_CHARS: usize = 72;
-/// The commit that the figures are compared with.
+/// The commit after which subjects are counted.
 const SINCE: &str = "6f0725b";
 
-/// The figures as lines of text. `places` lists each thing counted.
+/// Returns the figures as lines of text. `places` lists each item that is counted.
 pub fn text(root: &Path, crates: &[(String, &Crate)], places: bool) -> String {
     let mut out = String::new();
     let mut row = |what: &str, figure: String, listed: Vec<String>| {
@@ -100,7 +100,7 @@ fn circle_figure(crates: &[(String, &Crate)]) -> (String, Vec<String>) {
     )
 }
 
-/// How many are over `limit` and the longest; all of them, the longest first.
+/// Returns the number of items over `limit` with the longest, and the list of these items, the longest first.
 fn over(limit: usize, all: impl Iterator<Item = (usize, String)>) -> (String, Vec<String>) {
     let mut all: Vec<(usize, String)> = all.collect();
     all.sort_by(|a, b| b.0.cmp(&a.0).then_with(|| a.1.cmp(&b.1)));
@@ -116,7 +116,7 @@ fn over(limit: usize, all: impl Iterator<Item = (usize, String)>) -> (String, Ve
     )
 }
 
-/// All Rust files of the repository, tests and benches included.
+/// Counts the long lines of all Rust files of the repository, tests and benches included.
 fn long_lines(root: &Path) -> (String, Vec<String>) {
     let (mut lines, mut comments, mut listed) = (0, 0, BTreeMap::<String, usize>::new());
     let mut dirs = vec![root.to_path_buf()];

@@ -1,4 +1,4 @@
-//! `structure.toml`, and what the crates' `Cargo.toml` say of each other.
+//! `structure.toml`, and the dependencies that the crates' `Cargo.toml` declare.
 
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
@@ -6,31 +6,31 @@ use std::path::{Path, PathBuf};
 /// The file at the repository's root.
 pub const FILE: &str = "structure.toml";
 
-/// The whole order.
+/// The order of all crates.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Structure {
     /// Crates from the ground up.
     #[serde(default, rename = "crate")]
     pub crates: Vec<CrateOrder>,
-    /// Imports that run up and are known.
+    /// Known imports that run up.
     #[serde(default, rename = "exception")]
     pub exceptions: Vec<Exception>,
 }
 
-/// One crate: what it may use, and its modules.
+/// The order of one crate: the crates that it may use, and its modules.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CrateOrder {
     /// Its directory in `crates/`; `varve`, the command line, is the root package.
     pub name: String,
-    /// Crates of this repository that it may depend on. All of them stand before it.
+    /// Crates of this repository that it may depend on. All of them are listed before it.
     pub uses: Vec<String>,
     /// Top-level modules from the ground up: each may import those before it.
     pub modules: Vec<String>,
 }
 
-/// An import that runs up, and why it is still there.
+/// An import that runs up, and the reason why it exists.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Exception {
@@ -41,7 +41,7 @@ pub struct Exception {
     pub from: String,
     /// The upper module; `crate root` for an item of `lib.rs` or `main.rs`.
     pub to: String,
-    /// Why.
+    /// The reason.
     pub reason: String,
 }
 
@@ -49,7 +49,7 @@ impl Structure {
     /// Reads `structure.toml` of the repository at `root`.
     ///
     /// # Errors
-    /// It is not there or not of this form.
+    /// The file does not exist or does not have this form.
     pub fn load(root: &Path) -> Result<Self, String> {
         let path = root.join(FILE);
         let text = std::fs::read_to_string(&path).map_err(|e| format!("{}: {e}", path.display()))?;
@@ -61,20 +61,20 @@ impl Structure {
 #[derive(Debug)]
 pub struct Dependency {
     pub name: String,
-    /// In `Cargo.toml`.
+    /// Its line in `Cargo.toml`.
     pub line: usize,
 }
 
-/// A crate that is there.
+/// An existing crate.
 #[derive(Debug)]
 pub struct Member {
     pub name: String,
     pub dir: PathBuf,
-    /// Of `[dependencies]`, for every target. What tests and build scripts use is not the crate's.
+    /// The `[dependencies]`, for every target. Those of tests and build scripts do not count.
     pub dependencies: Vec<Dependency>,
 }
 
-/// All crates in `crates/`, and the root package when it has sources.
+/// Returns all crates in `crates/`, and the root package if it has sources.
 ///
 /// # Errors
 /// A `Cargo.toml` that cannot be read.

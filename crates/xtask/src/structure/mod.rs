@@ -1,5 +1,5 @@
-//! `cargo xtask structure`: whether crates and modules keep the order of `structure.toml`, and figures of
-//! size and naming.
+//! `cargo xtask structure`: checks that crates and modules keep the order of `structure.toml`, and prints
+//! figures of size and naming.
 //!
 //! Owns the command. An import that runs up or in a circle fails; a figure never does.
 
@@ -14,7 +14,7 @@ use manifest::{Member, Structure};
 use source::Crate;
 use std::path::PathBuf;
 
-/// What to look at.
+/// The repository to check, and the output.
 #[derive(Debug, PartialEq, Eq)]
 pub struct StructureOptions {
     root: PathBuf,
@@ -26,7 +26,7 @@ impl StructureOptions {
     /// Reads the arguments.
     ///
     /// # Errors
-    /// Which argument is wrong.
+    /// A message that names the wrong argument.
     pub fn parse(mut args: impl Iterator<Item = String>) -> Result<Self, String> {
         let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
         let mut options = Self {
@@ -46,7 +46,7 @@ impl StructureOptions {
     }
 }
 
-/// What one look at a repository found.
+/// The result of one check of a repository.
 struct Look {
     breaches: Vec<String>,
     figures: String,
@@ -84,7 +84,7 @@ fn look(options: &StructureOptions) -> Result<Look, String> {
 /// Prints figures and breaches.
 ///
 /// # Errors
-/// The order is broken, or something cannot be read.
+/// The order is broken, or a file cannot be read.
 pub fn run(options: &StructureOptions) -> Result<(), String> {
     let look = look(options)?;
     print!("{}", look.figures);

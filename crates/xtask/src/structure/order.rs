@@ -1,17 +1,17 @@
-//! Whether crates and modules keep the order of `structure.toml`; what to do where they do not.
+//! Checks that crates and modules keep the order of `structure.toml`, and tells how to mend breaches.
 
 use super::manifest::{CrateOrder, Exception, FILE, Member, Structure};
 use super::source::{Crate, Import, Place, Target};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::Path;
 
-/// How an exception names the crate's root.
+/// Name of the crate's root in an exception.
 const ROOT: &str = "crate root";
 
-/// Imports between top-level modules: the first place of each pair.
+/// Imports between top-level modules, with the first place of each pair.
 pub type Edges = BTreeMap<(String, String), Place>;
 
-/// All breaches of the order, each a message for a person. Empty: the order is kept.
+/// Returns all breaches of the order, each a message for a person. Empty if the order is kept.
 pub fn breaches(root: &Path, structure: &Structure, members: &[(Member, Crate)]) -> Vec<String> {
     let mut found = crate_breaches(root, structure, members);
     let mut used = BTreeSet::new();
@@ -92,7 +92,7 @@ fn crate_breaches(root: &Path, structure: &Structure, members: &[(Member, Crate)
     found
 }
 
-/// What to add for a crate that nobody has listed: the lines, ready to be pasted.
+/// Returns the message for an unlisted crate, with lines ready to be pasted.
 fn unlisted_crate(root: &Path, structure: &Structure, member: &Member, source: &Crate) -> String {
     let manifest = member.dir.join("Cargo.toml");
     let manifest = manifest.strip_prefix(root).unwrap_or(&manifest).display();
@@ -175,7 +175,7 @@ fn module_breaches(
     found
 }
 
-/// The message for an import that runs up, with the circle that it closes if there is one.
+/// Returns the message for an import that runs up, with the circle that it closes if there is one.
 fn upward(source: &Crate, import: &Import) -> String {
     let Import { from, to, place } = import;
     let to = match to {
@@ -210,7 +210,7 @@ fn upward(source: &Crate, import: &Import) -> String {
     }
 }
 
-/// Imports between modules, without those of the root's own items.
+/// Returns the imports between modules, without those of the root's own items.
 pub fn edges(source: &Crate) -> Edges {
     let mut edges = Edges::new();
     for import in &source.imports {
@@ -223,7 +223,7 @@ pub fn edges(source: &Crate) -> Edges {
     edges
 }
 
-/// The shortest way from `start` to `end` along imports, each module with the place that imports it.
+/// Returns the shortest path from `start` to `end` along imports, each module with the place that imports it.
 fn way(edges: &Edges, start: &str, end: &str) -> Option<Vec<(String, Place)>> {
     let mut came: BTreeMap<&str, (&str, &Place)> = BTreeMap::new();
     let mut next = VecDeque::from([start]);
@@ -249,7 +249,7 @@ fn way(edges: &Edges, start: &str, end: &str) -> Option<Vec<(String, Place)>> {
     None
 }
 
-/// Groups of modules each of which reaches all others of its group.
+/// Returns the groups of modules that all reach each other by imports.
 pub fn circles(source: &Crate) -> Vec<Vec<String>> {
     let edges = edges(source);
     let mut left: BTreeSet<&String> = source.modules.iter().map(|(name, _)| name).collect();
@@ -270,7 +270,7 @@ pub fn circles(source: &Crate) -> Vec<Vec<String>> {
     found
 }
 
-/// The modules, each after those that it imports as far as circles allow.
+/// Returns the modules, each after those that it imports as far as circles allow.
 fn ground_up(source: &Crate) -> Vec<String> {
     fn put(module: &str, edges: &Edges, seen: &mut BTreeSet<String>, order: &mut Vec<String>) {
         if !seen.insert(module.to_owned()) {

@@ -1,7 +1,7 @@
-//! What a crate's sources say of its structure: modules, imports between them, functions, types.
+//! The structure of a crate as its sources show it: modules, imports between them, functions, types.
 //!
-//! Owns reading: `mod` declarations are followed from the crate's root, and what only tests compile is left
-//! out. Knows no order.
+//! Owns the reading: `mod` declarations are followed from the crate's root, and test-only code is left out.
+//! Knows no order.
 
 use proc_macro2::{Span, TokenStream, TokenTree};
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,16 +22,16 @@ impl std::fmt::Display for Place {
     }
 }
 
-/// What an import names.
+/// The target of an import.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Target {
-    /// Something in a top-level module.
+    /// An item in a top-level module.
     Module(String),
-    /// An item that stands in `lib.rs` or `main.rs` itself.
+    /// An item that `lib.rs` or `main.rs` defines itself.
     Root(String),
 }
 
-/// One top-level module naming something of another.
+/// A use of one top-level module's item in another.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Import {
     pub from: String,
@@ -44,37 +44,37 @@ pub struct Import {
 pub struct Function {
     pub name: String,
     pub place: Place,
-    /// From the line of its signature to that of its closing brace.
+    /// Lines from that of its signature to that of its closing brace.
     pub lines: usize,
 }
 
-/// A type that more than its module may use.
+/// A type that is visible outside its module.
 #[derive(Debug, Clone)]
 pub struct TypeName {
     pub name: String,
     pub place: Place,
 }
 
-/// All that is read of one crate. Test code is left out.
+/// The facts about one crate. Test code is left out.
 #[derive(Debug, Default)]
 pub struct Crate {
-    /// Top-level modules, as they are declared.
+    /// Top-level modules, in the order of their declarations.
     pub modules: Vec<(String, Place)>,
     pub imports: Vec<Import>,
     pub functions: Vec<Function>,
     pub types: Vec<TypeName>,
     /// Files and their lengths in lines.
     pub files: Vec<(String, usize)>,
-    /// Types with `impl Type { … }`, and where.
+    /// Types with `impl Type { … }`, and the place of each.
     pub inherent_impls: Vec<TypeName>,
-    /// Fields of each struct.
+    /// Number of fields of each struct.
     pub fields: BTreeMap<String, usize>,
 }
 
 /// Reads the crate in `dir` (with `src/lib.rs` or `src/main.rs`) of the repository at `root`.
 ///
 /// # Errors
-/// A file that cannot be read or parsed, named.
+/// A file that cannot be read or parsed, named in the message.
 pub fn read(root: &Path, dir: &Path) -> Result<Crate, String> {
     let src = dir.join("src");
     let top = ["lib.rs", "main.rs"]
@@ -112,14 +112,14 @@ struct Reader<'a> {
     root: &'a Path,
     found: Crate,
     raw: Vec<RawPath>,
-    /// Names that the root re-exports, and the top-level module each comes from.
+    /// Names that the root re-exports, and the top-level module of each.
     exports: BTreeMap<String, String>,
     /// Names that the root defines itself.
     own: BTreeSet<String>,
     file: PathBuf,
-    /// Where files of modules that are declared here lie.
+    /// Directory of the files of modules that are declared at this point.
     children: PathBuf,
-    /// The module's path from the root.
+    /// Path of the present module from the root.
     module: Vec<String>,
     failed: Option<String>,
 }
@@ -151,7 +151,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Goes into a module, in this file or in its own.
+    /// Reads a module, in this file or in its own.
     fn read_module(&mut self, module: &syn::ItemMod) -> Result<(), String> {
         let name = module.ident.to_string();
         if self.module.is_empty() {
@@ -182,7 +182,7 @@ impl Reader<'_> {
         done
     }
 
-    /// The first name below the root of a path that begins with `crate`, `self` or `super`s.
+    /// Returns the first name below the root of a path that begins with `crate`, `self` or `super`s.
     fn below_root(&self, names: &[String]) -> Option<String> {
         let mut at = match names.first()?.as_str() {
             "crate" => Vec::new(),
@@ -210,7 +210,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Every path of a `use`, and what the root re-exports.
+    /// Records the paths of a `use`, and the root's re-exports.
     fn note_use(&mut self, tree: &syn::UseTree, before: &[String]) {
         let with = |ident: &syn::Ident| [before, &[ident.to_string()]].concat();
         match tree {
@@ -237,7 +237,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Paths in what a macro is given: `crate::name` and `super::name`.
+    /// Records paths in the tokens of a macro call: `crate::name` and `super::name`.
     fn note_tokens(&mut self, tokens: TokenStream) {
         let tokens: Vec<TokenTree> = tokens.into_iter().collect();
         let mut at = 0;
@@ -247,7 +247,7 @@ impl Reader<'_> {
                 TokenTree::Ident(first) if *first == "crate" || *first == "super" => {
                     let names = path_in_tokens(&tokens[at..]);
                     self.note(&names, first.span());
-                    // Two colons and a name each.
+                    // Each further name takes two colons and itself.
                     at += (names.len() - 1) * 3;
                 }
                 _ => {}
@@ -256,7 +256,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Attributes what was found to modules, now that all of them and all re-exports are known.
+    /// Attributes the recorded paths to modules, after all modules and re-exports are known.
     fn resolve(&mut self) {
         let modules: BTreeSet<&String> = self.found.modules.iter().map(|(name, _)| name).collect();
         for path in std::mem::take(&mut self.raw) {
@@ -271,7 +271,7 @@ impl Reader<'_> {
             } else if self.own.contains(&path.first) || path.first == "*" {
                 Target::Root(path.first)
             } else {
-                // Of another crate.
+                // A name of another crate.
                 continue;
             };
             if to != Target::Module(path.from.clone()) {
@@ -426,7 +426,7 @@ impl<'ast> Visit<'ast> for Reader<'_> {
     fn visit_attribute(&mut self, _: &'ast syn::Attribute) {}
 }
 
-/// The names of the path that `tokens` begin with.
+/// Returns the names of the path that `tokens` begin with.
 fn path_in_tokens(tokens: &[TokenTree]) -> Vec<String> {
     let is_colon =
         |token: Option<&TokenTree>| matches!(token, Some(TokenTree::Punct(p)) if p.as_char() == ':');
@@ -442,7 +442,7 @@ fn path_in_tokens(tokens: &[TokenTree]) -> Vec<String> {
     names
 }
 
-/// Whether these attributes keep an item out of every build but the tests'.
+/// Whether these attributes limit an item to test builds.
 fn only_for_tests(attributes: &[syn::Attribute]) -> bool {
     fn needs_test(meta: &syn::Meta) -> bool {
         let inner = |list: &syn::MetaList| {
@@ -466,7 +466,7 @@ fn only_for_tests(attributes: &[syn::Attribute]) -> bool {
     })
 }
 
-/// The file that `#[path = "…"]` names.
+/// Returns the file that `#[path = "…"]` names.
 fn path_attribute(attributes: &[syn::Attribute]) -> Option<String> {
     attributes.iter().find_map(|attribute| match &attribute.meta {
         syn::Meta::NameValue(pair) if pair.path.is_ident("path") => match &pair.value {
@@ -501,7 +501,7 @@ fn item_attributes(item: &syn::Item) -> &[syn::Attribute] {
     }
 }
 
-/// The name of an item that others can name by the crate's root.
+/// Returns the name of an item that can be named by way of the crate's root.
 fn item_name(item: &syn::Item) -> Option<String> {
     let ident = match item {
         syn::Item::Const(item) => &item.ident,

@@ -74,7 +74,7 @@ fn look_at(dir: &TempDir) -> Look {
     .expect("readable")
 }
 
-/// The only breach of the repository.
+/// Returns the only breach of the repository.
 fn one_breach(dir: &TempDir) -> String {
     let breaches = look_at(dir).breaches;
     assert_eq!(breaches.len(), 1, "{breaches:#?}");

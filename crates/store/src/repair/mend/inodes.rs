@@ -1,4 +1,4 @@
-//! Mending inodes: images, trees, attributes, sizes, and blocks that two files use.
+//! Repairs inodes: images, trees, attributes, sizes, and blocks that two files use.
 
 use crate::pool::Store;
 use crate::repair::survey::{Found, Survey};
@@ -13,7 +13,7 @@ use varve_format::{
 };
 
 impl Store {
-    /// Images that cannot be read become free numbers.
+    /// Replaces unreadable images by free ones, and puts misplaced images in their places.
     pub(super) fn mend_images(
         &self,
         survey: &Survey,
@@ -56,7 +56,7 @@ impl Store {
         tx.commit().map(drop)
     }
 
-    /// Says which files' content may not be theirs.
+    /// Reports files whose content may not be theirs.
     pub(super) fn note_doubts(&self, survey: &Survey, ino: Ino, found: &Found, report: &mut RepairReport) {
         let old = found.extents.iter().any(|extent| {
             (extent.block.0..extent.block.0 + u64::from(extent.len)).any(|block| {
@@ -65,7 +65,7 @@ impl Store {
             })
         });
         if old {
-            // A metadata block of which a write was lost: all that it says is old, not only what shows.
+            // A write of a metadata block was lost: the whole block is old, not only the part that shows.
             report.lost(
                 ino,
                 None,
@@ -130,10 +130,10 @@ impl Store {
         tx.commit().map(drop)
     }
 
-    /// Whether a size contradicts what the inode is.
+    /// Returns whether a size contradicts the kind of the inode.
     pub(crate) fn size_wrong(&self, inode: &Inode) -> bool {
         match &inode.content {
-            // Pools of before have the size of the directory's tree there.
+            // Older pools have the size of the directory's tree here.
             Content::Dir(_) => !inode.attr.size_bytes.is_multiple_of(BLOCK_BYTES),
             Content::File(_) => inode.attr.size_bytes > FILE_SIZE_MAX,
             Content::Symlink(_) | Content::SymlinkBlock(_) => false,
@@ -161,7 +161,8 @@ fn new_root(options: RepairOptions) -> InodeSlot {
     })))
 }
 
-/// A new tree of these extents, ascending; the blocks of an old one are left to the bitmaps' last pass.
+/// Builds a new tree of these extents, ascending; the blocks of an old tree are freed by the last pass over
+/// the bitmaps.
 pub(super) fn make_tree(core: &mut TxState<'_>, ino: Ino, extents: &[Extent]) -> Result<TreeRoot> {
     let tree = ExtentTree::of(ino);
     let mut root = TreeRoot::EMPTY;
@@ -181,7 +182,7 @@ pub(super) fn make_tree(core: &mut TxState<'_>, ino: Ino, extents: &[Extent]) ->
     Ok(root)
 }
 
-/// The file's extents, with copies of the blocks that another one has too.
+/// Returns the file's extents, with copies of the blocks that another file uses, too.
 fn copy_shared(
     core: &mut TxState<'_>,
     ino: Ino,
@@ -225,7 +226,7 @@ fn copy_shared(
     Ok(extents)
 }
 
-/// A tree of the extents that are left, and what is lost of the file.
+/// Rebuilds a file's tree from the extents that are left, and reports its losses.
 fn mend_file(
     core: &mut TxState<'_>,
     ino: Ino,
@@ -267,7 +268,7 @@ fn mend_file(
     Ok(())
 }
 
-/// A directory of the names that are left.
+/// Rebuilds a directory from the names that are left.
 fn mend_directory(
     core: &mut TxState<'_>,
     ino: Ino,
@@ -296,7 +297,7 @@ fn mend_directory(
     Ok(())
 }
 
-/// A target in place of one that is lost.
+/// Gives a symbolic link a target in place of the lost one.
 fn mend_link(ino: Ino, inode: &mut Inode, found: &Found, report: &mut RepairReport) {
     let target = b"lost-by-damage";
     inode.content = Content::Symlink(target.to_vec());
@@ -312,7 +313,7 @@ fn mend_link(ino: Ino, inode: &mut Inode, found: &Found, report: &mut RepairRepo
     report.mended(format!("inode {ino}: a target in place of the lost one"));
 }
 
-/// Attributes that can still be read, in a new tree.
+/// Rebuilds attributes from those that are readable, in a new tree.
 fn mend_attributes(
     core: &mut TxState<'_>,
     ino: Ino,

@@ -1,4 +1,4 @@
-//! Claims on blocks: each block in use has one owner, and what is left of damaged trees is found again.
+//! Claims on blocks: gives each block in use one owner, and finds the remains of damaged trees.
 
 use super::{BlockSet, Found, Name, Survey};
 use crate::Result;
@@ -9,7 +9,7 @@ use varve_format::inode::Content;
 use varve_format::{BlockHeader, BlockKind, BlockNo, Extent, ExtentValue, Ino, NodeRef, verify_block};
 
 impl Store {
-    /// Who uses which block; takes out what two cannot both have.
+    /// Claims the blocks of metadata for their owners.
     pub(super) fn claim_metadata(&self, pool: &[BlockNo], survey: &mut Survey) {
         let usable = |block: &BlockNo| {
             let home = block.home();
@@ -54,7 +54,7 @@ impl Store {
                     continue;
                 }
                 end = extent.end().0;
-                // Block by block: parts of it may be another's.
+                // Block by block, because parts of the extent may belong to another owner.
                 for at in 0..u64::from(extent.len) {
                     let one = Extent {
                         file_block: varve_format::FileBlock(extent.file_block.0 + at),
@@ -77,7 +77,7 @@ impl Store {
         }
     }
 
-    /// Leaves of damaged trees that no node leads to any more.
+    /// Finds leaves of damaged trees that no node points to any more.
     pub(super) fn salvage_leaves(&self, survey: &mut Survey) -> Result<()> {
         let wanted: HashMap<Ino, BlockKind> = survey
             .found
@@ -114,7 +114,7 @@ impl Store {
             let records: Vec<(u64, Vec<u8>)> = (0..node.count())
                 .filter_map(|index| node.record(index).ok().map(|(key, value)| (key, value.to_vec())))
                 .collect();
-            // It stays as it is until what it holds is somewhere else.
+            // The leaf is kept until its records are stored elsewhere.
             if let Some((tier, number)) = block.home() {
                 survey.claims[tier as usize].add(number);
                 survey.meta[tier as usize].add(number);

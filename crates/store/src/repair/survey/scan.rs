@@ -1,4 +1,4 @@
-//! Looking through all blocks that nobody is known to use, for what is lost.
+//! Searches all blocks without a known owner for lost structures.
 
 use super::Survey;
 use crate::pool::Store;
@@ -9,7 +9,8 @@ use varve_format::space::{CHECKSUMS_PER_BLOCK, UnitRow};
 use varve_format::{BLOCK_SIZE, Block, BlockNo, Ino, Tier, sum_of_metadata};
 
 impl Store {
-    /// Blocks that hold nothing but images of one block of the inode file.
+    /// Finds blocks that hold mostly images of one block of the inode file; returns the best one for each
+    /// index.
     pub(super) fn scan_for_images(&self, survey: &Survey) -> Result<BTreeMap<u64, BlockNo>> {
         let mut out: BTreeMap<u64, (BlockNo, u32)> = BTreeMap::new();
         self.scan(survey, |block, bytes| {
@@ -49,7 +50,7 @@ impl Store {
             .collect())
     }
 
-    /// Shows all blocks in use that are not data of a file, and that nobody is known to use.
+    /// Calls `f` with all blocks in use that are not data of a file and have no known owner.
     pub(super) fn scan(&self, survey: &Survey, mut f: impl FnMut(BlockNo, &Block)) -> Result<()> {
         self.scan_nvm(survey, &mut f)?;
         for tier in [Tier::Ssd, Tier::Hdd] {
@@ -58,7 +59,8 @@ impl Store {
         Ok(())
     }
 
-    /// On slower tiers, metadata is told by its checksum; where a unit's checksums are lost, by nothing.
+    /// Scans a slower tier. Metadata is told from data by its checksum; units whose checksums are lost are
+    /// skipped.
     fn scan_units(&self, survey: &Survey, tier: Tier, f: &mut impl FnMut(BlockNo, &Block)) -> Result<()> {
         let unit_blocks = self.layout.unit_blocks(tier);
         let Some(units) = self.layout.blocks(tier).checked_div(unit_blocks) else {
@@ -128,7 +130,7 @@ impl Store {
                         .unwrap_or_default(),
                 ));
             }
-            // A program can write anything into its files; their blocks are told by their checksums.
+            // A program can write anything into its files, so data blocks are recognised by their checksums.
             let sum = sums
                 .as_ref()
                 .and_then(|(_, sums)| sums.get((block - first) as usize));
