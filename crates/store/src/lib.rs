@@ -40,7 +40,7 @@ pub use error::{Result, StoreError};
 pub use journal::OP_ROOM;
 pub use payload::{Payload, PayloadSource, PayloadUnavailable};
 pub use pool::Store;
-pub use tx::Tx;
+pub use tx::{ShareRange, Tx};
 pub use types::{
     DataTarget, Devices, DirItem, MkfsOptions, OpenOptions, OpenReport, Pass, Passes, PendingFrees,
     PoolMediaStats, SpaceStats, TierIo, TierStats,

@@ -1,7 +1,7 @@
 //! Overwrites in place as seen by the open pool: whether the feature is on, reads beside overwrites, and
 //! files that an earlier daemon may have left torn. `tx::in_place` makes the writes.
 
-use super::{Store, older_superblocks, write_superblocks};
+use super::{Store, write_superblocks};
 use crate::Result;
 use crate::seeded::{Bug, armed};
 use parking_lot::Mutex;
@@ -58,9 +58,6 @@ impl Store {
         let bit = LogIncompat::IN_PLACE.bits();
         if sb.log_incompat.get() & bit == 0 {
             self.layout.sb = self.write_features(|sb| sb.log_incompat.set(sb.log_incompat.get() | bit))?;
-        } else {
-            // A crash may have left the two copies different.
-            write_superblocks(&self.devices, sb, &older_superblocks(&self.devices, &sb)?)?;
         }
         let mut tx = self.begin()?;
         tx.core.change_state(|state| {

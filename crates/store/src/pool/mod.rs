@@ -14,9 +14,7 @@ pub(crate) mod writer;
 
 pub(crate) use open::journal_id;
 pub(crate) use snapshot::{Committed, Snapshot};
-pub(crate) use superblock::{
-    bad_superblocks, older_superblocks, read_superblock, refuse_unknown, write_superblocks,
-};
+pub(crate) use superblock::{bad_superblocks, read_superblock, refuse_unknown, write_superblocks};
 
 use crate::cache::MetaCache;
 use crate::layout::Layout;

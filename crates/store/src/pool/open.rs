@@ -1,7 +1,7 @@
 //! Opening a pool: superblock, replay of the journal, bitmaps and rows.
 
 use super::in_place::InPlaceState;
-use super::superblock::read_superblock;
+use super::superblock::{interrupted_superblocks, read_superblock, write_superblocks};
 use super::writer::{Slots, Writer};
 use super::{FOOTERS_CACHED, Store};
 use crate::cache::MetaCache;
@@ -73,6 +73,8 @@ impl Store {
         store.load_rows()?;
         store.note_torn()?;
         let state = store.snapshot().reader().state()?;
+        let interrupted = interrupted_superblocks(&store.devices, &sb)?;
+        write_superblocks(&store.devices, sb, &interrupted)?;
         report.newest_tx = store.newest_tx();
         report.inodes = state.inodes_used.get();
         {

@@ -10,7 +10,7 @@ use varve_format::superblock::{
     FORMAT_VERSION, SUPERBLOCK_BLOCKS, SUPERBLOCK_SIZE, Superblock, SuperblockError,
 };
 use varve_format::{BLOCK_BYTES, BLOCK_SIZE, BlockNo, Features};
-use zerocopy::IntoBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
 impl Store {
     /// Upgrades a pool to the format version that this program writes. Returns its old version. Durable when
@@ -94,15 +94,30 @@ pub(crate) fn bad_superblocks(devices: &Devices, good: &Superblock) -> Result<Ve
     Ok(bad)
 }
 
-/// Returns the whole copies of the superblock that are older than `newest`.
-pub(crate) fn older_superblocks(devices: &Devices, newest: &Superblock) -> Result<Vec<u64>> {
-    let mut older = Vec::new();
-    for number in SUPERBLOCK_BLOCKS {
-        if superblock_copy(devices, number)?.is_ok_and(|copy| copy.sequence.get() < newest.sequence.get()) {
-            older.push(number);
+/// Returns the copies that a crash left behind while the feature words were written: they differ from the good one
+/// in what that write changes, and nowhere else.
+pub(crate) fn interrupted_superblocks(devices: &Devices, good: &Superblock) -> Result<Vec<u64>> {
+    let mut interrupted = Vec::new();
+    for number in bad_superblocks(devices, good)? {
+        let mut bytes = [0; SUPERBLOCK_SIZE];
+        devices.nvm.read(BlockNo(number).offset_bytes(), &mut bytes)?;
+        let Ok((copy, _)) = Superblock::read_from_prefix(&bytes) else {
+            continue;
+        };
+        let but_features = Superblock {
+            sequence: good.sequence,
+            incompat: good.incompat,
+            ro_compat: good.ro_compat,
+            compat: good.compat,
+            log_incompat: good.log_incompat,
+            crc32c: good.crc32c,
+            ..copy
+        };
+        if but_features == *good {
+            interrupted.push(number);
         }
     }
-    Ok(older)
+    Ok(interrupted)
 }
 
 /// As [`Store::upgrade`].

@@ -6,7 +6,7 @@ use std::cell::RefCell;
 use varve_format::FileBlock;
 use varve_media::sim::Crash;
 
-type Change = fn(&Store) -> Result<()>;
+pub(super) type Change = fn(&Store) -> Result<()>;
 type State = BTreeMap<String, String>;
 
 thread_local! {
@@ -14,7 +14,7 @@ thread_local! {
     static STATES: RefCell<Vec<State>> = const { RefCell::new(Vec::new()) };
 }
 
-fn commit(tx: Tx<'_>, store: &Store) -> Result<()> {
+pub(super) fn commit(tx: Tx<'_>, store: &Store) -> Result<()> {
     tx.commit()?;
     STATES.with_borrow_mut(|states| states.push(dump(store)));
     Ok(())
@@ -36,7 +36,7 @@ pub(super) fn prepared(medium: SimMedium) -> Rig {
     rig
 }
 
-fn file(store: &Store, name: &str) -> Ino {
+pub(super) fn file(store: &Store, name: &str) -> Ino {
     let dir = store.dir_lookup(ROOT_INO, b"d").unwrap().unwrap().key.ino;
     store.dir_lookup(dir, name.as_bytes()).unwrap().unwrap().key.ino
 }
@@ -129,15 +129,21 @@ fn cool_and_change(store: &Store) -> Result<()> {
     store.demote(u64::MAX).map(drop)
 }
 
-struct Tally {
-    images: usize,
-    bad: Vec<String>,
+pub(super) struct Tally {
+    pub(super) images: usize,
+    pub(super) bad: Vec<String>,
     before: usize,
     after: usize,
 }
 
 /// Runs `change`, crashes it everywhere, opens what is left.
-fn crash_everywhere(medium: SimMedium, seeds: u64, step: usize, bug: Option<Bug>, change: Change) -> Tally {
+pub(super) fn crash_everywhere(
+    medium: SimMedium,
+    seeds: u64,
+    step: usize,
+    bug: Option<Bug>,
+    change: Change,
+) -> Tally {
     let rig = prepared(medium);
     let before = dump(&rig.store);
     STATES.with_borrow_mut(Vec::clear);
@@ -280,7 +286,7 @@ fn metadata_that_is_not_flushed_before_the_commit_is_found() {
 }
 
 /// The bug is found, and without it nothing is.
-fn assert_found(bug: Bug, medium: SimMedium, change: Change, step: usize) {
+pub(super) fn assert_found(bug: Bug, medium: SimMedium, change: Change, step: usize) {
     let good = crash_everywhere(medium, 1, step, None, change);
     assert!(
         good.bad.is_empty(),

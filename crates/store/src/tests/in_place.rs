@@ -307,13 +307,14 @@ fn feature_is_there_from_before_the_first_overwrite_to_after_the_last() {
     let (rig, _) = pool();
     assert_eq!(words(&rig.store), (bit, bit));
     // As after a crash; an older copy of the superblock is written anew.
-    let mut rig = rig.reopen();
+    let rig = rig.reopen();
     let sb = rig.store.superblock();
     let mut older = sb;
     older.log_incompat.set(0);
     older.sequence.set(sb.sequence.get() - 1);
     crate::pool::write_superblocks(&rig.store.devices, older.sealed(), &[1]).unwrap();
     assert_eq!(rig.store.check().unwrap().len(), 1);
+    let mut rig = rig.reopen();
     rig.store.overwrite_in_place().unwrap();
     assert_clean(&rig.store);
     rig.store.end_in_place().unwrap();

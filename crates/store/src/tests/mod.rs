@@ -9,10 +9,13 @@ mod demotion_full;
 mod faults;
 mod in_place;
 mod model;
+mod shared;
 mod space;
 mod upgrade;
 
-use crate::{Content, DataTarget, Devices, MkfsOptions, OpenOptions, Progress, Result, Store, Tx};
+use crate::{
+    Content, DataTarget, Devices, MkfsOptions, OpenOptions, Progress, Result, ShareRange, Store, Tx,
+};
 use std::collections::BTreeMap;
 use varve_format::{BLOCK_BYTES, FileBlock, FileKind, Ino, InodeAttr, InodeKey, ROOT_INO, Tier};
 use varve_media::BlockDevice;

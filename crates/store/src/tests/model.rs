@@ -17,6 +17,8 @@ enum Op {
     Zero(u8, u16, u16),
     Allocate(u8, u16, u16),
     Migrate(u8, u8),
+    /// From, to; first block of each; blocks.
+    Share(u8, u8, u8, u8, u8),
     Commit,
     Abort,
     Reopen,
@@ -37,7 +39,9 @@ fn op() -> impl Strategy<Value = Op> {
         2 => (name.clone(), 0_u16..50_000, 1_u16..20_000).prop_map(|(n, o, l)| Op::Punch(n, o, l)),
         1 => (name.clone(), 0_u16..50_000, 1_u16..15_000).prop_map(|(n, o, l)| Op::Zero(n, o, l)),
         1 => (name.clone(), 0_u16..50_000, 1_u16..15_000).prop_map(|(n, o, l)| Op::Allocate(n, o, l)),
-        2 => (name, 0_u8..3).prop_map(|(n, t)| Op::Migrate(n, t)),
+        3 => (name.clone(), 0_u8..3).prop_map(|(n, t)| Op::Migrate(n, t)),
+        6 => (name.clone(), name, 0_u8..12, 0_u8..12, 1_u8..16)
+            .prop_map(|(a, b, from, to, len)| Op::Share(a, b, from, to, len)),
         4 => Just(Op::Commit),
         1 => Just(Op::Abort),
         1 => Just(Op::Reopen),
@@ -102,6 +106,36 @@ fn apply(tx: &mut Tx<'_>, model: &mut Model, op: &Op) {
                 .unwrap();
             let data = model.remove(&a).unwrap();
             model.insert(b, data);
+        }
+        Op::Share(a, b, from, to, len) => {
+            let (Some(source), Some(target)) = (ino(tx, a), ino(tx, b)) else {
+                return;
+            };
+            let block = |at: u8| usize::from(at) * 4096;
+            let (first, end) = (block(from), model[&a].len().min(block(from) + block(len)));
+            let range = ShareRange {
+                from: source,
+                from_block: FileBlock(from.into()),
+                to: target,
+                to_block: FileBlock(to.into()),
+                blocks: (end.saturating_sub(first) as u64).div_ceil(4096),
+                size_bytes: (block(to) + end.saturating_sub(first)) as u64,
+            };
+            // Not past the middle of the last block of a source, unless the target ends there, too.
+            let overlaps = a == b && u64::from(from.abs_diff(to)) < range.blocks;
+            let cuts = !end.is_multiple_of(4096) && model[&b].len() as u64 > range.size_bytes;
+            if first >= end || overlaps || cuts {
+                return;
+            }
+            let mut done = 0;
+            while done < range.blocks {
+                done = tx.share(&range, done).unwrap();
+            }
+            let bytes = model[&a][first..end].to_vec();
+            let data = model.get_mut(&b).unwrap();
+            let place = block(to)..block(to) + bytes.len();
+            data.resize(data.len().max(place.end), 0);
+            data[place].copy_from_slice(&bytes);
         }
         _ => {
             let (n, offset, len) = match *op {
@@ -210,10 +244,11 @@ fn compare(store: &Store, model: &Model) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
     fn store_agrees_with_a_plain_model(ops in prop::collection::vec(op(), 1..80)) {
         let mut rig = Rig::new();
+        rig.store.share_extents().unwrap();
         let mut model = Model::new();
         let mut committed = Model::new();
         let mut batch: Vec<Op> = Vec::new();

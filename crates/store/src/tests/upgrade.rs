@@ -147,19 +147,19 @@ fn features_that_are_not_known_are_left_alone() {
     }
 }
 
-/// A pool began to share extents; the write of one copy of the superblock was lost, and the other copy went
+/// A pool began to take snapshots; the write of one copy of the superblock was lost, and the other copy went
 /// bad.
 #[test]
 fn old_copy_of_the_superblock_does_not_turn_a_feature_into_damage() {
     let (world, _, at) = pool_with_a_file();
-    spoil_state(&world, at, |state| state.features.incompat.set(1));
+    spoil_state(&world, at, |state| state.features.incompat.set(2));
     let devices = devices_of(&world);
     devices.nvm.write(0, &[0xee; 512]).unwrap();
-    assert_hands_off(&world, false, "shared_extents): this copy of it is an old one");
+    assert_hands_off(&world, false, "snapshots): this copy of it is an old one");
     // With the copy that knows, it is the feature that is refused.
     change_superblocks(&devices, &[0], |sb| {
         sb.sequence.set(sb.sequence.get() + 1);
-        sb.incompat.set(1);
+        sb.incompat.set(2);
     });
     let error = open(&world).err().unwrap();
     let features = |fault: &SuperblockError| matches!(fault, SuperblockError::Features(_));

@@ -15,6 +15,7 @@ pub(crate) mod shared;
 mod state;
 mod units;
 
+pub use shared::ShareRange;
 pub(crate) use state::TxState;
 
 use crate::seeded::{Bug, armed};
