@@ -8,6 +8,7 @@ use crate::bytes::FileFold;
 use crate::op::{Actor, Counts, Grants, Need, Op, Refusal, RefusedTx, Slot, Stop, View};
 use hashbrown::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
+use varve_format::log::LogFormatError;
 use varve_format::{
     BLOCK_BYTES, EntryFlags, FileKind, Generation, Ino, InodeAttr, InodeKey, LINK_MAX, LogOp, LogSeq,
     SessionId, SetAttrMask, TimeNs, XATTR_CAPABILITY,
@@ -524,6 +525,11 @@ impl<'a, V: View> Fold<'a, V> {
                     touch_data(&mut node.attr, at);
                 });
                 Ok(())
+            }
+            // The daemon does it without a log.
+            LogOp::Share { .. } => {
+                let op = varve_format::OpCode::Share as u8;
+                Err(Refusal::Malformed(LogFormatError::UnknownOp(op)).into())
             }
             LogOp::SetAttr { key, attr } => self.set_attr(at, key, &attr),
             LogOp::SetXattr { key, name, value } => {

@@ -45,6 +45,8 @@ pub fn charge(op: &LogOp<'_>) -> u32 {
         | LogOp::RemoveXattr { .. }
         | LogOp::Unlink { .. }
         | LogOp::Forget { .. } => 0,
+        // The daemon knows how many extents it takes.
+        LogOp::Share { .. } => 2 * TREE_BLOCKS,
     }
 }
 

@@ -147,6 +147,9 @@ pub enum OpCode {
     Rename = 11,
     /// The last open of an unlinked inode is gone.
     Forget = 12,
+    /// A range becomes the same blocks as a range of another file. Only as a forwarded operation: a log that
+    /// holds it is refused.
+    Share = 13,
 }
 
 impl OpCode {
@@ -166,6 +169,7 @@ impl OpCode {
             10 => Self::Unlink,
             11 => Self::Rename,
             12 => Self::Forget,
+            13 => Self::Share,
             _ => return None,
         })
     }

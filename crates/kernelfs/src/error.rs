@@ -46,6 +46,7 @@ pub fn errno(error: &StoreError) -> i32 {
     match error {
         StoreError::NoSpace { .. } => libc::ENOSPC,
         StoreError::TableFull(_) => libc::ENOSPC,
+        StoreError::Owners(_) => libc::EMLINK,
         StoreError::Media(error) if error.is_no_space() => libc::ENOSPC,
         // A session that ended while its request was under way counts as the client's fault, too.
         StoreError::NoInode(_) | StoreError::NoSession(_) => libc::ESTALE,

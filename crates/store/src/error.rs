@@ -49,6 +49,9 @@ pub enum StoreError {
     /// An argument out of its bounds.
     #[error("bad argument: {0}")]
     Invalid(&'static str),
+    /// A block has as many owners as it can have; the first number of its run.
+    #[error("shared block {0} has as many owners as a block can have")]
+    Owners(u64),
     /// Blocks beyond the size wait to be freed: `continue_free` first.
     #[error("inode {0} is still being truncated")]
     Unfinished(Ino),

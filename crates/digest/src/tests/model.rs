@@ -206,7 +206,9 @@ impl Model {
             file.attr.size_bytes = file.data.len() as u64;
         };
         match op.op {
+            LogOp::Share { .. } => unreachable!("no log has it"),
             LogOp::Noop => {}
+            LogOp::Share { .. } => unreachable!("no log has it"),
             LogOp::Write { key, offset, data } => {
                 let file = self.regular(key)?;
                 let (start, end) = (offset as usize, offset as usize + data.len());

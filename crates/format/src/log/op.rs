@@ -92,6 +92,21 @@ pub enum LogOp<'a> {
         /// Bytes.
         len: u64,
     },
+    /// A range becomes the same blocks as a range of another file.
+    Share {
+        /// File that shares the blocks.
+        key: InodeKey,
+        /// Its first byte.
+        offset: u64,
+        /// File that has the blocks.
+        source: InodeKey,
+        /// Its first byte.
+        source_offset: u64,
+        /// Bytes; 0: up to the end of the source.
+        len: u64,
+        /// Only if both ranges hold the same bytes; times and set-id bits stay then.
+        compare: bool,
+    },
     /// Mode, owner, times. ctime becomes the entry's time.
     SetAttr {
         /// Inode.
@@ -199,6 +214,16 @@ pub enum LogFormatError {
     },
 }
 
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct ShareBody {
+    source: U64,
+    source_offset: U64,
+    len: U64,
+    generation: U32,
+    compare: U32,
+}
+
 /// Body of a [`LogOp::SetAttr`].
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
@@ -262,6 +287,7 @@ impl<'a> LogOp<'a> {
             Self::Write { .. } => OpCode::Write,
             Self::Truncate { .. } => OpCode::Truncate,
             Self::Fallocate { .. } => OpCode::Fallocate,
+            Self::Share { .. } => OpCode::Share,
             Self::SetAttr { .. } => OpCode::SetAttr,
             Self::SetXattr { .. } => OpCode::SetXattr,
             Self::RemoveXattr { .. } => OpCode::RemoveXattr,
@@ -291,6 +317,22 @@ impl<'a> LogOp<'a> {
                 out.extend_from_slice(&len.to_le_bytes());
                 out.extend_from_slice(&(*mode as u32).to_le_bytes());
             }
+            Self::Share {
+                source,
+                source_offset,
+                len,
+                compare,
+                ..
+            } => out.extend_from_slice(
+                ShareBody {
+                    source: U64::new(source.ino.0),
+                    source_offset: U64::new(*source_offset),
+                    len: U64::new(*len),
+                    generation: U32::new(source.generation.0),
+                    compare: U32::new(u32::from(*compare)),
+                }
+                .as_bytes(),
+            ),
             Self::SetAttr { attr, .. } => out.extend_from_slice(
                 SetAttrBody {
                     mask: U32::new(attr.mask.bits()),
@@ -381,7 +423,9 @@ impl<'a> LogOp<'a> {
     const fn header_fields(&self) -> (InodeKey, u64) {
         match *self {
             Self::Noop => (InodeKey::new(0, 0), 0),
-            Self::Write { key, offset, .. } | Self::Fallocate { key, offset, .. } => (key, offset),
+            Self::Write { key, offset, .. }
+            | Self::Fallocate { key, offset, .. }
+            | Self::Share { key, offset, .. } => (key, offset),
             Self::Truncate { key, size } => (key, size),
             Self::SetAttr { key, .. }
             | Self::SetXattr { key, .. }
@@ -513,6 +557,26 @@ impl<'a> LogOp<'a> {
                     }),
                     _ => Err(bad_value),
                 }
+            }
+            OpCode::Share => {
+                let body = ShareBody::read_from_bytes(body).map_err(|_| bad_length)?;
+                let (source_offset, len) = (body.source_offset.get(), body.len.get());
+                let ends = [offset, source_offset].map(|at| at.checked_add(len));
+                let fits = |end: &Option<u64>| end.is_some_and(|end| end <= crate::FILE_SIZE_MAX);
+                if !ends.iter().all(fits) || body.compare.get() > 1 {
+                    return Err(bad_value);
+                }
+                Ok(Self::Share {
+                    key,
+                    offset,
+                    source: InodeKey {
+                        ino: Ino(body.source.get()),
+                        generation: Generation(body.generation.get()),
+                    },
+                    source_offset,
+                    len,
+                    compare: body.compare.get() == 1,
+                })
             }
             OpCode::SetAttr => {
                 let body = SetAttrBody::read_from_bytes(body).map_err(|_| bad_length)?;

@@ -105,6 +105,14 @@ fn operations_come_back_equal_when_parsed() {
             exchange: true,
         },
         LogOp::Forget { key },
+        LogOp::Share {
+            key,
+            offset: 8192,
+            source: InodeKey::new(9, 7),
+            source_offset: 4096,
+            len: 12_288,
+            compare: true,
+        },
     ];
     for op in &ops {
         round_trip(op);

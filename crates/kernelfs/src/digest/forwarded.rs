@@ -8,6 +8,7 @@ use super::allocation::{self, Filled, Spent};
 use super::commit::{execute, finish_free, forwarded_actor, run_pre_step};
 use super::deferred::{NoPayloads, Redone};
 use super::execute::{CommitFailure, PreStep};
+use super::share;
 use super::types::{Applied, Client, Environment, Leases};
 use super::view::{SessionGrants, TxView};
 use varve_digest::{Fold, Grants, Need, Op, Refusal};
@@ -80,9 +81,14 @@ fn in_rounds(
     env: &Environment<'_>,
     (filled, spent): (&mut Option<Filled>, Spent<'_>),
 ) -> Result<(Applied, Outcome), ForwardError> {
-    for _ in 0..ROUNDS {
+    let (mut rounds, mut shared) = (0, 0);
+    while rounds < ROUNDS {
         let mut tx = store.begin_with_room()?;
-        match attempt(store, &mut tx, client, op, named, env, filled.is_some()) {
+        let so_far = SoFar {
+            filled: filled.is_some(),
+            shared,
+        };
+        match attempt(store, &mut tx, client, op, named, env, so_far) {
             Ok((mut applied, result, unfinished)) => {
                 applied.tx = tx.commit()?;
                 *filled = None;
@@ -91,7 +97,12 @@ fn in_rounds(
                 }
                 return Ok((applied, result));
             }
+            Err(Failed::Shared(blocks)) => {
+                tx.commit()?;
+                shared = blocks;
+            }
             Err(Failed::PreStep(before)) => {
+                rounds += 1;
                 drop(tx);
                 if let PreStep::Allocate(ino, offset, len, target) | PreStep::Zero(ino, offset, len, target) =
                     before
@@ -101,14 +112,31 @@ fn in_rounds(
                 }
                 run_pre_step(store, before)?;
             }
-            Err(Failed::Error(error)) => return Err(error),
+            Err(Failed::Error(error)) => {
+                drop(tx);
+                if shared > 0 {
+                    share::give_up(store, op)?;
+                }
+                return Err(error);
+            }
         }
     }
     refuse(libc::EFBIG)
 }
 
+/// What earlier rounds of an operation have done.
+#[derive(Debug, Clone, Copy)]
+struct SoFar {
+    /// Its blocks are allocated.
+    filled: bool,
+    /// Blocks of its range that are shared.
+    shared: u64,
+}
+
 enum Failed {
     PreStep(PreStep),
+    /// This number of blocks is shared; there are more.
+    Shared(u64),
     Error(ForwardError),
 }
 
@@ -122,6 +150,15 @@ impl From<StoreError> for Failed {
     fn from(error: StoreError) -> Self {
         Self::Error(error.into())
     }
+}
+
+/// Parses the entry of an operation.
+pub(super) fn parse(op: &ForwardedOp) -> Check<(EntryHeader, LogOp<'_>)> {
+    let einval = || ForwardError::Errno(libc::EINVAL);
+    let header = op.entry.get(..HEADER_SIZE).ok_or_else(einval)?;
+    let header = EntryHeader::read_from_bytes(header).map_err(|_| einval())?;
+    let parsed = LogOp::parse(&header, &op.entry[HEADER_SIZE..]).map_err(|_| einval())?;
+    Ok((header, parsed))
 }
 
 /// Inputs of the answer, before the attributes are read.
@@ -155,7 +192,7 @@ fn attempt(
     op: &ForwardedOp,
     named: Option<InodeKey>,
     env: &Environment<'_>,
-    filled: bool,
+    SoFar { filled, shared }: SoFar,
 ) -> Result<(Applied, Outcome, Vec<InodeKey>), Failed> {
     let mut row = tx
         .session(client.session)?
@@ -169,9 +206,7 @@ fn attempt(
         return Err(ForwardError::Errno(libc::EALREADY).into());
     }
     let einval = || ForwardError::Errno(libc::EINVAL);
-    let header = op.entry.get(..HEADER_SIZE).ok_or_else(einval)?;
-    let header = EntryHeader::read_from_bytes(header).map_err(|_| einval())?;
-    let parsed = LogOp::parse(&header, &op.entry[HEADER_SIZE..]).map_err(|_| einval())?;
+    let (header, parsed) = parse(op)?;
     let mut flags = EntryFlags::from_bits_truncate(header.flags);
     let rows = SessionGrants::new(client, env.leases);
     let mut parsed = parsed;
@@ -189,7 +224,13 @@ fn attempt(
     {
         *key = named.ok_or_else(einval)?;
     }
-    if let LogOp::Write { key, .. } | LogOp::Truncate { key, .. } | LogOp::Fallocate { key, .. } = &parsed {
+    if let LogOp::Write { key, .. }
+    | LogOp::Truncate { key, .. }
+    | LogOp::Fallocate { key, .. }
+    | LogOp::Share {
+        key, compare: false, ..
+    } = &parsed
+    {
         // The client has no lease on the file, so it may not know the mode.
         flags |= clears(&live(tx, *key)?, &op.cred);
     }
@@ -231,6 +272,26 @@ fn attempt(
         op,
         left: None,
     };
+    let mut remapped = None;
+    let parsed = match share::range(tx, &parsed)? {
+        None => parsed,
+        Some((range, compare)) => {
+            remapped = Some(range.key);
+            if let Some(blocks) = range.blocks() {
+                if shared == 0 && compare && !share::is_alike(tx, &blocks)? {
+                    return Err(ForwardError::Errno(libc::EILSEQ).into());
+                }
+                let done = tx.share(&blocks, shared).map_err(|error| match error {
+                    StoreError::Unfinished(ino) => Failed::PreStep(PreStep::Finish(ino)),
+                    error => error.into(),
+                })?;
+                if done < blocks.blocks {
+                    return Err(Failed::Shared(done));
+                }
+            }
+            share::rest(tx, &range, compare)?
+        }
+    };
     let mut operations = vec![operation(parsed, flags)];
     if op.whiteout {
         operations.push(operation(whiteout(tx, &parsed, &op.cred)?, EntryFlags::empty()));
@@ -245,7 +306,7 @@ fn attempt(
     }
     let plan = fold.finish();
     let sessions = [client.session];
-    let (applied, unfinished) = execute(
+    let (mut applied, unfinished) = execute(
         store,
         tx,
         &plan,
@@ -258,6 +319,7 @@ fn attempt(
         CommitFailure::RecordFull => ForwardError::Errno(libc::EFBIG).into(),
         CommitFailure::Store(error) => error.into(),
     })?;
+    applied.remapped.extend(remapped);
     row.last_forwarded = LastForwarded {
         number: op.number,
         made,
@@ -302,6 +364,7 @@ const fn subject(op: &LogOp<'_>) -> Option<InodeKey> {
         LogOp::Write { key, .. }
         | LogOp::Truncate { key, .. }
         | LogOp::Fallocate { key, .. }
+        | LogOp::Share { key, .. }
         | LogOp::SetAttr { key, .. }
         | LogOp::SetXattr { key, .. }
         | LogOp::RemoveXattr { key, .. }
@@ -377,6 +440,7 @@ pub fn find_named(
 }
 
 const READ_BIT_SHIFTS: [u32; 3] = [6, 3, 0];
+const MAY_READ: u32 = 4;
 const MAY_WRITE: u32 = 2;
 const MAY_SEARCH: u32 = 1;
 
@@ -425,6 +489,9 @@ impl Caller<'_, '_> {
             LogOp::Write { key, .. } | LogOp::Truncate { key, .. } | LogOp::Fallocate { key, .. } => {
                 self.data(key)?
             }
+            LogOp::Share {
+                key, source, compare, ..
+            } => self.share(key, source, compare)?,
             LogOp::SetAttr { key, attr } => {
                 let attr = self.set_attr(&live(self.tx, key)?, attr)?;
                 return Ok(LogOp::SetAttr { key, attr });
@@ -462,6 +529,26 @@ impl Caller<'_, '_> {
             return Ok(());
         }
         self.need(&attr, MAY_WRITE)
+    }
+
+    /// Checks read access to the source of a share, and write access to its target. Who owns the target may
+    /// have it compared without write access, as in Linux.
+    fn share(&self, key: InodeKey, source: InodeKey, compare: bool) -> Check<()> {
+        let (attr, from) = (live(self.tx, key)?, live(self.tx, source)?);
+        if attr.is_dir() || from.is_dir() {
+            return refuse(libc::EISDIR);
+        }
+        if attr.kind() != FileKind::Regular || from.kind() != FileKind::Regular {
+            return refuse(libc::EINVAL);
+        }
+        let opened = self.leases.had(self.client.session, source) & MAY_READ != 0;
+        if !self.client.privileged && !owner(&from, self.cred) && !opened {
+            self.need(&from, MAY_READ)?;
+        }
+        if compare && owner(&attr, self.cred) {
+            return Ok(());
+        }
+        self.data(key)
     }
 
     fn need(&self, attr: &InodeAttr, want: u32) -> Check<()> {

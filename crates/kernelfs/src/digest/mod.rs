@@ -14,6 +14,7 @@ mod forwarded;
 mod log;
 pub(crate) mod pipeline;
 pub(crate) mod queue;
+mod share;
 #[cfg(test)]
 mod tests;
 mod types;

@@ -21,6 +21,7 @@ use varve_format::{BLOCK_BYTES, EntryHeader, InodeKey, LogOp, SessionId, charge,
 use varve_ipc::{
     ClientKind, ForwardedOp, ForwardedResult, IpcError, LeaseMode, PageState, SessionPage, Want,
 };
+use varve_store::StoreError;
 use zerocopy::FromBytes;
 
 /// Most supplementary groups of a caller (`NGROUPS_MAX`).
@@ -30,6 +31,11 @@ const LOOKS_MAX: usize = 16;
 /// Most blocks that an `fallocate` takes beside those of its holes: two that it zeroes in part, and three of
 /// the file's map.
 const FALLOCATE_BESIDE: u64 = 5;
+
+/// Most blocks that a share takes beside those for many extents: three trees grow.
+const SHARE_BESIDE: u64 = 12;
+/// Extents of a share that a block of the three trees holds at least, halves of full nodes counted.
+const SHARED_EXTENTS_A_BLOCK: u64 = 20;
 
 /// Inodes that an operation touches, each once.
 struct Touched {
@@ -49,6 +55,7 @@ fn touched(op: &LogOp<'_>) -> Touched {
         | LogOp::SetXattr { key, .. }
         | LogOp::RemoveXattr { key, .. }
         | LogOp::Forget { key } => vec![key],
+        LogOp::Share { key, source, .. } => vec![key, source],
         // Only the session knows the new inode.
         LogOp::Create { dir, .. } => vec![dir],
         LogOp::Link { dir, key, .. } | LogOp::Unlink { dir, key, .. } => vec![dir, key],
@@ -238,8 +245,9 @@ impl<'k> Forwarding<'k> {
                 return Err(no(libc::ENOENT));
             }
         }
-        if matches!(parsed, LogOp::Fallocate { .. }) {
-            // Blocks that the session has allocated itself need no space again.
+        if matches!(parsed, LogOp::Fallocate { .. } | LogOp::Share { .. }) {
+            // Blocks that the session has allocated itself need no space again, and what it has written is
+            // shared.
             self.digests
                 .digest_session(session, None)
                 .map_err(|error| self.core.refused(&error))?;
@@ -281,6 +289,13 @@ impl<'k> Forwarding<'k> {
     /// Returns the most blocks that an operation can take; for an `fallocate` the blocks of its holes, as
     /// digested.
     fn needs(&self, parsed: &LogOp<'_>, op: &ForwardedOp) -> Result<u64, IpcError> {
+        if let LogOp::Share { source, .. } = parsed {
+            return match self.core.store.extents_of(source.ino) {
+                Ok(extents) => Ok(SHARE_BESIDE + extents / SHARED_EXTENTS_A_BLOCK),
+                Err(StoreError::NoInode(_) | StoreError::WrongKind { .. }) => Ok(0),
+                Err(error) => Err(self.core.refused(&error)),
+            };
+        }
         match digest::blocks_missing(self.core.store, parsed) {
             Ok(Some(holes)) => Ok(holes + FALLOCATE_BESIDE),
             Ok(None) => Ok(cost(parsed, op)),
@@ -477,6 +492,12 @@ impl<'k> Forwarding<'k> {
         // Under the lease the allocated blocks are known.
         if matches!(parsed, LogOp::Fallocate { .. }) && !space.fit(self.needs(parsed, op)?) {
             return Err(no(libc::ENOSPC));
+        }
+        if matches!(parsed, LogOp::Share { .. }) {
+            self.core.store.share_extents().map_err(|error| match error {
+                StoreError::Invalid(_) => no(libc::EOPNOTSUPP),
+                error => self.core.refused(&error),
+            })?;
         }
         let client = client(session);
         let view = LeaseView::of(self.core);

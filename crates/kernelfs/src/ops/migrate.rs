@@ -244,6 +244,13 @@ impl<'k> Mover<'k> {
             .map(|(moved, _)| moved.key)
             .collect();
         remapped.dedup();
+        // A run is moved for all files that share it, and does not know which these are.
+        if remapped.iter().any(|key| self.shares_blocks(*key)) {
+            let mapped = self.sessions.table.lock().table.mapped();
+            remapped.extend(mapped.into_iter().filter(|key| self.shares_blocks(*key)));
+            remapped.sort_unstable();
+            remapped.dedup();
+        }
         let changes = self.take_over.take_over(&Applied {
             tx,
             remapped,
@@ -261,6 +268,11 @@ impl<'k> Mover<'k> {
             moves: done.len(),
             blocks,
         }
+    }
+
+    /// Whether the file may have shared blocks.
+    fn shares_blocks(&self, key: InodeKey) -> bool {
+        self.store.shares_blocks(key.ino).unwrap_or(true)
     }
 
     /// Does moves; returns each with whether it was done or had become pointless. An error comes with the

@@ -1,5 +1,6 @@
 //! Operations on one file: opening, reading and writing, attributes, extended attributes. Knows no paths.
 
 pub(crate) mod attr;
+mod copy;
 pub(crate) mod open;
 pub(crate) mod xattr;

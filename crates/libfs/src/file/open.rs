@@ -11,7 +11,6 @@ use varve_format::{
 use varve_ipc::{CopiesAt, Cred, LeaseMode};
 
 use crate::attrs::{OpenFlags, READ, WRITE, atime_is_due, may};
-use crate::data::within_one_file;
 use crate::dir::{attr_of, begin, commit};
 use crate::errno::{Errno, OpError, OpResult, Result};
 use crate::file::attr::clears;
@@ -156,7 +155,7 @@ impl OpenFile {
         self.description.flags
     }
 
-    fn mount(&self) -> &Mount {
+    pub(super) fn mount(&self) -> &Mount {
         &self.description.mount
     }
 
@@ -208,7 +207,7 @@ impl OpenFile {
     }
 
     /// Ends a change of data: makes it durable if the flags or the mount ask for that.
-    fn settle<T: Clone>(&self, session: &Session, value: T) -> OpResult<T> {
+    pub(super) fn settle<T: Clone>(&self, session: &Session, value: T) -> OpResult<T> {
         let flags = self.flags();
         if flags.sync || flags.dsync || session.options.sync_always {
             // Entries committed before a seal are digested by it: then the change counts, and is durable.
@@ -225,7 +224,7 @@ impl OpenFile {
         Ok(value)
     }
 
-    fn for_writing(&self) -> Result<()> {
+    pub(super) fn for_writing(&self) -> Result<()> {
         if self.flags().write {
             Ok(())
         } else {
@@ -564,54 +563,13 @@ impl OpenFile {
         })
     }
 
-    /// Copies bytes between files; may copy fewer.
-    ///
-    /// # Errors
-    /// As `copy_file_range`.
-    pub fn copy_range_to(
-        &self,
-        offset: u64,
-        to: &OpenFile,
-        to_offset: u64,
-        len: u64,
-        cred: &Cred,
-    ) -> Result<u64> {
-        if !self.flags().read {
-            return Err(Errno(libc::EBADF));
-        }
-        to.for_writing()?;
-        if to.flags().append {
-            return Err(Errno(libc::EBADF));
-        }
-        if !Arc::ptr_eq(&self.description.mount, &to.description.mount) {
-            return Err(Errno(libc::EXDEV));
-        }
-        let len = if self.key() == to.key() {
-            within_one_file(self.getattr()?.size_bytes, offset, to_offset, len)?
+    /// Fails with EXDEV if the files are of different pools.
+    pub(super) fn same_pool(&self, other: &Self) -> Result<()> {
+        if Arc::ptr_eq(&self.description.mount, &other.description.mount) {
+            Ok(())
         } else {
-            len
-        };
-        // By value, in pieces that each hold one lease at a time: neither file is held during the wait for
-        // the other.
-        let mut buffer = vec![0; (1 << 20).min(len as usize)];
-        let mut done = 0;
-        while done < len {
-            let want = buffer.len().min((len - done) as usize);
-            let step = self.read_at(offset + done, &mut buffer[..want]).and_then(|got| {
-                if got == 0 {
-                    Ok(0)
-                } else {
-                    to.write_at(to_offset + done, &buffer[..got], cred)
-                }
-            });
-            match step {
-                Ok(0) => break,
-                Ok(copied) => done += copied as u64,
-                Err(_) if done > 0 => break,
-                Err(errno) => return Err(errno),
-            }
+            Err(Errno(libc::EXDEV))
         }
-        Ok(done)
     }
 
     /// As [`Fs::fsync`](crate::Fs::fsync).

@@ -353,6 +353,37 @@ impl Posix {
         Ok(entries)
     }
 
+    /// Lets a range of a file be the same blocks as a range of another, as
+    /// [`OpenFile::clone_range_to`](crate::OpenFile::clone_range_to).
+    ///
+    /// # Errors
+    /// As `ioctl_ficlonerange`.
+    pub fn clone_range(&self, from: Fd, offset: u64, to: Fd, to_offset: u64, len: u64) -> Result<()> {
+        let (source, target) = (self.table.get(from)?, self.table.get(to)?);
+        if source.is_dir || target.is_dir {
+            return Err(Errno(libc::EISDIR));
+        }
+        let cred = self.cred();
+        source
+            .file
+            .clone_range_to(offset, &target.file, to_offset, len, &cred)
+    }
+
+    /// As [`clone_range`](Self::clone_range), but only if both ranges hold the same bytes; returns whether they do.
+    ///
+    /// # Errors
+    /// As `ioctl_fideduperange`.
+    pub fn dedupe_range(&self, from: Fd, offset: u64, to: Fd, to_offset: u64, len: u64) -> Result<bool> {
+        let (source, target) = (self.table.get(from)?, self.table.get(to)?);
+        if source.is_dir || target.is_dir {
+            return Err(Errno(libc::EISDIR));
+        }
+        let cred = self.cred();
+        source
+            .file
+            .dedupe_range_with(offset, &target.file, to_offset, len, &cred)
+    }
+
     /// Copies bytes between two files at their offsets, and moves them.
     ///
     /// # Errors

@@ -56,6 +56,7 @@ pub fn touched(op: &LogOp<'_>) -> Vec<InodeKey> {
         | LogOp::SetXattr { key, .. }
         | LogOp::RemoveXattr { key, .. }
         | LogOp::Forget { key } => vec![key],
+        LogOp::Share { key, source, .. } => vec![key, source],
         LogOp::Create { dir, key, .. } | LogOp::Link { dir, key, .. } | LogOp::Unlink { dir, key, .. } => {
             vec![dir, key]
         }
@@ -126,6 +127,8 @@ impl Tree {
         let flags = EntryFlags::from_bits_truncate(header.flags);
         match *op {
             LogOp::Noop | LogOp::Forget { .. } => {}
+            // This daemon has no shared blocks.
+            LogOp::Share { .. } => return Err(libc::EOPNOTSUPP),
             LogOp::Write { key, offset, data } => {
                 let file = self.get_mut(key)?;
                 let end = offset as usize + data.len();

@@ -1,6 +1,6 @@
 //! Descriptors: closing, duplicating, their flags.
 
-use super::{Answer, carried, error, locks};
+use super::{Answer, carried, clone, error, locks};
 use crate::Errno;
 use crate::process::Process;
 use crate::sys::args::Args;
@@ -203,9 +203,10 @@ pub(super) fn ioctl(p: &Process, a: &Args) -> Answer {
     };
     match request {
         request if TERMINAL.contains(&request) => Answer::Served(error(Errno(libc::ENOTTY))),
-        FICLONE | FICLONERANGE | FIDEDUPERANGE | FS_IOC_FIEMAP => {
-            Answer::Served(error(Errno(libc::EOPNOTSUPP)))
-        }
+        FICLONE => clone::file(p, a, &ofd),
+        FICLONERANGE => clone::range(p, a, &ofd),
+        FIDEDUPERANGE => clone::dedupe(p, a, &ofd),
+        FS_IOC_FIEMAP => Answer::Served(error(Errno(libc::EOPNOTSUPP))),
         libc::FIOCLEX => Answer::Served(kernel::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC as usize)),
         libc::FIONCLEX => Answer::Served(kernel::fcntl(fd, libc::F_SETFD, 0)),
         libc::FIONREAD if !ofd.is_dir => {

@@ -3,6 +3,7 @@
 
 mod attrs;
 mod carried;
+mod clone;
 mod counted;
 mod dirs;
 mod fds;

@@ -1,10 +1,12 @@
 //! Queries of the committed metadata: inodes, names, maps, rows. Each sees one consistent state.
 
 use super::Store;
+use crate::reader::file_root;
 use crate::{DirItem, Result, StoreError};
+use varve_extent_tree::ExtentTree;
 use varve_format::inode::{INODES_PER_BLOCK, Inode, InodeSlot};
 use varve_format::session::{GrantRow, SessionRow};
-use varve_format::{BlockKind, Extent, FileBlock, Ino, InodeKey};
+use varve_format::{BlockKind, Extent, FileBlock, Ino, InodeKey, TreeCounts};
 
 impl Store {
     /// Returns the inode with this number.
@@ -77,6 +79,27 @@ impl Store {
     /// `NoInode`, `WrongKind`, or damage.
     pub fn map(&self, ino: Ino, from: FileBlock, max: usize) -> Result<Vec<Extent>> {
         self.snapshot().reader().map(ino, from, max)
+    }
+
+    /// Returns the number of extents of a file; one that lies in several shared runs counts once.
+    ///
+    /// # Errors
+    /// `NoInode`, `WrongKind`, or damage.
+    pub fn extents_of(&self, ino: Ino) -> Result<u64> {
+        Ok(self.tree_counts(ino)?.extents)
+    }
+
+    /// Whether a file has shared blocks.
+    ///
+    /// # Errors
+    /// `NoInode`, `WrongKind`, or damage.
+    pub fn shares_blocks(&self, ino: Ino) -> Result<bool> {
+        Ok(self.tree_counts(ino)?.shared > 0)
+    }
+
+    fn tree_counts(&self, ino: Ino) -> Result<TreeCounts> {
+        let root = file_root(&self.snapshot().reader().get(ino)?)?;
+        Ok(ExtentTree::of(ino).counts(&root)?)
     }
 
     /// Returns the first byte of data at or after `offset`, below the size.

@@ -14,7 +14,7 @@ use crate::seeded::{Bug, armed};
 use crate::space::Span;
 use crate::{DataTarget, OP_ROOM, Result, StoreError, Tx};
 use std::ops::Range;
-use varve_extent_tree::{ExtentTree, Mapping, SharedRuns};
+use varve_extent_tree::{ExtentTree, Mapping, SharedRuns, TreeError};
 use varve_format::features::{Features, Incompat};
 use varve_format::inode::Content;
 use varve_format::superblock::FEATURES_VERSION;
@@ -59,7 +59,7 @@ impl Tx<'_> {
     /// # Errors
     /// `Invalid` if the ranges overlap in one file or pass the largest file, or if the pool has no shared extents;
     /// `NoInode`, `WrongKind`, `NoSpace`; `Unfinished` if a file must be recovered, or its truncation finished,
-    /// first; [`varve_extent_tree::TreeError::References`] if a block has as many owners as it can have.
+    /// first; [`StoreError::Owners`] if a block has as many owners as it can have.
     pub fn share(&mut self, range: &ShareRange, done: u64) -> Result<u64> {
         let ends = [range.from_block, range.to_block].map(|at| at.0.saturating_add(range.blocks));
         let passes = ends.into_iter().any(|end| end > FILE_BLOCKS_MAX) || range.size_bytes > FILE_SIZE_MAX;
@@ -191,7 +191,14 @@ impl TxState<'_> {
             let first = extent.block.0;
             if !armed(Bug::ShareNotCounted) {
                 let numbers = first..first + u64::from(extent.len);
-                self.change_shared(|core, root| Ok(SHARED.reference(core, root, numbers)?))?;
+                self.change_shared(|core, root| {
+                    SHARED
+                        .reference(core, root, numbers)
+                        .map_err(|error| match error {
+                            StoreError::Tree(TreeError::References(first)) => StoreError::Owners(first),
+                            error => error,
+                        })
+                })?;
             }
             return Ok(first);
         }

@@ -63,6 +63,16 @@ impl Table {
             .map(|holder| holder.session)
     }
 
+    /// Returns the inodes of which any session knows places of blocks.
+    #[must_use]
+    pub fn mapped(&self) -> Vec<InodeKey> {
+        self.holders
+            .iter()
+            .filter(|(_, holders)| holders.iter().any(|holder| holder.mapped))
+            .map(|(key, _)| *key)
+            .collect()
+    }
+
     /// Returns the number of a session's leases.
     #[must_use]
     pub fn count(&self, session: SessionId) -> usize {

@@ -1,0 +1,132 @@
+//! Shares of a range of a file with another one, as `FICLONERANGE` and `FIDEDUPERANGE` define them: which ranges
+//! may be shared, and the comparison of their bytes. The store shares the blocks.
+
+use super::commit::finish_free;
+use super::forwarded::{ForwardError, parse};
+use varve_format::{BLOCK_BYTES, FileBlock, InodeKey, LogOp};
+use varve_ipc::ForwardedOp;
+use varve_store::{ShareRange, Store, StoreError, Tx};
+
+/// Bytes that are compared at once.
+const COMPARE_BYTES: u64 = 1 << 20;
+
+/// A range that may be shared, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Range {
+    /// File that shares the blocks.
+    pub(super) key: InodeKey,
+    offset: u64,
+    source: InodeKey,
+    source_offset: u64,
+    len: u64,
+    /// Size of the target before.
+    size: u64,
+}
+
+impl Range {
+    /// Returns its blocks; `None`: it has none.
+    pub(super) fn blocks(&self) -> Option<ShareRange> {
+        (self.len > 0).then(|| ShareRange {
+            from: self.source.ino,
+            from_block: FileBlock(self.source_offset / BLOCK_BYTES),
+            to: self.key.ino,
+            to_block: FileBlock(self.offset / BLOCK_BYTES),
+            blocks: self.len.div_ceil(BLOCK_BYTES),
+            size_bytes: self.size.max(self.offset + self.len),
+        })
+    }
+}
+
+/// Returns the range of a share, and whether it is to be compared first. Both files are live regular files.
+///
+/// # Errors
+/// `EINVAL` if an end of the range is not aligned to blocks, save for the end of the source where the target ends,
+/// too; if the range passes the source's end; if the ranges overlap in one file.
+pub(super) fn range(tx: &Tx<'_>, op: &LogOp<'_>) -> Result<Option<(Range, bool)>, ForwardError> {
+    let LogOp::Share {
+        key,
+        offset,
+        source,
+        source_offset,
+        len,
+        compare,
+    } = *op
+    else {
+        return Ok(None);
+    };
+    let invalid = || ForwardError::Errno(libc::EINVAL);
+    let end = tx.get_key(source)?.attr.size_bytes;
+    let size = tx.get_key(key)?.attr.size_bytes;
+    let len = match len {
+        0 if !compare => end.checked_sub(source_offset).ok_or_else(invalid)?,
+        len => len,
+    };
+    let source_end = source_offset
+        .checked_add(len)
+        .filter(|at| *at <= end)
+        .ok_or_else(invalid)?;
+    let target_end = offset.checked_add(len).ok_or_else(invalid)?;
+    let aligned = |at: u64| at.is_multiple_of(BLOCK_BYTES);
+    // A block that the source ends in may be shared where nothing of the target lies behind it.
+    let ends_well = aligned(source_end) || source_end == end && target_end >= size;
+    // Bytes of the target that are not there cannot be compared.
+    let is_there = !compare || target_end <= size;
+    let overlaps = source == key && source_offset.abs_diff(offset) < len;
+    if !aligned(offset) || !aligned(source_offset) || !ends_well || !is_there || overlaps {
+        return Err(invalid());
+    }
+    let range = Range {
+        key,
+        offset,
+        source,
+        source_offset,
+        len,
+        size,
+    };
+    Ok(Some((range, compare)))
+}
+
+/// Whether both ranges hold the same bytes.
+pub(super) fn is_alike(tx: &Tx<'_>, range: &ShareRange) -> Result<bool, StoreError> {
+    let bytes = range.blocks * BLOCK_BYTES;
+    let (mut one, mut other) = (Vec::new(), Vec::new());
+    let mut at = 0;
+    while at < bytes {
+        let len = COMPARE_BYTES.min(bytes - at) as usize;
+        for (buffer, ino, first) in [
+            (&mut one, range.from, range.from_block),
+            (&mut other, range.to, range.to_block),
+        ] {
+            buffer.clear();
+            buffer.resize(len, 0);
+            tx.read(ino, first.0 * BLOCK_BYTES + at, buffer)?;
+        }
+        if one != other {
+            return Ok(false);
+        }
+        at += len as u64;
+    }
+    Ok(true)
+}
+
+/// Returns the operation that gives the target the times, set-id bits and capabilities that a change of its data
+/// leaves; its size is the one that it has by now.
+pub(super) fn rest<'a>(tx: &Tx<'_>, range: &Range, compare: bool) -> Result<LogOp<'a>, StoreError> {
+    if compare || range.len == 0 {
+        return Ok(LogOp::Noop);
+    }
+    Ok(LogOp::Truncate {
+        key: range.key,
+        size: tx.get_key(range.key)?.attr.size_bytes,
+    })
+}
+
+/// Frees the blocks beyond the target's size that a share left which failed.
+pub(super) fn give_up(store: &Store, op: &ForwardedOp) -> Result<(), ForwardError> {
+    if let LogOp::Share { key, .. } = parse(op)?.1
+        && store.get_key(key).is_ok_and(|inode| inode.orphan.is_some())
+    {
+        finish_free(store, key)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,171 @@
+//! Copies between open files: shared blocks where whole blocks allow it, else by value.
+
+use varve_format::{BLOCK_BYTES, EntryFlags, LogOp};
+use varve_ipc::Cred;
+
+use super::open::OpenFile;
+use crate::data::within_one_file;
+use crate::errno::{Errno, Result};
+use crate::session::Asks;
+
+/// Bytes from which a copy shares blocks: the daemon digests both files for that, which takes longer than to copy
+/// less.
+const SHARE_LEAST: u64 = 1 << 20;
+
+impl OpenFile {
+    /// Lets a range of `to` be the same blocks as a range of this file, as `FICLONERANGE` does; `len` 0: up to the
+    /// end of this file. The offsets and the length are multiples of 4,096 bytes, but the range may end where this
+    /// file ends if nothing of `to` lies behind it. All that calls which returned before have written counts.
+    /// Atomic at a crash if it takes one transaction of the daemon (some hundred extents), or if the range lies
+    /// beyond the end of `to`; else what is done of it by then stays. Durable as a write is: after `fsync`.
+    ///
+    /// # Errors
+    /// As `ioctl_ficlonerange`: `EBADF`, `EINVAL`, `EISDIR`, `EXDEV` (another pool), `ENOSPC`, `EROFS`;
+    /// `EOPNOTSUPP` if the pool's format has no shared blocks; `EMLINK` if a block has 2^32 - 1 owners.
+    pub fn clone_range_to(
+        &self,
+        offset: u64,
+        to: &OpenFile,
+        to_offset: u64,
+        len: u64,
+        cred: &Cred,
+    ) -> Result<()> {
+        self.may_copy_to(to)?;
+        self.share(offset, to, to_offset, len, false, cred)
+    }
+
+    /// As [`clone_range_to`](Self::clone_range_to), but only if both ranges hold the same bytes, which `to` must have;
+    /// returns whether they do. Times and set-id bits of `to` stay.
+    ///
+    /// # Errors
+    /// As `ioctl_fideduperange`.
+    pub fn dedupe_range_with(
+        &self,
+        offset: u64,
+        to: &OpenFile,
+        to_offset: u64,
+        len: u64,
+        cred: &Cred,
+    ) -> Result<bool> {
+        if !self.flags().read {
+            return Err(Errno(libc::EINVAL));
+        }
+        self.same_pool(to)?;
+        if len == 0 {
+            return Ok(true);
+        }
+        match self.share(offset, to, to_offset, len, true, cred) {
+            Ok(()) => Ok(true),
+            Err(Errno(libc::EILSEQ)) => Ok(false),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    fn may_copy_to(&self, to: &OpenFile) -> Result<()> {
+        if !self.flags().read {
+            return Err(Errno(libc::EBADF));
+        }
+        to.for_writing()?;
+        if to.flags().append {
+            return Err(Errno(libc::EBADF));
+        }
+        self.same_pool(to)
+    }
+
+    fn share(
+        &self,
+        offset: u64,
+        to: &OpenFile,
+        to_offset: u64,
+        len: u64,
+        compare: bool,
+        cred: &Cred,
+    ) -> Result<()> {
+        let op = LogOp::Share {
+            key: to.key(),
+            offset: to_offset,
+            source: self.key(),
+            source_offset: offset,
+            len,
+            compare,
+        };
+        let mut keys = vec![to.key(), self.key()];
+        keys.sort_unstable();
+        keys.dedup();
+        to.mount().with_session(|session, attempt| {
+            session.forward(attempt, &keys, &op, EntryFlags::empty(), Asks::NOTHING, cred)?;
+            to.settle(session, ())
+        })
+    }
+
+    /// Shares the whole blocks of a large copy; returns the number of bytes. 0: they are to be copied.
+    fn clone_blocks_to(
+        &self,
+        offset: u64,
+        to: &OpenFile,
+        to_offset: u64,
+        len: u64,
+        cred: &Cred,
+    ) -> Result<u64> {
+        if len < SHARE_LEAST || !offset.is_multiple_of(BLOCK_BYTES) || !to_offset.is_multiple_of(BLOCK_BYTES)
+        {
+            return Ok(0);
+        }
+        let size = self.getattr()?.size_bytes;
+        let all = len.min(size.saturating_sub(offset));
+        let ends_both = offset + all == size && to_offset.saturating_add(all) >= to.getattr()?.size_bytes;
+        let bytes = if ends_both {
+            all
+        } else {
+            all / BLOCK_BYTES * BLOCK_BYTES
+        };
+        if bytes < SHARE_LEAST {
+            return Ok(0);
+        }
+        // Whatever is in the way of sharing, such as a file that has changed since, may not be in the way of copying.
+        Ok(self
+            .share(offset, to, to_offset, bytes, false, cred)
+            .map_or(0, |()| bytes))
+    }
+
+    /// Copies bytes between files; may copy fewer.
+    ///
+    /// # Errors
+    /// As `copy_file_range`.
+    pub fn copy_range_to(
+        &self,
+        offset: u64,
+        to: &OpenFile,
+        to_offset: u64,
+        len: u64,
+        cred: &Cred,
+    ) -> Result<u64> {
+        self.may_copy_to(to)?;
+        let len = if self.key() == to.key() {
+            within_one_file(self.getattr()?.size_bytes, offset, to_offset, len)?
+        } else {
+            len
+        };
+        let mut done = self.clone_blocks_to(offset, to, to_offset, len, cred)?;
+        // By value, in pieces that each hold one lease at a time: neither file is held during the wait for
+        // the other.
+        let mut buffer = vec![0; (1 << 20).min(len as usize)];
+        while done < len {
+            let want = buffer.len().min((len - done) as usize);
+            let step = self.read_at(offset + done, &mut buffer[..want]).and_then(|got| {
+                if got == 0 {
+                    Ok(0)
+                } else {
+                    to.write_at(to_offset + done, &buffer[..got], cred)
+                }
+            });
+            match step {
+                Ok(0) => break,
+                Ok(copied) => done += copied as u64,
+                Err(_) if done > 0 => break,
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(done)
+    }
+}
