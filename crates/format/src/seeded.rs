@@ -193,6 +193,8 @@ pub enum Bug {
     SharedNotReleased,
     /// Blocks of a shared extent are overwritten in place.
     SharedInPlace,
+    /// Readers of other files that share a block are not told that it was moved.
+    SharedMoveNotTold,
     /// Counts of shared runs are durable in a record before that of the extents.
     CountBeforeExtents,
     /// Counts of shared runs are durable in a record after that of the extents.

@@ -6,10 +6,12 @@ mod common;
 
 use common::{Client, ROOT, World};
 use varve_format::log::CHUNK_BYTES;
-use varve_format::{BLOCK_BYTES, Ino, InodeKey, LogOp, Tier};
+use varve_format::seeded::{Bug, arm};
+use varve_format::{BLOCK_BYTES, FileBlock, Ino, InodeKey, LogOp, Tier};
 use varve_ipc::{Link, Request, Response, Upcall};
 use varve_kernelfs::{Config, KernelFs};
 use varve_media::sim::Crash;
+use varve_store::ShareRange;
 
 /// Bytes of one file of the tests.
 const FILE: usize = 1 << 20;
@@ -30,8 +32,14 @@ fn body(seed: u64) -> Vec<u8> {
 
 /// A file of [`FILE`] bytes made by the digest of nobody's log.
 fn make(kernel: &KernelFs, number: u64) -> Result<InodeKey, varve_store::StoreError> {
-    let name = format!("f{number}");
-    let data = body(number);
+    make_named(kernel, format!("f{number}").as_bytes(), &body(number))
+}
+
+fn make_empty(kernel: &KernelFs, name: &[u8]) -> Result<InodeKey, varve_store::StoreError> {
+    make_named(kernel, name, b"")
+}
+
+fn make_named(kernel: &KernelFs, name: &[u8], data: &[u8]) -> Result<InodeKey, varve_store::StoreError> {
     let store = kernel.store();
     let mut tx = store.begin()?;
     let key = tx.alloc_inodes(ROOT.ino, 1)?[0];
@@ -43,8 +51,10 @@ fn make(kernel: &KernelFs, number: u64) -> Result<InodeKey, varve_store::StoreEr
         ..store.get(ROOT.ino)?.attr
     };
     tx.create(&attr, b"")?;
-    tx.dir_insert(ROOT.ino, name.as_bytes(), key, varve_format::FileKind::Regular)?;
-    tx.write_bytes(key.ino, &[(0, &data)], varve_store::DataTarget::prefer(Tier::Nvm))?;
+    tx.dir_insert(ROOT.ino, name, key, varve_format::FileKind::Regular)?;
+    if !data.is_empty() {
+        tx.write_bytes(key.ino, &[(0, data)], varve_store::DataTarget::prefer(Tier::Nvm))?;
+    }
     tx.commit()?;
     Ok(key)
 }
@@ -194,6 +204,58 @@ fn moved_blocks_are_not_reused_before_their_readers_know() {
         }
     }
     sound(kernel);
+}
+
+/// Whether a reader of a clone hears that blocks were moved which it shares with a file that nobody reads.
+fn reader_of_a_clone_is_told(bug: Option<Bug>) -> bool {
+    let world = world();
+    let kernel = &world.kernel;
+    let keys = fill_nvm(kernel);
+    let store = kernel.store();
+    store.share_extents().unwrap();
+    let clone = make_empty(kernel, b"clone").unwrap();
+    let mut tx = store.begin().unwrap();
+    let range = ShareRange {
+        from: keys[0].ino,
+        from_block: FileBlock(0),
+        to: clone.ino,
+        to_block: FileBlock(0),
+        blocks: FILE as u64 / BLOCK_BYTES,
+        size_bytes: FILE as u64,
+    };
+    assert_eq!(tx.share(&range, 0).unwrap(), range.blocks);
+    tx.commit().unwrap();
+    let client = world.client();
+    client.read_lease(clone);
+    let map = Request::MapExtents {
+        key: clone,
+        from: FileBlock(0),
+        max: 100,
+    };
+    assert!(matches!(client.link.call(map), Ok(Response::Extents(..))));
+    // All others are used later.
+    for key in &keys[1..] {
+        client.read_lease(*key);
+        client.read(*key, 1);
+    }
+    arm(bug);
+    assert!(settle(kernel) > 0);
+    arm(None);
+    for key in [keys[0], clone] {
+        assert_eq!(blocks_on(kernel, key.ino, Tier::Nvm), 0);
+        content_is_right(kernel, key, 0);
+    }
+    sound(kernel);
+    let upcall = client.link.upcall(std::time::Duration::ZERO).unwrap();
+    matches!(upcall, Some(Upcall::Barrier { keys, .. }) if keys.contains(&clone))
+}
+
+#[test]
+fn readers_of_all_files_that_share_a_block_hear_that_it_was_moved() {
+    assert!(reader_of_a_clone_is_told(None));
+    if cfg!(debug_assertions) {
+        assert!(!reader_of_a_clone_is_told(Some(Bug::SharedMoveNotTold)));
+    }
 }
 
 #[test]

@@ -292,6 +292,38 @@ impl Model {
         Ok(())
     }
 
+    /// Carries out `FICLONERANGE`.
+    fn clone_range(&mut self, from: (&Path, u64), to: (&Path, u64), len: u64) -> Outcome<()> {
+        const BLOCK: usize = 4096;
+        let ((source, at), (target, to_at)) = (from, to);
+        let (source, target) = (self.file(source)?, self.file(target)?);
+        let Body::File(bytes) = &self.node(source).body else {
+            return Err(libc::EINVAL);
+        };
+        let (first, to_first) = (at as usize, to_at as usize);
+        let end = match len {
+            0 => bytes.len(),
+            len => first + len as usize,
+        };
+        if end > bytes.len() || first > end {
+            return Err(libc::EINVAL);
+        }
+        let (whole, data) = (end == bytes.len(), bytes[first..end].to_vec());
+        let Body::File(old) = &self.node(target).body else {
+            return Err(libc::EINVAL);
+        };
+        let to_end = to_first + data.len();
+        let ends_well = end.is_multiple_of(BLOCK) || whole && to_end >= old.len();
+        let overlaps = source == target && first.abs_diff(to_first) < data.len();
+        if !first.is_multiple_of(BLOCK) || !to_first.is_multiple_of(BLOCK) || !ends_well || overlaps {
+            return Err(libc::EINVAL);
+        }
+        if !data.is_empty() {
+            self.write(target, to_at, &data);
+        }
+        Ok(())
+    }
+
     /// Carries out one operation.
     ///
     /// # Errors
@@ -337,6 +369,13 @@ impl Model {
                 }
                 Ok(())
             }
+            Op::Clone {
+                from,
+                offset,
+                to,
+                to_offset,
+                len,
+            } => self.clone_range((from, *offset), (to, *to_offset), *len),
             Op::Zero { path, offset, len } => {
                 let id = self.file(path)?;
                 self.write(id, *offset, &vec![0; *len as usize]);

@@ -101,6 +101,19 @@ pub enum Op {
         /// Bytes.
         len: u64,
     },
+    /// Lets a range of a file share the blocks of a range of another; `len` 0: up to the end of that.
+    Clone {
+        /// File that has the blocks.
+        from: Path,
+        /// Its first byte.
+        offset: u64,
+        /// File that shares them.
+        to: Path,
+        /// Its first byte.
+        to_offset: u64,
+        /// Bytes.
+        len: u64,
+    },
     /// Another name for a file.
     Link(Path, Path),
     /// Removes a name that is not a directory.
@@ -197,6 +210,18 @@ impl fmt::Display for Op {
             } => {
                 write!(f, "write {} offset={offset} len={len} seed={seed}", show(path))
             }
+            Self::Clone {
+                from,
+                offset,
+                to,
+                to_offset,
+                len,
+            } => write!(
+                f,
+                "clone {} {} offset={offset} to-offset={to_offset} len={len}",
+                show(from),
+                show(to)
+            ),
             Self::Append { path, len, seed } => write!(f, "append {} len={len} seed={seed}", show(path)),
             Self::Truncate { path, size } => write!(f, "truncate {} size={size}", show(path)),
             Self::Punch { path, offset, len } => write!(f, "punch {} offset={offset} len={len}", show(path)),

@@ -122,6 +122,17 @@ pub fn apply(fs: &Fs, op: &Op) -> Outcome<()> {
         Op::AllocateKeep { path, offset, len } => {
             fallocate(fs, path, FallocateMode::AllocateKeepSize, *offset, *len)
         }
+        Op::Clone {
+            from,
+            offset,
+            to,
+            to_offset,
+            len,
+        } => {
+            // As the model: the source is looked at first.
+            let source = open(fs, from)?;
+            source.clone_range_to(*offset, &open(fs, to)?, *to_offset, *len, &root)
+        }
         Op::Link(from, to) => {
             let attr = find(fs, from)?;
             let (dir, name) = parent(fs, to)?;

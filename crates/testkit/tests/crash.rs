@@ -300,6 +300,22 @@ fn blocks_overwritten_in_place_are_whole_when_it_crashes() {
 }
 
 #[test]
+fn shared_blocks_are_whole_when_it_crashes() {
+    let mut jobs = Vec::new();
+    for run in 0..12 * scale() {
+        let medium = [SimMedium::Dax, SimMedium::File, SimMedium::Shm][(run % 3) as usize];
+        let script = Strain::Clones.script(3000 + seed() * 100 + run);
+        let given = Effort {
+            stride: if every() { 1 } else { 3 },
+            ..Effort::thorough(seed() + run).with_recovery(60)
+        };
+        jobs.push((script, Strain::Clones.shape(medium), effort(given)));
+    }
+    let sum = explore("shared blocks", &jobs);
+    assert!(sum.images > 1_000 && sum.of_recovery > 100, "{sum:?}");
+}
+
+#[test]
 fn restart_of_the_daemon_can_crash_too() {
     let effort = Effort {
         seeds: 2,

@@ -12,6 +12,7 @@ use crate::placement::{Catalog, Cause, Job, Move, PlacementStatus};
 use crate::session::table::Sessions;
 use std::sync::atomic::{AtomicBool, Ordering};
 use varve_format::inode::{Content, Inode, InodeSlot};
+use varve_format::seeded::{Bug, armed};
 use varve_format::{Extent, FileBlock, Ino, InodeKey, Tier, TxId};
 use varve_store::{DataTarget, OP_ROOM, Store, StoreError};
 
@@ -245,7 +246,7 @@ impl<'k> Mover<'k> {
             .collect();
         remapped.dedup();
         // A run is moved for all files that share it, and does not know which these are.
-        if remapped.iter().any(|key| self.shares_blocks(*key)) {
+        if !armed(Bug::SharedMoveNotTold) && remapped.iter().any(|key| self.shares_blocks(*key)) {
             let mapped = self.sessions.table.lock().table.mapped();
             remapped.extend(mapped.into_iter().filter(|key| self.shares_blocks(*key)));
             remapped.sort_unstable();

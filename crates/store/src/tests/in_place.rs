@@ -2,7 +2,10 @@
 
 use super::{NVM, Rig, SSD, assert_clean, devices_of, make, open, pattern};
 use crate::check::Finding;
-use crate::{DataTarget, OpenOptions, Payload, PayloadSource, PayloadUnavailable, Result, Store, StoreError};
+use crate::{
+    DataTarget, OpenOptions, Payload, PayloadSource, PayloadUnavailable, Result, ShareRange, Store,
+    StoreError,
+};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -382,4 +385,38 @@ fn blocks_that_a_log_redoes_are_no_damage_until_it_is_digested() {
         [Finding::Data { ino: found, .. }] if found == ino
     ));
     assert!(matches!(moved(&store), Err(StoreError::DataChecksum { .. })));
+}
+
+/// Whether a clone keeps its content when its source is overwritten.
+fn clone_keeps(bug: Option<Bug>) -> bool {
+    let (rig, ino) = pool();
+    let store = &rig.store;
+    store.share_extents().unwrap();
+    let mut tx = store.begin().unwrap();
+    let clone = make(&mut tx, ROOT_INO, "clone", 0o100_644).unwrap().ino;
+    let range = ShareRange {
+        from: ino,
+        from_block: FileBlock(0),
+        to: clone,
+        to_block: FileBlock(0),
+        blocks: 8,
+        size_bytes: 8 * BLOCK_BYTES,
+    };
+    assert_eq!(tx.share(&range, 0).unwrap(), 8);
+    tx.commit().unwrap();
+    let (log, before) = (Log(pattern(BLOCK_SIZE, 2)), content(store, clone, 3));
+    arm(bug);
+    let mut tx = store.begin().unwrap();
+    tx.write_pieces(ino, &[(3 * BLOCK_BYTES, redone(&log, true))], NVM)
+        .unwrap();
+    tx.commit().unwrap();
+    arm(None);
+    assert_eq!(content(store, ino, 3), log.0);
+    content(store, clone, 3) == before
+}
+
+#[test]
+fn shared_blocks_are_not_overwritten() {
+    assert!(clone_keeps(None));
+    assert!(!clone_keeps(Some(Bug::SharedInPlace)));
 }

@@ -27,6 +27,8 @@ pub enum Strain {
     OneFile,
     /// Whole blocks that are overwritten repeatedly, among changes of parts of them.
     Overwrites,
+    /// Files that share blocks, written, cut, removed and moved by two sessions.
+    Clones,
 }
 
 const KIB: u64 = 1 << 10;
@@ -43,7 +45,7 @@ fn short_names() -> &'static [String] {
 
 impl Strain {
     /// All strains.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Lanes,
         Self::LongLog,
         Self::Ring,
@@ -51,6 +53,7 @@ impl Strain {
         Self::BigFiles,
         Self::OneFile,
         Self::Overwrites,
+        Self::Clones,
     ];
 
     /// A pool that is small enough for the strain.
@@ -60,6 +63,7 @@ impl Strain {
             Self::Lanes | Self::Ring | Self::BigFiles | Self::OneFile => Shape::tiny(medium),
             // All data is in NVM.
             Self::Overwrites => Shape::tiny(medium).with(Policy::Product),
+            Self::Clones => Shape::tiny(medium).with(Policy::Rotate),
             Self::LongLog => Shape::small(medium),
             Self::FullTiers => Shape {
                 blocks_bytes: 1024 * KIB,
@@ -80,6 +84,7 @@ impl Strain {
             Self::BigFiles => work.big_files(),
             Self::OneFile => work.one_file(),
             Self::Overwrites => work.overwrites(),
+            Self::Clones => work.clones(),
         }
         work.script
     }
@@ -398,6 +403,66 @@ impl Work {
                 self.act(Act::Rest);
             }
         }
+    }
+
+    fn clones(&mut self) {
+        let names = ["a", "b", "c"];
+        for name in names {
+            let (blocks, seed) = (4 + self.rng.below(8), self.rng.below(250) as u8);
+            let len = blocks * 4096 + self.rng.below(2) * 77;
+            self.op(Op::Create(vec![name]));
+            self.op(write(name, 0, len as u32, seed));
+        }
+        self.act(Act::Digest);
+        self.recorded = true;
+        let sessions = 1 + self.rng.below(2);
+        for _ in 0..4 {
+            for _ in 0..3 + self.rng.below(3) {
+                let session = self.rng.below(sessions) as usize;
+                let op = self.some_op_of_clones(names);
+                let _ = self.model.apply(&op);
+                self.by_some_thread(session, op);
+            }
+            match self.rng.below(5) {
+                0 => self.act(Act::Place),
+                1 => self.act(Act::Rest),
+                2 => self.act(Act::Checkpoint),
+                _ => self.digest(),
+            }
+        }
+    }
+
+    /// Returns an operation on one or two of the files; one that cannot be carried out now and then.
+    fn some_op_of_clones(&mut self, names: [&'static str; 3]) -> Op {
+        let mut op = Op::Fsync(Vec::new());
+        for _ in 0..6 {
+            let (name, other) = (*self.rng.pick(&names), *self.rng.pick(&names));
+            let path = vec![name];
+            let (block, blocks) = (self.rng.below(10) * 4096, self.rng.below(5) * 4096);
+            let (offset, len) = (self.rng.below(40_000), 1 + self.rng.below(9000));
+            let seed = self.rng.below(250) as u8;
+            op = match self.rng.below(16) {
+                0..=6 => Op::Clone {
+                    from: path,
+                    offset: self.rng.below(3) * 4096,
+                    to: vec![other],
+                    to_offset: block,
+                    len: blocks,
+                },
+                7..=8 => write(name, block, 4096, seed),
+                9 => write(name, offset, len as u32, seed),
+                10 => Op::Truncate { path, size: offset },
+                11 => Op::Punch { path, offset, len },
+                12 => Op::Zero { path, offset, len },
+                13 => Op::Unlink(path),
+                14 => Op::Create(path),
+                _ => Op::Fsync(Vec::new()),
+            };
+            if self.model.clone().apply(&op).is_ok() || self.rng.below(12) == 0 {
+                break;
+            }
+        }
+        op
     }
 
     /// Makes a file with as many extents as writes.

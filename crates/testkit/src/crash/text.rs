@@ -216,6 +216,13 @@ fn with_numbers(kind: &str, words: &mut Words<'_>) -> Result<Op, NotAScript> {
             path: words.path()?,
             size: words.field("size")?,
         },
+        "clone" => Op::Clone {
+            from: words.path()?,
+            to: words.path()?,
+            offset: words.field("offset")?,
+            to_offset: words.field("to-offset")?,
+            len: words.field("len")?,
+        },
         "punch" => range(words).map(|(path, offset, len)| Op::Punch { path, offset, len })?,
         "zero" => range(words).map(|(path, offset, len)| Op::Zero { path, offset, len })?,
         "zero-keep" => range(words).map(|(path, offset, len)| Op::ZeroKeep { path, offset, len })?,
