@@ -55,6 +55,8 @@ pub enum Command {
     Digest(PoolJsonArgs),
     /// Make everything that programs did on a pool durable against a power cut
     Sync(SyncArgs),
+    /// Make a file that shares all blocks of another one in the same mounted pool
+    Clone(CloneArgs),
     /// Check every structure and cross-reference of a pool
     Fsck(FsckArgs),
     /// Verify all data against its checksums
@@ -311,6 +313,29 @@ to wait_ms (30 s), after which it fails. On a pool in memory (--nvm shm:…) not
 pub struct SyncArgs {
     /// The pool: its directory or its TOML file
     pub pool: PathBuf,
+    /// Print what was done as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `clone`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  varve clone ./pool/mnt/db.img ./pool/mnt/before-upgrade.img
+  varve clone --force ./pool/mnt/base.img ./pool/mnt/vm/
+
+The new file takes no space but for its map, and takes its own blocks where one of the two is written later. It
+appears under its name when it is whole, with the permission bits of the source; owner and times are those of a new
+file. Programs do the same: `varve run -- cp --reflink=always SRC DST`. Through the mount, `cp` shares blocks of
+files of 1 MiB and more, as the kernel passes on copy_file_range alone.")]
+pub struct CloneArgs {
+    /// The file to clone: a path in a mount of the pool
+    pub source: PathBuf,
+    /// The new file, or a directory for it, in a mount of the same pool
+    pub target: PathBuf,
+    /// Replace an existing file
+    #[arg(short, long)]
+    pub force: bool,
     /// Print what was done as JSON
     #[arg(long)]
     pub json: bool,

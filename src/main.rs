@@ -8,6 +8,7 @@ mod bench;
 mod cache;
 mod check;
 mod cli;
+mod clone;
 mod debug;
 mod dedup;
 mod destroy;
@@ -92,6 +93,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Metrics(args) => metrics::metrics(&args).map(done),
         Command::Digest(args) => status::digest(&args).map(done),
         Command::Sync(args) => sync::sync(&args).map(done),
+        Command::Clone(args) => clone::clone(&args).map(done),
         Command::Fsck(args) => Ok(check::fsck(&args)),
         Command::Scrub(args) => check::scrub(&args),
         Command::Debug(args) => debug::debug(&args.what).map(done),
