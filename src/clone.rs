@@ -1,5 +1,5 @@
-//! `varve clone`: makes a file that shares all blocks of another one. The kernel passes no `FICLONE` on to a FUSE
-//! mount, so a session of this process asks the daemon.
+//! `varve clone`: makes a file that shares all blocks of another one. The kernel passes no `FICLONE` on to a
+//! FUSE mount, so a session of this process asks the daemon.
 
 use crate::cli::CloneArgs;
 use crate::out;
@@ -125,6 +125,9 @@ fn why(errno: Errno, args: &CloneArgs, target: &Path) -> anyhow::Error {
         libc::EMLINK => {
             anyhow::anyhow!("a block of {source} has as many owners as a block can have; copy it instead")
         }
-        _ => anyhow::anyhow!("cannot clone {source} to {to}: {errno}"),
+        errno => {
+            let error = std::io::Error::from_raw_os_error(errno);
+            anyhow::anyhow!("cannot clone {source} to {to}: {error}")
+        }
     }
 }

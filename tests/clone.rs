@@ -1,4 +1,5 @@
-//! Files that share blocks: `varve clone`, `cp` under `varve run` and through the mount, and the calls themselves.
+//! Files that share blocks: `varve clone`, `cp` under `varve run` and through the mount, and the calls
+//! themselves.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod common;

@@ -96,5 +96,6 @@ int main(void) {
     wrong_ranges_are_refused();
     ranges_that_are_alike_are_shared();
     set_id_bits_go();
-    return failed;
+    if (failures == 0) puts("good");
+    return failures != 0;
 }

@@ -1,5 +1,5 @@
-//! Clones of files: blocks that are shared until one of the files is written, whoever writes it and whenever the
-//! pool is stopped.
+//! Clones of files: blocks that are shared until one of the files is written, whoever writes it and whenever
+//! the pool is stopped.
 #![allow(clippy::unwrap_used)]
 
 use varve_embed::{Embedded, SimPool};

@@ -17,8 +17,8 @@ use std::ops::{ControlFlow, Range};
 use varve_format::{BlockKind, BlockNo, Ino, SHARED_REFS_MAX, SharedRoot, SharedRun, SharedValue, Tier, Top};
 use zerocopy::IntoBytes;
 
-/// The tree of the shared runs of a pool. The root, a part of the pool state, is passed in; functions that take
-/// it as `&mut` leave it as it must be stored in the same transaction.
+/// The tree of the shared runs of a pool. The root, a part of the pool state, is passed in; functions that
+/// take it as `&mut` leave it as it must be stored in the same transaction.
 #[derive(Debug, Clone, Copy)]
 pub struct SharedRuns {
     tree: BTree,
@@ -175,8 +175,8 @@ impl SharedRuns {
         Ok(old.into_iter().filter(|run| run.refs == 1).collect())
     }
 
-    /// If all of the range lies in one run of blocks that begins at `from`, lets it lie at `to`, and returns true; else
-    /// changes nothing and returns false.
+    /// If all of the range lies in one run of blocks that begins at `from`, lets it lie at `to`, and returns
+    /// true; else changes nothing and returns false.
     ///
     /// # Errors
     /// Corruption, and the errors of `io`.
@@ -269,7 +269,8 @@ impl SharedRuns {
         Ok(found)
     }
 
-    /// Replaces each part of the range by what `f` makes of it; `None`: it goes. Returns the parts as they were.
+    /// Replaces each part of the range by what `f` makes of it; `None`: it goes. Returns the parts as they
+    /// were.
     fn change<M: MetaIo>(
         &self,
         io: &mut M,

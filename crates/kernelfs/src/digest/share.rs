@@ -1,5 +1,5 @@
-//! Shares of a range of a file with another one, as `FICLONERANGE` and `FIDEDUPERANGE` define them: which ranges
-//! may be shared, and the comparison of their bytes. The store shares the blocks.
+//! Shares of a range of a file with another one, as `FICLONERANGE` and `FIDEDUPERANGE` define them: which
+//! ranges may be shared, and the comparison of their bytes. The store shares the blocks.
 
 use super::commit::finish_free;
 use super::forwarded::{ForwardError, parse};
@@ -40,8 +40,8 @@ impl Range {
 /// Returns the range of a share, and whether it is to be compared first. Both files are live regular files.
 ///
 /// # Errors
-/// `EINVAL` if an end of the range is not aligned to blocks, save for the end of the source where the target ends,
-/// too; if the range passes the source's end; if the ranges overlap in one file.
+/// `EINVAL` if an end of the range is not aligned to blocks, save for the end of the source where the target
+/// ends, too; if the range passes the source's end; if the ranges overlap in one file.
 pub(super) fn range(tx: &Tx<'_>, op: &LogOp<'_>) -> Result<Option<(Range, bool)>, ForwardError> {
     let LogOp::Share {
         key,
@@ -109,8 +109,8 @@ pub(super) fn is_alike(tx: &Tx<'_>, range: &ShareRange) -> Result<bool, StoreErr
     Ok(true)
 }
 
-/// Returns the operation that gives the target the times, set-id bits and capabilities that a change of its data
-/// leaves; its size is the one that it has by now.
+/// Returns the operation that gives the target the times, set-id bits and capabilities that a change of its
+/// data leaves; its size is the one that it has by now.
 pub(super) fn rest<'a>(tx: &Tx<'_>, range: &Range, compare: bool) -> Result<LogOp<'a>, StoreError> {
     if compare || range.len == 0 {
         return Ok(LogOp::Noop);

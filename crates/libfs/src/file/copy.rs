@@ -8,16 +8,17 @@ use crate::data::within_one_file;
 use crate::errno::{Errno, Result};
 use crate::session::Asks;
 
-/// Bytes from which a copy shares blocks: the daemon digests both files for that, which takes longer than to copy
-/// less.
+/// Bytes from which a copy shares blocks: the daemon digests both files for that, which takes longer than to
+/// copy less.
 const SHARE_LEAST: u64 = 1 << 20;
 
 impl OpenFile {
-    /// Lets a range of `to` be the same blocks as a range of this file, as `FICLONERANGE` does; `len` 0: up to the
-    /// end of this file. The offsets and the length are multiples of 4,096 bytes, but the range may end where this
-    /// file ends if nothing of `to` lies behind it. All that calls which returned before have written counts.
-    /// Atomic at a crash if it takes one transaction of the daemon (some hundred extents), or if the range lies
-    /// beyond the end of `to`; else what is done of it by then stays. Durable as a write is: after `fsync`.
+    /// Lets a range of `to` be the same blocks as a range of this file, as `FICLONERANGE` does; `len` 0: up
+    /// to the end of this file. The offsets and the length are multiples of 4,096 bytes, but the range may
+    /// end where this file ends if nothing of `to` lies behind it. All that calls which returned before have
+    /// written counts. Atomic at a crash if it takes one transaction of the daemon (some hundred extents), or
+    /// if the range lies beyond the end of `to`; else what is done of it by then stays. Durable as a write
+    /// is: after `fsync`.
     ///
     /// # Errors
     /// As `ioctl_ficlonerange`: `EBADF`, `EINVAL`, `EISDIR`, `EXDEV` (another pool), `ENOSPC`, `EROFS`;
@@ -34,8 +35,8 @@ impl OpenFile {
         self.share(offset, to, to_offset, len, false, cred)
     }
 
-    /// As [`clone_range_to`](Self::clone_range_to), but only if both ranges hold the same bytes, which `to` must have;
-    /// returns whether they do. Times and set-id bits of `to` stay.
+    /// As [`clone_range_to`](Self::clone_range_to), but only if both ranges hold the same bytes, which `to`
+    /// must have; returns whether they do. Times and set-id bits of `to` stay.
     ///
     /// # Errors
     /// As `ioctl_fideduperange`.
@@ -122,7 +123,8 @@ impl OpenFile {
         if bytes < SHARE_LEAST {
             return Ok(0);
         }
-        // Whatever is in the way of sharing, such as a file that has changed since, may not be in the way of copying.
+        // Whatever is in the way of sharing, such as a file that has changed since, may not be in the way of
+        // copying.
         Ok(self
             .share(offset, to, to_offset, bytes, false, cred)
             .map_or(0, |()| bytes))

@@ -369,7 +369,8 @@ impl Posix {
             .clone_range_to(offset, &target.file, to_offset, len, &cred)
     }
 
-    /// As [`clone_range`](Self::clone_range), but only if both ranges hold the same bytes; returns whether they do.
+    /// As [`clone_range`](Self::clone_range), but only if both ranges hold the same bytes; returns whether
+    /// they do.
     ///
     /// # Errors
     /// As `ioctl_fideduperange`.

@@ -68,8 +68,8 @@ fn not_served(p: &Process, a: &Args, fd: i32, elsewhere: isize) -> Answer {
     }
 }
 
-/// Handles `FIDEDUPERANGE`: shares a range of `from` with each target that holds the same bytes. Each target has a
-/// status of its own.
+/// Handles `FIDEDUPERANGE`: shares a range of `from` with each target that holds the same bytes. Each target
+/// has a status of its own.
 pub(super) fn dedupe(p: &Process, a: &Args, from: &Arc<Ofd>) -> Answer {
     let all = || -> Here<isize> {
         let word = |nth| a.get_nth::<u64>(2, nth);

@@ -94,8 +94,8 @@ pub(crate) fn bad_superblocks(devices: &Devices, good: &Superblock) -> Result<Ve
     Ok(bad)
 }
 
-/// Returns the copies that a crash left behind while the feature words were written: they differ from the good one
-/// in what that write changes, and nowhere else.
+/// Returns the copies that a crash left behind while the feature words were written: they differ from the
+/// good one in what that write changes, and nowhere else.
 pub(crate) fn interrupted_superblocks(devices: &Devices, good: &Superblock) -> Result<Vec<u64>> {
     let mut interrupted = Vec::new();
     for number in bad_superblocks(devices, good)? {

@@ -251,8 +251,8 @@ impl<V: View> MetaReader<'_, V> {
         self.xattrs(ino).list(self.view, &inode.xattrs)
     }
 
-    /// The first extents of a range, clipped to it, at most `max`. Of a shared extent, where its runs lie: such
-    /// parts have the flag `SHARED`, and tier and block of the run.
+    /// The first extents of a range, clipped to it, at most `max`. Of a shared extent, where its runs lie:
+    /// such parts have the flag `SHARED`, and tier and block of the run.
     pub(crate) fn extents(
         &self,
         ino: Ino,

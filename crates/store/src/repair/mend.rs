@@ -458,8 +458,8 @@ impl Store {
         Ok(())
     }
 
-    /// The tree of the shared runs, with the counts that the files' extents give. Blocks of an old one are left to
-    /// the bitmaps' last pass.
+    /// The tree of the shared runs, with the counts that the files' extents give. Blocks of an old one are
+    /// left to the bitmaps' last pass.
     fn mend_runs(&self, survey: &Survey, report: &mut RepairReport) -> Result<()> {
         if survey.runs.is_sound() {
             return Ok(());

@@ -1,4 +1,5 @@
-//! Shared blocks: what sharing, overwriting, freeing and moving them leaves, also when it crashes or is damaged.
+//! Shared blocks: what sharing, overwriting, freeing and moving them leaves, also when it crashes or is
+//! damaged.
 use super::crash::{assert_found, commit, crash_everywhere, file, prepared};
 use super::*;
 use crate::check::Finding;

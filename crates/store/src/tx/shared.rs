@@ -4,9 +4,10 @@
 //! # Invariants
 //! - *Counts and extents change together*: in one journal record, so that after a crash the count of a run is
 //!   the number of extents that name it.
-//! - *A shared block is never written*: new bytes go to new blocks, and the extent that named the run names them.
-//! - *A block is freed when no extent names its run any more*, as any freed block: reused only after the commit
-//!   and when no reader of an older state is left.
+//! - *A shared block is never written*: new bytes go to new blocks, and the extent that named the run names
+//!   them.
+//! - *A block is freed when no extent names its run any more*, as any freed block: reused only after the
+//!   commit and when no reader of an older state is left.
 
 use super::TxState;
 use crate::reader::{file_root, is_shared};
@@ -49,17 +50,17 @@ pub struct ShareRange {
 }
 
 impl Tx<'_> {
-    /// Lets a range of a file be the same blocks as a range of another: what was mapped there is freed, and holes
-    /// and unwritten extents become holes. `done` blocks were done by transactions before this one. Returns how many
-    /// are done after it; if these are not all, commit, and call again in another transaction before anything else
-    /// is done to either file. Until all is done the size stays, and the file is in the orphan list if it has
-    /// blocks beyond it: after a crash these are freed. [`Store::share_extents`](crate::Store::share_extents) comes
-    /// first.
+    /// Lets a range of a file be the same blocks as a range of another: what was mapped there is freed, and
+    /// holes and unwritten extents become holes. `done` blocks were done by transactions before this one.
+    /// Returns how many are done after it; if these are not all, commit, and call again in another
+    /// transaction before anything else is done to either file. Until all is done the size stays, and the
+    /// file is in the orphan list if it has blocks beyond it: after a crash these are freed.
+    /// [`Store::share_extents`](crate::Store::share_extents) comes first.
     ///
     /// # Errors
-    /// `Invalid` if the ranges overlap in one file or pass the largest file, or if the pool has no shared extents;
-    /// `NoInode`, `WrongKind`, `NoSpace`; `Unfinished` if a file must be recovered, or its truncation finished,
-    /// first; [`StoreError::Owners`] if a block has as many owners as it can have.
+    /// `Invalid` if the ranges overlap in one file or pass the largest file, or if the pool has no shared
+    /// extents; `NoInode`, `WrongKind`, `NoSpace`; `Unfinished` if a file must be recovered, or its
+    /// truncation finished, first; [`StoreError::Owners`] if a block has as many owners as it can have.
     pub fn share(&mut self, range: &ShareRange, done: u64) -> Result<u64> {
         let ends = [range.from_block, range.to_block].map(|at| at.0.saturating_add(range.blocks));
         let passes = ends.into_iter().any(|end| end > FILE_BLOCKS_MAX) || range.size_bytes > FILE_SIZE_MAX;
@@ -166,7 +167,8 @@ impl TxState<'_> {
         Ok(blocks)
     }
 
-    /// Where the first extents of a range end that one step can free; the range's end if it can free them all.
+    /// Where the first extents of a range end that one step can free; the range's end if it can free them
+    /// all.
     fn first_mapped(&self, ino: Ino, root: &TreeRoot, from: u64, to: u64) -> Result<u64> {
         let mapped = self.reader().unresolved(ino, root, from, to, STEP_EXTENTS + 1)?;
         let mut runs = STEP_RUNS;
@@ -185,7 +187,8 @@ impl TxState<'_> {
         Ok(to)
     }
 
-    /// Lets one extent more name the blocks of an extent, which becomes a shared one if it is not; the first number.
+    /// Lets one extent more name the blocks of an extent, which becomes a shared one if it is not; the first
+    /// number.
     fn one_owner_more(&mut self, ino: Ino, extent: &Extent) -> Result<u64> {
         if is_shared(extent) {
             let first = extent.block.0;
@@ -268,8 +271,8 @@ impl TxState<'_> {
         Ok((runs.last().map_or(0, |last| last.end() - first), runs.len()))
     }
 
-    /// Copies blocks of a shared run to another tier, for all files that share it. False: they do not lie there
-    /// any more.
+    /// Copies blocks of a shared run to another tier, for all files that share it. False: they do not lie
+    /// there any more.
     pub(super) fn migrate_shared(
         &mut self,
         numbers: Range<u64>,
