@@ -144,7 +144,7 @@ impl SharedRuns {
         range: Range<u64>,
     ) -> Result<(), M::Error> {
         self.change(io, root, range, |run| {
-            if run.refs >= SHARED_REFS_MAX {
+            if run.refs == SHARED_REFS_MAX {
                 return Err(TreeError::References(run.first));
             }
             Ok(Some(SharedRun {

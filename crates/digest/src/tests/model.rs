@@ -206,7 +206,6 @@ impl Model {
             file.attr.size_bytes = file.data.len() as u64;
         };
         match op.op {
-            LogOp::Share { .. } => unreachable!("no log has it"),
             LogOp::Noop => {}
             LogOp::Share { .. } => unreachable!("no log has it"),
             LogOp::Write { key, offset, data } => {

@@ -230,7 +230,7 @@ impl TxState<'_> {
             tier: extent.tier,
             block: extent.block,
         };
-        self.change_shared(|core, root| Ok(SHARED.add(core, root, &run)?))?;
+        self.change_shared(|core, root| SHARED.add(core, root, &run))?;
         self.change_state(|state| state.next_shared.set(end))?;
         Ok(first)
     }
@@ -248,7 +248,7 @@ impl TxState<'_> {
         if armed(Bug::SharedNotReleased) {
             return Ok(Vec::new());
         }
-        let mut gone = self.change_shared(|core, root| Ok(SHARED.release(core, root, numbers.clone())?))?;
+        let mut gone = self.change_shared(|core, root| SHARED.release(core, root, numbers.clone()))?;
         if armed(Bug::SharedFreedEarly) && gone.is_empty() {
             let left = SHARED.runs(self, &self.reader().shared_root()?, numbers, usize::MAX)?;
             gone = left.into_iter().filter(|run| run.refs == 1).collect();
@@ -298,7 +298,7 @@ impl TxState<'_> {
             let part = numbers.start + done..numbers.start + done + span.len;
             let moved = self.change_shared(|core, root| {
                 let (old, new) = ((from.0, BlockNo(start)), (span.tier, BlockNo(span.start)));
-                Ok(SHARED.relocate(core, root, part, old, new)?)
+                SHARED.relocate(core, root, part, old, new)
             })?;
             if !moved {
                 return Err(StoreError::Damaged(
