@@ -9,7 +9,7 @@ use varve_format::{
 };
 
 /// Version of this protocol; it must be equal on both sides.
-pub const PROTOCOL_VERSION: u32 = 15;
+pub const PROTOCOL_VERSION: u32 = 16;
 
 /// Most ranges of one [`Request::SyncLog`].
 pub const SYNC_RANGES_MAX: usize = 1024;
