@@ -92,6 +92,36 @@ static void set_id_bits_go(void) {
     close(from), close(to);
 }
 
+static int dedupe(int from, long at, long len, int to, long to_at, unsigned long long *bytes) {
+    struct file_dedupe_range *args = calloc(1, sizeof *args + sizeof args->info[0]);
+    args->src_offset = at, args->src_length = len, args->dest_count = 1;
+    args->info[0].dest_fd = to, args->info[0].dest_offset = to_at;
+    int status = ioctl(from, FIDEDUPERANGE, args) ? 1000 + errno : args->info[0].status;
+    *bytes = args->info[0].bytes_deduped;
+    free(args);
+    return status;
+}
+
+/* What lies beyond the last whole block is left out; a range beyond the end of the source is refused as a whole. */
+static void ends_within_a_block_are_left_out(void) {
+    int one = file("from", 5 * BLOCK + 100, 10), same = file("to", 5 * BLOCK + 101, 10), other = file("third", 5 * BLOCK, 11);
+    unsigned long long bytes = 99;
+    CHECK(dedupe(one, 0, 5000, same, 0, &bytes) == FILE_DEDUPE_RANGE_SAME && bytes == 5000);
+    CHECK(dedupe(one, 0, 5 * BLOCK + 100, same, 0, &bytes) == FILE_DEDUPE_RANGE_SAME && bytes == 5 * BLOCK + 100);
+    CHECK(dedupe(one, 0, 100, other, 0, &bytes) == FILE_DEDUPE_RANGE_SAME && bytes == 100);
+    CHECK(dedupe(one, 0, BLOCK, other, 0, &bytes) == FILE_DEDUPE_RANGE_DIFFERS && bytes == 0);
+    CHECK(dedupe(one, 0, 5 * BLOCK + 101, same, 0, &bytes) == 1000 + EINVAL);
+    CHECK(dedupe(one, BLOCK, 5 * BLOCK, same, 0, &bytes) == 1000 + EINVAL);
+    CHECK(dedupe(one, 0, 5 * BLOCK + 100, other, 0, &bytes) == -EINVAL);
+    CHECK(holds(one, 5 * BLOCK + 100, 10) && holds(same, 5 * BLOCK + 101, 10) && holds(other, 5 * BLOCK, 11));
+    CHECK(range(other, one, 5 * BLOCK + 100, 0, 0) == 0 && range(other, one, 6 * BLOCK, 0, 0) == EINVAL);
+    CHECK(mkfifo("fifo", 0600) == 0 && unlink("third") == 0);
+    int fifo = open("fifo", O_RDWR), path = open("to", O_PATH);
+    CHECK(dedupe(one, 0, BLOCK, fifo, 0, &bytes) == -EINVAL && dedupe(one, 0, BLOCK, path, 0, &bytes) == -EBADF);
+    CHECK(unlink("fifo") == 0);
+    close(one), close(same), close(other), close(fifo), close(path);
+}
+
 int main(void) {
     clone_goes_its_own_way();
     map_shows_it();

@@ -24,7 +24,7 @@ pub fn charge_write(offset: u64, len: u64) -> u32 {
     span(offset, len) + TREE_BLOCKS
 }
 
-/// Returns the most blocks that the digest of `op` allocates. Operations that free space cost nothing: they
+/// Returns the most blocks that the digest of `op` allocates. Operations that always free space cost nothing: they
 /// use the reserve.
 #[must_use]
 pub fn charge(op: &LogOp<'_>) -> u32 {
@@ -39,8 +39,10 @@ pub fn charge(op: &LogOp<'_>) -> u32 {
         LogOp::Create { .. } | LogOp::Rename { .. } => 2 * TREE_BLOCKS,
         LogOp::Link { .. } => TREE_BLOCKS,
         LogOp::SetXattr { value, .. } => span(0, value.len() as u64) + TREE_BLOCKS,
+        LogOp::Truncate { size: 0, .. } => 0,
+        // If the block in which it ends is shared, the file's part of it takes a new one.
+        LogOp::Truncate { size, .. } => u32::from(!size.is_multiple_of(BLOCK_BYTES)) + TREE_BLOCKS,
         LogOp::Noop
-        | LogOp::Truncate { .. }
         | LogOp::SetAttr { .. }
         | LogOp::RemoveXattr { .. }
         | LogOp::Unlink { .. }

@@ -309,6 +309,9 @@ impl Model {
             return Err(libc::EINVAL);
         }
         let (whole, data) = (end == bytes.len(), bytes[first..end].to_vec());
+        if data.is_empty() {
+            return Ok(());
+        }
         let Body::File(old) = &self.node(target).body else {
             return Err(libc::EINVAL);
         };
@@ -318,9 +321,7 @@ impl Model {
         if !first.is_multiple_of(BLOCK) || !to_first.is_multiple_of(BLOCK) || !ends_well || overlaps {
             return Err(libc::EINVAL);
         }
-        if !data.is_empty() {
-            self.write(target, to_at, &data);
-        }
+        self.write(target, to_at, &data);
         Ok(())
     }
 

@@ -396,7 +396,8 @@ fn commit(
     left: (&dyn PayloadSource, &Redone),
 ) -> Result<(Applied, Vec<InodeKey>), CommitFailure> {
     let sessions: Vec<SessionId> = sources.iter().map(|source| source.client.session).collect();
-    let (mut applied, unfinished) = execute(store, tx, &cut.plan, env, &sessions, left)?;
+    let alone = cut.taken <= 1;
+    let (mut applied, unfinished) = execute(store, tx, (&cut.plan, alone), env, &sessions, left)?;
     for ((session, upto), charged) in sessions.iter().zip(&cut.upto).zip(&cut.charged) {
         let mut row = tx.session(*session)?.ok_or(StoreError::NoSession(*session))?;
         if row.digested < *upto && !armed(Bug::NumberAfterOps) {
@@ -424,17 +425,18 @@ fn number_alone(store: &Store, sources: &[Source<'_>], cut: &RecordPlan<'_>) -> 
     tx.commit().map(|_| ())
 }
 
-/// Executes a plan in `tx`.
+/// Executes a plan in `tx`, and knows whether it is of one transaction alone.
 pub(super) fn execute(
     store: &Store,
     tx: &mut Tx<'_>,
-    plan: &Plan<'_>,
+    (plan, alone): (&Plan<'_>, bool),
     env: &Environment<'_>,
     sessions: &[SessionId],
     (left, redone): (&dyn PayloadSource, &Redone),
 ) -> Result<(Applied, Vec<InodeKey>), CommitFailure> {
     let mut carrier = PlanExecutor {
         tx,
+        alone,
         env,
         space: store.space(),
         sessions,
@@ -489,7 +491,11 @@ pub(super) fn run_pre_step(store: &Store, before: PreStep) -> Result<(), StoreEr
         let mut tx = store.begin_with_room()?;
         let (progress, finish) = match before {
             PreStep::Truncate(ino, size) => (tx.truncate(ino, size)?, Some(ino)),
-            PreStep::Finish(ino) => (tx.continue_free(ino, FREE_BUDGET)?, None),
+            PreStep::Finish(ino) => {
+                // Not as an orphan is freed: one that is open goes on without a name.
+                let size = tx.get(ino)?.attr.size_bytes;
+                (tx.truncate(ino, size)?, None)
+            }
             PreStep::Punch(ino, offset, len, target) => (tx.punch(ino, offset, len, target)?, None),
             PreStep::Zero(ino, offset, len, target) => (tx.zero(ino, offset, len, false, target)?, None),
             PreStep::Allocate(ino, offset, len, target) => {
@@ -504,6 +510,11 @@ pub(super) fn run_pre_step(store: &Store, before: PreStep) -> Result<(), StoreEr
         }
     }
     Err(StoreError::Damaged("an operation never ends".into()))
+}
+
+/// Frees the blocks of a file in the orphan list that lie beyond its size, in records of their own.
+pub(crate) fn free_tail(store: &Store, key: InodeKey) -> Result<(), StoreError> {
+    run_pre_step(store, PreStep::Finish(key.ino))
 }
 
 /// Frees the rest of a deleted inode, in records of its own.

@@ -22,6 +22,9 @@ const PIECES_BYTES: usize = 4 << 20;
 /// extent.
 const STRETCH_ROOM: u64 = OP_ROOM / 32;
 
+/// Bytes of the record budgeted for a shared run that a write replaces: it may change a node of its own.
+const RUN_ROOM: u64 = 4 << 10;
+
 /// A step that does not fit in the batch's journal record and is committed first, in records of its own. It
 /// is idempotent, and the log entry stays until the batch commits, so a crash in between is invisible.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,6 +65,8 @@ impl From<StoreError> for CommitFailure {
 /// Executes a plan in one transaction.
 pub(super) struct PlanExecutor<'c, 's> {
     pub(super) tx: &'c mut Tx<'s>,
+    /// The plan is of one transaction: it cannot take fewer.
+    pub(super) alone: bool,
     pub(super) env: &'c Environment<'c>,
     pub(super) space: SpaceStats,
     /// Sessions whose rows may name deleted inodes.
@@ -210,6 +215,7 @@ impl PlanExecutor<'_, '_> {
             let wished = (pieces.len() as u64).saturating_mul(STRETCH_ROOM);
             let stretches = (self.tx.room_at_least(wished) / STRETCH_ROOM) as usize;
             let (now, later) = pieces.split_at(one_call(pieces, stretches));
+            self.few_runs(ino, now, target)?;
             let bytes: Vec<_> = now
                 .iter()
                 .map(|(offset, data)| (*offset, self.bytes_of(file, *offset, *data)))
@@ -234,6 +240,48 @@ impl PlanExecutor<'_, '_> {
             if self.tx.truncate(ino, file.size)? != Progress::Done {
                 return Err(CommitFailure::PreStep(PreStep::Truncate(ino, file.size)));
             }
+        }
+        Ok(())
+    }
+
+    /// Makes sure that the record has room for all the shared runs in which pieces lie. If it has not for a
+    /// transaction alone, the blocks that they cover whole are unmapped first.
+    fn few_runs(
+        &mut self,
+        ino: Ino,
+        pieces: &[(u64, WriteData<'_>)],
+        target: DataTarget,
+    ) -> Result<(), CommitFailure> {
+        let mut rest = pieces;
+        while let Some((start, _)) = rest.first() {
+            let mut end = *start;
+            let adjoining = rest.iter().take_while(|(offset, data)| {
+                let adjoins = *offset == end;
+                end = offset + data.len() as u64;
+                adjoins
+            });
+            let (now, later) = rest.split_at(adjoining.count());
+            rest = later;
+            let end = now
+                .last()
+                .map_or(*start, |(offset, data)| offset + data.len() as u64);
+            let (first, last) = (
+                start.next_multiple_of(BLOCK_BYTES),
+                end / BLOCK_BYTES * BLOCK_BYTES,
+            );
+            if first >= last {
+                continue;
+            }
+            let blocks = FileBlock(first / BLOCK_BYTES)..FileBlock(last / BLOCK_BYTES);
+            let needed = self.tx.shared_runs(ino, blocks, usize::MAX)? as u64 * RUN_ROOM;
+            if needed == 0 || self.tx.room_at_least(needed) >= needed {
+                continue;
+            }
+            return Err(if self.alone {
+                CommitFailure::PreStep(PreStep::Punch(ino, first, last - first, target))
+            } else {
+                CommitFailure::RecordFull
+            });
         }
         Ok(())
     }

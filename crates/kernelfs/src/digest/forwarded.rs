@@ -286,6 +286,9 @@ fn attempt(
                     error => error.into(),
                 })?;
                 if done < blocks.blocks {
+                    if !compare {
+                        share::note_changed(tx, &range, flags, env.now_ns)?;
+                    }
                     return Err(Failed::Shared(done));
                 }
             }
@@ -309,7 +312,7 @@ fn attempt(
     let (mut applied, unfinished) = execute(
         store,
         tx,
-        &plan,
+        (&plan, true),
         env,
         &sessions,
         (&NoPayloads, &Redone::default()),

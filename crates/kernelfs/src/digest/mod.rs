@@ -22,6 +22,7 @@ mod view;
 
 pub use crate::placement::{Hierarchy, Placement};
 pub use allocation::{Spent, blocks_missing};
+pub(crate) use commit::free_tail;
 pub use commit::{Digested, Freed, digest, free_orphans};
 pub use forwarded::{ForwardError, apply_forwarded, find_named};
 pub use log::SessionLog;

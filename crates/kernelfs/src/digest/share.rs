@@ -1,14 +1,16 @@
 //! Shares of a range of a file with another one, as `FICLONERANGE` and `FIDEDUPERANGE` define them: which
 //! ranges may be shared, and the comparison of their bytes. The store shares the blocks.
 
-use super::commit::finish_free;
+use super::commit::free_tail;
 use super::forwarded::{ForwardError, parse};
-use varve_format::{BLOCK_BYTES, FileBlock, InodeKey, LogOp};
+use varve_format::{BLOCK_BYTES, EntryFlags, FileBlock, InodeKey, LogOp, TimeNs, XATTR_CAPABILITY};
 use varve_ipc::ForwardedOp;
 use varve_store::{ShareRange, Store, StoreError, Tx};
 
 /// Bytes that are compared at once.
 const COMPARE_BYTES: u64 = 1 << 20;
+/// Most bytes that one operation compares, as in Linux: no other transaction runs meanwhile.
+const COMPARE_MAX: u64 = 16 << 20;
 
 /// A range that may be shared, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,7 +43,8 @@ impl Range {
 ///
 /// # Errors
 /// `EINVAL` if an end of the range is not aligned to blocks, save for the end of the source where the target
-/// ends, too; if the range passes the source's end; if the ranges overlap in one file.
+/// ends, too; if the range passes the source's end; if the ranges overlap in one file; if more than
+/// [`COMPARE_MAX`] bytes are to be compared.
 pub(super) fn range(tx: &Tx<'_>, op: &LogOp<'_>) -> Result<Option<(Range, bool)>, ForwardError> {
     let LogOp::Share {
         key,
@@ -61,6 +64,19 @@ pub(super) fn range(tx: &Tx<'_>, op: &LogOp<'_>) -> Result<Option<(Range, bool)>
         0 if !compare => end.checked_sub(source_offset).ok_or_else(invalid)?,
         len => len,
     };
+    if len == 0 {
+        return Ok(Some((
+            Range {
+                key,
+                offset,
+                source,
+                source_offset,
+                len,
+                size,
+            },
+            compare,
+        )));
+    }
     let source_end = source_offset
         .checked_add(len)
         .filter(|at| *at <= end)
@@ -72,7 +88,8 @@ pub(super) fn range(tx: &Tx<'_>, op: &LogOp<'_>) -> Result<Option<(Range, bool)>
     // Bytes of the target that are not there cannot be compared.
     let is_there = !compare || target_end <= size;
     let overlaps = source == key && source_offset.abs_diff(offset) < len;
-    if !aligned(offset) || !aligned(source_offset) || !ends_well || !is_there || overlaps {
+    let is_too_long = compare && len > COMPARE_MAX;
+    if !aligned(offset) || !aligned(source_offset) || !ends_well || !is_there || overlaps || is_too_long {
         return Err(invalid());
     }
     let range = Range {
@@ -121,12 +138,35 @@ pub(super) fn rest<'a>(tx: &Tx<'_>, range: &Range, compare: bool) -> Result<LogO
     })
 }
 
+/// Gives the target of a share that takes more records what a change of its data leaves: `flags` say which set-id
+/// bits go. No later record may be made.
+pub(super) fn note_changed(
+    tx: &mut Tx<'_>,
+    range: &Range,
+    flags: EntryFlags,
+    now_ns: TimeNs,
+) -> Result<(), StoreError> {
+    tx.edit(range.key.ino, |attr| {
+        attr.mtime_ns = now_ns;
+        attr.ctime_ns = now_ns;
+        for (flag, bit) in [(EntryFlags::CLEAR_SUID, 0o4000), (EntryFlags::CLEAR_SGID, 0o2000)] {
+            if flags.contains(flag) {
+                attr.mode &= !bit;
+            }
+        }
+    })?;
+    match tx.xattr_remove(range.key.ino, XATTR_CAPABILITY) {
+        Ok(()) | Err(StoreError::NotFound) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
 /// Frees the blocks beyond the target's size that a share left which failed.
 pub(super) fn give_up(store: &Store, op: &ForwardedOp) -> Result<(), ForwardError> {
     if let LogOp::Share { key, .. } = parse(op)?.1
         && store.get_key(key).is_ok_and(|inode| inode.orphan.is_some())
     {
-        finish_free(store, key)?;
+        free_tail(store, key)?;
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! Forwarded operations. Owns the leases that they take and the order of numbers; the digest executes them.
 
 use crate::counters::Counters;
-use crate::digest::{self, Client, ForwardError};
+use crate::digest::{self, Applied, Client, ForwardError};
 use crate::error::no;
 use crate::kernel::{Core, KernelFs};
 use crate::ops::acquire::Leasing;
@@ -85,6 +85,8 @@ fn cost(op: &LogOp<'_>, asked: &ForwardedOp) -> u64 {
         LogOp::Write { data, .. } if asked.append => charge_write(BLOCK_BYTES - 1, data.len() as u64),
         // Making a whiteout costs as much as moving a name.
         _ if asked.whiteout => 2 * charge(op),
+        // It is done at once, out of the reserve.
+        LogOp::Truncate { .. } => 0,
         _ => charge(op),
     };
     blocks.into()
@@ -489,8 +491,9 @@ impl<'k> Forwarding<'k> {
         if SessionPage::state(&*session.page) == PageState::Sealed {
             return Err(IpcError::Sealed);
         }
-        // Under the lease the allocated blocks are known.
-        if matches!(parsed, LogOp::Fallocate { .. }) && !space.fit(self.needs(parsed, op)?) {
+        // Under the lease the allocated blocks and the extents are known.
+        let counts = matches!(parsed, LogOp::Fallocate { .. } | LogOp::Share { .. });
+        if counts && !space.fit(self.needs(parsed, op)?) {
             return Err(no(libc::ENOSPC));
         }
         if matches!(parsed, LogOp::Share { .. }) {
@@ -508,10 +511,20 @@ impl<'k> Forwarding<'k> {
         });
         let (applied, result) = match done {
             Ok(done) => done,
-            Err(ForwardError::Errno(errno)) => return Err(no(errno)),
-            Err(ForwardError::Store(error)) => {
+            Err(error) => {
+                if let LogOp::Share { key, .. } = parsed {
+                    // Records before the one that failed may have replaced blocks.
+                    self.digests.take_over(&Applied {
+                        tx: self.core.store.newest_tx(),
+                        remapped: vec![*key],
+                        ..Applied::default()
+                    });
+                }
                 drop(change);
-                return Err(self.core.refused(&error));
+                return Err(match error {
+                    ForwardError::Errno(errno) => no(errno),
+                    ForwardError::Store(error) => self.core.refused(&error),
+                });
             }
         };
         // Must come before any other session can find and remove the inode, and before an inode without a

@@ -1,6 +1,7 @@
 //! Sessions of an earlier daemon at a start: sealed if they were not, digested, ended. The end of a single
 //! session is [`crate::ops::teardown`]'s.
 
+use crate::digest;
 use crate::health::Health;
 use crate::kernel::{BaseLimit, Core, KernelFs};
 use crate::leases::grants::RowChange;
@@ -101,9 +102,30 @@ impl<'k> Recovery<'k> {
         self.core.locked().revived.clear();
         self.teardown.note_redone();
         self.clear_left(numbers)?;
+        self.end_shares()?;
         if !armed(Bug::OrphansLeftAtStart) {
             let orphans = self.core.store.orphans()?;
             self.core.locked().unheld.extend(orphans);
+        }
+        Ok(())
+    }
+
+    /// Frees the blocks that files have beyond their sizes, as a share leaves them that was cut off. No client
+    /// knows them.
+    fn end_shares(&self) -> Result<(), StoreError> {
+        for key in self.core.store.orphans()? {
+            if self.core.store.get_key(key)?.attr.nlink == 0 {
+                continue;
+            }
+            match digest::free_tail(self.core.store, key) {
+                Ok(()) => {}
+                Err(error) if error.stops_writing() => return Err(error),
+                // The next change of the file frees them.
+                Err(error) => {
+                    tracing::warn!(%key, "blocks beyond a file's end are left: {error}");
+                    self.core.store.note_damage(&error);
+                }
+            }
         }
         Ok(())
     }

@@ -422,16 +422,21 @@ impl DataPlane {
     /// Sets the length. Needs the write lease.
     ///
     /// # Errors
-    /// `EFBIG`, `EROFS`, `EIO`; `SessionLost`.
+    /// `EFBIG`, `ENOSPC`, `EROFS`, `EIO`; `SessionLost`. Where it finds no space the daemon may still do it, out of
+    /// the pool's reserve.
     pub fn truncate(&self, inode: &Arc<Inode>, size: u64, clear: EntryFlags) -> OpResult<()> {
         if size > FILE_SIZE_MAX {
             return Err(OpError::Failed(Errno(libc::EFBIG)));
         }
-        let slot = self.begin(entry_size(0), 0)?;
+        let op = LogOp::Truncate { key: inode.key, size };
+        let slot = self.begin(entry_size(0), charge(&op))?;
         let stamp = self.stamp();
         let mut body = inode.write();
-        body.check_alive().map_err(OpError::Failed)?;
-        let committed = slot.append(&LogOp::Truncate { key: inode.key, size }, clear, stamp)?;
+        if let Err(errno) = body.check_alive() {
+            slot.pay_back(charge(&op));
+            return Err(OpError::Failed(errno));
+        }
+        let committed = slot.append(&op, clear, stamp)?;
         if committed.live {
             self.list(inode);
             cut_short(&mut body, size, committed.seqs.last);

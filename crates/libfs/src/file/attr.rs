@@ -122,10 +122,13 @@ fn change_at_once(
         plan(&attr, change, cred, check, 0)?;
         if let Some(size) = change.size {
             check_size(session, &attr, size, cred)?;
-            session
-                .data
-                .truncate(&node.inode, size, clears(&attr, cred))
-                .map_err(OpError::cast)?;
+            match session.data.truncate(&node.inode, size, clears(&attr, cred)) {
+                Err(OpError::Failed(Errno(libc::ENOSPC))) => {
+                    drop(pins);
+                    return forwarded(session, attempt, key, change, cred, &mut before);
+                }
+                other => other.map_err(OpError::cast)?,
+            }
         }
         let now = session.now_ns();
         let draft = plan(&attr, change, cred, check, now)?;

@@ -12,6 +12,9 @@ use crate::session::Asks;
 /// copy less.
 const SHARE_LEAST: u64 = 1 << 20;
 
+/// Bytes that the daemon compares in one operation.
+const DEDUPE_MOST: u64 = 16 << 20;
+
 impl OpenFile {
     /// Lets a range of `to` be the same blocks as a range of this file, as `FICLONERANGE` does; `len` 0: up
     /// to the end of this file. The offsets and the length are multiples of 4,096 bytes, but the range may
@@ -36,7 +39,8 @@ impl OpenFile {
     }
 
     /// As [`clone_range_to`](Self::clone_range_to), but only if both ranges hold the same bytes, which `to`
-    /// must have; returns whether they do. Times and set-id bits of `to` stay.
+    /// must have; returns whether they do. Times and set-id bits of `to` stay. More than 16 MiB are compared
+    /// and shared piece by piece: those before the first that differs are shared.
     ///
     /// # Errors
     /// As `ioctl_fideduperange`.
@@ -52,14 +56,17 @@ impl OpenFile {
             return Err(Errno(libc::EINVAL));
         }
         self.same_pool(to)?;
-        if len == 0 {
-            return Ok(true);
+        let mut done = 0;
+        while done < len {
+            let part = (len - done).min(DEDUPE_MOST);
+            let at = |start: u64| start.checked_add(done).ok_or(Errno(libc::EINVAL));
+            match self.share(at(offset)?, to, at(to_offset)?, part, true, cred) {
+                Ok(()) => done += part,
+                Err(Errno(libc::EILSEQ)) => return Ok(false),
+                Err(errno) => return Err(errno),
+            }
         }
-        match self.share(offset, to, to_offset, len, true, cred) {
-            Ok(()) => Ok(true),
-            Err(Errno(libc::EILSEQ)) => Ok(false),
-            Err(errno) => Err(errno),
-        }
+        Ok(true)
     }
 
     fn may_copy_to(&self, to: &OpenFile) -> Result<()> {

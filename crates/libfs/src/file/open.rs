@@ -470,24 +470,20 @@ impl OpenFile {
                     if inode.read().attr.kind() != FileKind::Regular {
                         return Err(Errno(libc::EINVAL).into());
                     }
-                    session.data.truncate(inode, size, self.clears(inode, cred))?;
+                    match session.data.truncate(inode, size, self.clears(inode, cred)) {
+                        Err(OpError::Failed(Errno(libc::ENOSPC))) => {}
+                        other => {
+                            other?;
+                            return self.settle(session, ());
+                        }
+                    }
                 }
-                Err(OpError::Forward) => {
-                    let op = LogOp::Truncate {
-                        key: self.key(),
-                        size,
-                    };
-                    session.forward(
-                        attempt,
-                        &[self.key()],
-                        &op,
-                        EntryFlags::empty(),
-                        Asks::NOTHING,
-                        cred,
-                    )?;
-                }
+                Err(OpError::Forward) => {}
                 Err(error) => return Err(error),
             }
+            let key = self.key();
+            let op = LogOp::Truncate { key, size };
+            session.forward(attempt, &[key], &op, EntryFlags::empty(), Asks::NOTHING, cred)?;
             self.settle(session, ())
         })
     }

@@ -182,7 +182,11 @@ fn cost(steps: &[Step<'_>]) -> u32 {
                 }) + 1
             })
             .sum(),
-        Step::Truncate { .. } | Step::Unlink { .. } => 0,
+        Step::Truncate { size, .. } => charge(&LogOp::Truncate {
+            key: nobody,
+            size: *size,
+        }),
+        Step::Unlink { .. } => 0,
     };
     steps.iter().map(sum).sum()
 }

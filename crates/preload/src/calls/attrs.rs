@@ -135,7 +135,7 @@ pub(super) fn statx(p: &Process, a: &Args) -> Answer {
 }
 
 /// Whether `cred` has all access rights of the mask `want` (as in `access`: 4 read, 2 write, 1 execute).
-fn may(attr: &InodeAttr, cred: &Cred, want: u32) -> bool {
+pub(super) fn may(attr: &InodeAttr, cred: &Cred, want: u32) -> bool {
     if cred.uid == 0 {
         return want & 1 == 0 || attr.is_dir() || attr.mode & 0o111 != 0;
     }

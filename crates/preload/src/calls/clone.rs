@@ -1,6 +1,7 @@
 //! `ioctl` requests that let files share blocks: `FICLONE`, `FICLONERANGE`, `FIDEDUPERANGE`.
 
 use super::Answer;
+use super::attrs::may;
 use crate::Errno;
 use crate::ofd::Ofd;
 use crate::process::Process;
@@ -8,6 +9,7 @@ use crate::sys::args::Args;
 use crate::sys::kernel;
 use crate::walk::{Here, Stop, fail};
 use std::sync::Arc;
+use varve_format::BLOCK_BYTES;
 
 /// Words of 8 bytes of `file_dedupe_range` before its targets, and of each target.
 const HEAD: usize = 3;
@@ -15,7 +17,7 @@ const EACH: usize = 4;
 /// Most targets: the structure fits a page, as Linux demands.
 const TARGETS_MAX: usize = (4096 / 8 - HEAD) / EACH;
 /// Most bytes of one comparison, as in Linux.
-const DEDUPE_MAX: u64 = 16 << 20;
+const DEDUPE_MAX: u64 = 1 << 30;
 const ALL: std::ops::Range<u64> = 0..u64::MAX;
 /// Status of a target whose bytes differ.
 const DIFFERS: i32 = 1;
@@ -84,6 +86,10 @@ pub(super) fn dedupe(p: &Process, a: &Args, from: &Arc<Ofd>) -> Answer {
         if from.is_dir {
             return fail(libc::EISDIR);
         }
+        let size = p.file(from)?.getattr()?.size_bytes;
+        if from_at.checked_add(len).is_none_or(|end| end > size) {
+            return fail(libc::EINVAL);
+        }
         let mut words = vec![from_at, len, count];
         for target in 0..targets {
             let at = HEAD + target * EACH;
@@ -109,18 +115,31 @@ pub(super) fn dedupe(p: &Process, a: &Args, from: &Arc<Ofd>) -> Answer {
 /// Returns the status of one target.
 fn one(p: &Process, from: &Arc<Ofd>, fd: i32, (from_at, len, to_at): (u64, u64, u64)) -> Here<i32> {
     let Some(to) = p.table.get(fd) else {
-        let is_open = kernel::kind(fd).is_some();
-        return Ok(if is_open { -libc::EXDEV } else { -libc::EBADF });
+        let flags = kernel::fcntl(fd, libc::F_GETFL, 0);
+        return Ok(match kernel::kind(fd) {
+            Some(_) if flags >= 0 && flags & libc::O_PATH as isize != 0 => -libc::EBADF,
+            // No regular file, or one that the kernel has.
+            Some((device, _)) if device == p.config.device => -libc::EINVAL,
+            Some(_) => -libc::EXDEV,
+            None => -libc::EBADF,
+        });
     };
     if to.is_dir {
         return Ok(-libc::EISDIR);
     }
     let (file, target) = (p.file(from)?, p.file(&to)?);
-    // Write access is needed of all but the file's owner and root.
-    let cred = p.cred();
-    if !to.access().1 && cred.uid != 0 && target.getattr()?.uid != cred.uid {
+    let (cred, attr) = (p.cred(), target.getattr()?);
+    // Who could open it for writing, and its owner, need not have done so.
+    if !to.access().1 && attr.uid != cred.uid && !may(&attr, &cred, 2) {
         return Ok(-libc::EPERM);
     }
+    let end = from_at.saturating_add(len);
+    let ends_both = end == file.getattr()?.size_bytes && to_at.saturating_add(len) == attr.size_bytes;
+    let len = if ends_both {
+        len
+    } else {
+        len / BLOCK_BYTES * BLOCK_BYTES
+    };
     Ok(match file.dedupe_range_with(from_at, target, to_at, len, &cred) {
         Ok(true) => 0,
         Ok(false) => DIFFERS,

@@ -6,11 +6,12 @@
 
 use crate::layout::Layout;
 use crate::{Devices, Result, Store, StoreError};
+use varve_format::features::{Incompat, LogIncompat};
 use varve_format::superblock::{
     FORMAT_VERSION, SUPERBLOCK_BLOCKS, SUPERBLOCK_SIZE, Superblock, SuperblockError,
 };
 use varve_format::{BLOCK_BYTES, BLOCK_SIZE, BlockNo, Features};
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::IntoBytes;
 
 impl Store {
     /// Upgrades a pool to the format version that this program writes. Returns its old version. Durable when
@@ -94,30 +95,49 @@ pub(crate) fn bad_superblocks(devices: &Devices, good: &Superblock) -> Result<Ve
     Ok(bad)
 }
 
-/// Returns the copies that a crash left behind while the feature words were written: they differ from the
-/// good one in what that write changes, and nowhere else.
+/// Bytes of a write to NVM that a crash leaves whole or not done.
+const WORD_BYTES: usize = 8;
+
+/// Returns the copies that a crash left behind while a feature was set or cleared: each word of them is that of
+/// the good copy, or of the one before or after it. Any other copy is damaged.
 pub(crate) fn interrupted_superblocks(devices: &Devices, good: &Superblock) -> Result<Vec<u64>> {
-    let mut interrupted = Vec::new();
+    let (mut interrupted, others) = (Vec::new(), neighbours(good));
     for number in bad_superblocks(devices, good)? {
         let mut bytes = [0; SUPERBLOCK_SIZE];
         devices.nvm.read(BlockNo(number).offset_bytes(), &mut bytes)?;
-        let Ok((copy, _)) = Superblock::read_from_prefix(&bytes) else {
-            continue;
+        let mixes = |other: &Superblock| {
+            let sources = good
+                .as_bytes()
+                .chunks(WORD_BYTES)
+                .zip(other.as_bytes().chunks(WORD_BYTES));
+            let mut words = bytes.chunks(WORD_BYTES).zip(sources);
+            words.all(|(word, (one, other))| word == one || word == other)
         };
-        let but_features = Superblock {
-            sequence: good.sequence,
-            incompat: good.incompat,
-            ro_compat: good.ro_compat,
-            compat: good.compat,
-            log_incompat: good.log_incompat,
-            crc32c: good.crc32c,
-            ..copy
-        };
-        if but_features == *good {
+        if others.iter().any(mixes) {
             interrupted.push(number);
         }
     }
     Ok(interrupted)
+}
+
+/// Returns the superblocks from which one write of the features leads to this one, or to which one leads.
+fn neighbours(good: &Superblock) -> Vec<Superblock> {
+    let sequence = good.sequence.get();
+    let mut out = Vec::new();
+    for sequence in [sequence.saturating_sub(1), sequence.saturating_add(1)] {
+        for (incompat, log_incompat) in [
+            (0, 0),
+            (Incompat::SHARED_EXTENTS.bits(), 0),
+            (0, LogIncompat::IN_PLACE.bits()),
+        ] {
+            let mut other = *good;
+            other.sequence.set(sequence);
+            other.incompat.set(good.incompat.get() ^ incompat);
+            other.log_incompat.set(good.log_incompat.get() ^ log_incompat);
+            out.push(other.sealed());
+        }
+    }
+    out
 }
 
 /// As [`Store::upgrade`].

@@ -459,3 +459,58 @@ fn runs_whose_leaf_is_lost_are_lost_for_all_their_owners_and_named() {
     let files: std::collections::BTreeSet<_> = report.losses.iter().map(|loss| loss.ino).collect();
     assert_eq!(files.len(), 4, "{report:?}");
 }
+
+/// A copy that a crash left while the feature was set is no damage, and is written anew; a flipped bit is, also in
+/// the words that the feature changes.
+#[test]
+fn copy_of_the_superblock_is_written_anew_only_where_a_crash_may_have_left_it() {
+    let rig = prepared(SimMedium::Dax);
+    let store = &rig.store;
+    let ino = new_file(store, "clone").unwrap();
+    let devices = devices_of(&rig.world);
+    let at = varve_format::superblock::SUPERBLOCK_BLOCKS[1] * BLOCK_BYTES;
+    let read = || {
+        let mut bytes = [0; varve_format::superblock::SUPERBLOCK_SIZE];
+        devices.nvm.read(at, &mut bytes).unwrap();
+        bytes
+    };
+    let old = read();
+    share(store, whole(store, file(store, "f9"), ino)).unwrap();
+    let new = read();
+    let Rig { world, store } = rig;
+    drop(store);
+    let words: Vec<_> = (0..new.len())
+        .step_by(8)
+        .filter(|at| old[*at..*at + 8] != new[*at..*at + 8])
+        .collect();
+    assert!(words.len() >= 3, "{words:?}");
+    let findings = |bytes: &[u8]| {
+        devices.nvm.write(at, bytes).unwrap();
+        devices.nvm.fence().unwrap();
+        let found = open(&world).unwrap().check().unwrap();
+        let now = read();
+        devices.nvm.write(at, &new).unwrap();
+        (found.len(), now == new)
+    };
+    for torn in 0..1_u32 << words.len() {
+        let mut bytes = new;
+        for (index, word) in words
+            .iter()
+            .enumerate()
+            .filter(|(index, _)| torn >> index & 1 == 1)
+        {
+            assert!(index < 8);
+            bytes[*word..*word + 8].copy_from_slice(&old[*word..*word + 8]);
+        }
+        assert_eq!(findings(&bytes), (0, true), "words {torn:b} are old");
+    }
+    // The lowest bit of a sequence number may be that of the write before.
+    for bit in (0..new.len() * 8)
+        .step_by(7)
+        .filter(|bit| !words.iter().any(|word| bit / 64 == word / 8 && bit % 64 < 2))
+    {
+        let mut bytes = new;
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        assert_eq!(findings(&bytes), (1, false), "bit {bit}");
+    }
+}

@@ -18,7 +18,7 @@ use varve_format::{
 /// Maximum number of extents that one call of truncate, punch or zero changes.
 const STEP_EXTENTS: usize = 4096;
 /// Maximum number of blocks whose bits one step of freeing changes.
-const STEP_BLOCKS: u64 = 1 << 16;
+pub(super) const STEP_BLOCKS: u64 = 1 << 16;
 /// Blocks moved to another tier in one buffer.
 const MOVE_BLOCKS: u64 = 1024;
 /// Bytes fetched at once on their way to NVM, and to a device.

@@ -10,6 +10,7 @@
 //!   commit and when no reader of an older state is left.
 
 use super::TxState;
+use super::data::STEP_BLOCKS;
 use crate::reader::{file_root, is_shared};
 use crate::seeded::{Bug, armed};
 use crate::space::Span;
@@ -29,8 +30,10 @@ use zerocopy::IntoBytes;
 pub(crate) const SHARED: SharedRuns = SharedRuns::new();
 /// Shared runs that one step changes at most.
 pub(super) const STEP_RUNS: usize = 64;
-/// Extents of the target that one step of sharing frees at most.
+/// Extents of the target that one step of sharing frees at most, and how many of them may be shared: their runs may
+/// lie in as many nodes.
 const STEP_EXTENTS: usize = 32;
+const STEP_SHARED: usize = 8;
 
 /// A range of a file that another one is to share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,6 +74,28 @@ impl Tx<'_> {
             return Err(StoreError::Invalid("ranges that overlap are to be shared"));
         }
         self.guard_new(|core| core.share(range, done))
+    }
+}
+
+impl Tx<'_> {
+    /// Returns the number of shared runs in which blocks of a file lie, at most `max`.
+    ///
+    /// # Errors
+    /// `NoInode`, `WrongKind`, or damage.
+    pub fn shared_runs(&self, ino: Ino, blocks: Range<FileBlock>, max: usize) -> Result<usize> {
+        let reader = self.core.reader();
+        let root = file_root(&reader.get(ino)?)?;
+        if ExtentTree::of(ino).counts(&root)?.shared == 0 {
+            return Ok(0);
+        }
+        let (mut runs, mut at) = (0, blocks.start.0);
+        while runs < max {
+            let found = reader.extents(ino, &root, at, blocks.end.0, 64)?;
+            let Some(last) = found.last() else { break };
+            at = last.end().0;
+            runs += found.iter().filter(|extent| is_shared(extent)).count();
+        }
+        Ok(runs.min(max))
     }
 }
 
@@ -171,12 +196,19 @@ impl TxState<'_> {
     /// all.
     fn first_mapped(&self, ino: Ino, root: &TreeRoot, from: u64, to: u64) -> Result<u64> {
         let mapped = self.reader().unresolved(ino, root, from, to, STEP_EXTENTS + 1)?;
-        let mut runs = STEP_RUNS;
+        let (mut runs, mut shared, mut blocks) = (STEP_RUNS, STEP_SHARED, STEP_BLOCKS);
         for (index, extent) in mapped.iter().enumerate() {
-            if index == STEP_EXTENTS || runs == 0 {
+            if index == STEP_EXTENTS || runs == 0 || shared == 0 || blocks == 0 {
                 return Ok(extent.file_block.0);
             }
-            if is_shared(extent) {
+            if !is_shared(extent) {
+                let len = u64::from(extent.len);
+                if len > blocks {
+                    return Ok(extent.file_block.0 + blocks);
+                }
+                blocks -= len;
+            } else {
+                shared -= 1;
                 let (blocks, taken) = self.first_runs(extent, runs)?;
                 if blocks < u64::from(extent.len) {
                     return Ok(extent.file_block.0 + blocks);

@@ -522,6 +522,33 @@ fn repair_of_a_pool_whose_metadata_is_on_slower_tiers_is_taken_up_and_loses_no_m
     conclude("repairs of cold metadata", &tally, &failures);
 }
 
+#[test]
+fn repair_of_a_pool_whose_files_share_blocks_is_taken_up_and_loses_no_more() {
+    let mut tally = Tally::default();
+    let mut failures = Vec::new();
+    for medium in [SimMedium::Dax, SimMedium::File] {
+        let pool = Pool::shared(medium);
+        let turns = number("VARVE_REPAIR_PAIRS", 1);
+        failures.extend(try_pool(&pool, medium, turns, &mut tally));
+        for with in ["PoolState", "ExtentLeaf", "Bitmap of nvm", "SharedLeaf"] {
+            for (seed, tree) in ["SharedLeaf", "SharedNode"]
+                .into_iter()
+                .cycle()
+                .take(6)
+                .enumerate()
+            {
+                let seed = seed as u64;
+                let damaged = pool.damaged(&[tree, with], &mut Rng::new(seed));
+                if let Err(why) = try_damage(&pool, &damaged, seed, &mut tally) {
+                    failures.push(format!("{medium:?}, {why}"));
+                }
+            }
+        }
+        tally.was_on(medium);
+    }
+    conclude("repairs of shared blocks", &tally, &failures);
+}
+
 /// What a table says is computed anew from what can be found, and what can be found depends on tables: were
 /// the repair cut off between, what is new must not hide what is still to be saved.
 #[test]

@@ -24,6 +24,8 @@ const BIG: [&str; 9] = [
     "big0", "big1", "big2", "big3", "big4", "big5", "big6", "big7", "big8",
 ];
 const BIG_BYTES: u32 = 24 * BLOCK_SIZE as u32;
+/// More shared runs than a leaf of their tree takes.
+const RUNS: u64 = 150;
 
 /// A stopped pool.
 pub struct Pool {
@@ -91,6 +93,42 @@ impl Pool {
             "DirLeaf on ssd",
             "XattrLeaf on ssd",
         ] {
+            assert!(pool.places.contains_key(kind), "{kind}: {:?}", pool.places.keys());
+        }
+        pool
+    }
+
+    /// One whose files share blocks, on all tiers, in so many runs that their tree has nodes of both kinds.
+    pub fn shared(medium: SimMedium) -> Self {
+        let shape = Shape {
+            nvm_bytes: 4 << 20,
+            blocks_bytes: 3 << 20,
+            ..Shape::tiny(medium)
+        };
+        let pool = Self::made(shape, false, |_, run| {
+            for name in ["shares", "many", "some"] {
+                run(&Op::Create(vec![name]));
+            }
+            run(&write("many", 0, 2 * RUNS as u32 * BLOCK_SIZE as u32, 5));
+            let mut clone = |from: &'static str, to: &'static str, at: u64, len: u64| {
+                run(&Op::Clone {
+                    from: vec![from],
+                    offset: at,
+                    to: vec![to],
+                    to_offset: at,
+                    len,
+                });
+            };
+            for name in ["big0", "big1", "big2", "a", "b", "c"] {
+                clone(name, "shares", 0, 0);
+                clone(name, "d", 0, 0);
+            }
+            for block in (0..2 * RUNS).step_by(2) {
+                clone("many", "some", block * BLOCK_BYTES, BLOCK_BYTES);
+            }
+            run(&write("big1", 5 * BLOCK_BYTES, 3 * BLOCK_SIZE as u32, 77));
+        });
+        for kind in ["SharedLeaf", "SharedNode"] {
             assert!(pool.places.contains_key(kind), "{kind}: {:?}", pool.places.keys());
         }
         pool

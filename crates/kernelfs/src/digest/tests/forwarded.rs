@@ -14,23 +14,27 @@ use varve_store::{DataTarget, Progress, Store, StoreError};
 use zerocopy::IntoBytes;
 
 /// Callback for the records of large allocations.
-type Spent = Box<dyn Fn(&Store, u64)>;
+pub(super) type Spent = Box<dyn Fn(&Store, u64)>;
 
-struct Caller {
-    machine: Machine,
+pub(super) struct Caller {
+    pub(super) machine: Machine,
     number: u64,
-    cred: Cred,
+    pub(super) cred: Cred,
     checked: bool,
     whiteout: bool,
-    spent: Spent,
+    pub(super) spent: Spent,
 }
 
-type Answer = Result<(Applied, ForwardedResult), i32>;
+pub(super) type Answer = Result<(Applied, ForwardedResult), i32>;
 
 impl Caller {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
+        Self::on(Machine::new())
+    }
+
+    pub(super) fn on(machine: Machine) -> Self {
         Self {
-            machine: Machine::new(),
+            machine,
             number: 0,
             cred: Cred::root(),
             checked: false,
@@ -39,7 +43,7 @@ impl Caller {
         }
     }
 
-    fn be(&mut self, uid: u32) {
+    pub(super) fn be(&mut self, uid: u32) {
         self.cred = Cred {
             uid,
             gid: uid,
@@ -47,11 +51,11 @@ impl Caller {
         };
     }
 
-    fn call(&mut self, op: LogOp<'_>) -> Answer {
+    pub(super) fn call(&mut self, op: LogOp<'_>) -> Answer {
         self.call_with(op, NONE, false)
     }
 
-    fn call_with(&mut self, op: LogOp<'_>, flags: EntryFlags, append: bool) -> Answer {
+    pub(super) fn call_with(&mut self, op: LogOp<'_>, flags: EntryFlags, append: bool) -> Answer {
         self.number += 1;
         let mut payload = Vec::new();
         op.encode_body(&mut payload);
@@ -92,7 +96,7 @@ impl Caller {
         }
     }
 
-    fn make(&mut self, dir: InodeKey, name: &[u8], mode: u32) -> Result<InodeKey, i32> {
+    pub(super) fn make(&mut self, dir: InodeKey, name: &[u8], mode: u32) -> Result<InodeKey, i32> {
         let uid = self.cred.uid;
         let op = LogOp::Create {
             dir,
@@ -125,7 +129,7 @@ impl Caller {
     }
 }
 
-fn errno<T>(answer: Result<T, i32>) -> i32 {
+pub(super) fn errno<T>(answer: Result<T, i32>) -> i32 {
     answer.err().unwrap_or(0)
 }
 
@@ -485,13 +489,13 @@ fn sparse_file(caller: &mut Caller) -> InodeKey {
 }
 
 /// Returns the number of allocated blocks of a file.
-fn blocks(store: &Store, key: InodeKey) -> u64 {
+pub(super) fn blocks(store: &Store, key: InodeKey) -> u64 {
     let extents = store.map(key.ino, FileBlock(0), usize::MAX).unwrap();
     extents.iter().map(|extent| u64::from(extent.len)).sum()
 }
 
 /// Gives all the free space to a file.
-fn fill_up(store: &Store, ino: Ino) {
+pub(super) fn fill_up(store: &Store, ino: Ino) {
     let target = DataTarget::prefer(Tier::Nvm);
     for at in 0.. {
         let mut tx = store.begin().unwrap();

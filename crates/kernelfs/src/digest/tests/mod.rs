@@ -6,3 +6,4 @@ mod crash;
 mod forwarded;
 mod logs;
 mod machine;
+mod shares;
