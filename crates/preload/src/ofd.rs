@@ -1,9 +1,10 @@
 //! Open file descriptions: what descriptors made by `dup` share.
 
+use crate::config::PoolId;
 use crate::sys::kernel;
 use crate::sys::reentry::KernelFd;
 use crate::sys::shared_offset::{Left, Record};
-use crate::walk::{Here, Route, Stop};
+use crate::walk::{FileId, Here, Place, Route, Stop};
 use parking_lot::{Mutex, MutexGuard};
 use std::ops::{Deref, DerefMut};
 use std::sync::OnceLock;
@@ -76,6 +77,8 @@ pub struct Ofd {
     /// The file in this process' session. Not there yet in a child that inherited the description.
     file: OnceLock<OpenFile>,
     key: InodeKey,
+    /// Pool of the file.
+    pub pool: PoolId,
     /// It cannot be opened here: the kernel serves it.
     lost: AtomicBool,
     /// Whether it is a directory.
@@ -122,11 +125,13 @@ const LARGEFILE: i32 = 0o100_000;
 impl Ofd {
     /// A description at offset 0.
     #[must_use]
-    pub fn new(file: OpenFile, is_dir: bool, flags: i32, route: Route, parent: InodeKey) -> Self {
+    pub fn new(file: OpenFile, is_dir: bool, flags: i32, place: Place) -> Self {
         let key = file.key();
+        let Place { pool, route, parent } = place;
         Self {
             file: OnceLock::from(file),
             key,
+            pool,
             lost: AtomicBool::new(false),
             is_dir,
             path_only: false,
@@ -143,18 +148,18 @@ impl Ofd {
 
     /// A description of a directory that only stands for a place (`O_PATH`).
     #[must_use]
-    pub fn path_only(file: OpenFile, flags: i32, route: Route, parent: InodeKey) -> Self {
-        let mut ofd = Self::new(file, true, flags, route, parent);
+    pub fn path_only(file: OpenFile, flags: i32, place: Place) -> Self {
+        let mut ofd = Self::new(file, true, flags, place);
         ofd.path_only = true;
         ofd.status = AtomicI32::new(flags & PATH_STATUS);
         ofd
     }
 
-    /// A description of a file without a name that was made in the directory `parent`, whose path below the
-    /// mount is `route`.
+    /// A description of a file without a name. `place` is the directory where it was made, as both its path
+    /// and its parent.
     #[must_use]
-    pub fn without_name(file: OpenFile, flags: i32, route: Route, parent: InodeKey) -> Self {
-        let mut ofd = Self::new(file, false, flags, route, parent);
+    pub fn without_name(file: OpenFile, flags: i32, place: Place) -> Self {
+        let mut ofd = Self::new(file, false, flags, place);
         ofd.unnamed = Some(if flags & libc::O_EXCL == 0 {
             Unnamed::Linkable
         } else {
@@ -170,6 +175,7 @@ impl Ofd {
         Self {
             file: OnceLock::new(),
             key: parent.key,
+            pool: parent.pool,
             lost: AtomicBool::new(false),
             is_dir: parent.is_dir,
             path_only: parent.path_only,
@@ -187,11 +193,12 @@ impl Ofd {
     /// A description that the program before this one, of the same process, had for itself: a regular file
     /// behind real descriptors, one of which is `fd`.
     #[must_use]
-    pub fn adopted(fd: i32, key: InodeKey, status: i32) -> Self {
+    pub fn adopted(fd: i32, FileId { pool, key }: FileId, status: i32) -> Self {
         let at = u64::try_from(kernel::lseek(fd, 0, libc::SEEK_CUR)).unwrap_or(0);
         Self {
             file: OnceLock::new(),
             key,
+            pool,
             lost: AtomicBool::new(false),
             is_dir: false,
             path_only: false,
@@ -339,6 +346,15 @@ impl Ofd {
             libc::O_RDONLY => (true, false),
             libc::O_WRONLY => (false, true),
             _ => (true, true),
+        }
+    }
+
+    /// The file.
+    #[must_use]
+    pub fn id(&self) -> FileId {
+        FileId {
+            pool: self.pool,
+            key: self.key,
         }
     }
 

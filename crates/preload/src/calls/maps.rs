@@ -117,7 +117,7 @@ fn by_mount(p: &Process, a: &Args, ofd: &Arc<Ofd>) -> isize {
     if shared && ofd.access().1 {
         // What is stored through the map is in the kernel's page cache: whoever reads the file here must read
         // it there. A map that is made without PROT_WRITE may get it later.
-        p.give_inode(ofd.key());
+        p.give_inode(ofd.id());
         if let Err(errno) = p.materialise(fd) {
             return error(errno);
         }

@@ -13,7 +13,7 @@
 //!    under which it was read has ended; then the daemon has emptied the file, or does before it gives
 //!    anybody one of the session's leases. For:
 //!    - it is read under a read lease that LibFS remembers: before the lease goes,
-//!      [`drop_copies`](varve_libfs::Copies::drop_copies) counts the file's `generation` on and takes its
+//!      [`drop_copies_of`](Maps::drop_copies_of) counts the file's `generation` on and takes its
 //!      pages out, both under the lock;
 //!    - it is stored under the lock, if the generation is the one of before the read;
 //!    - *store, then look at the session, then show*: if the session lived when it was looked at, the daemon
@@ -39,17 +39,18 @@ mod fill;
 
 use self::book::{Book, Piece};
 use crate::Errno;
+use crate::config::PoolId;
 use crate::ofd::Ofd;
 use crate::sys::pages::{self, CopyFile, Faults, PAGE};
 use crate::sys::{kernel, ranges};
-use crate::walk::Here;
+use crate::walk::{FileId, Here};
 use parking_lot::{Condvar, Mutex, MutexGuard, RwLockReadGuard};
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use varve_format::InodeKey;
 use varve_ipc::{CopiesAt, heavy_barrier, light_barrier};
-use varve_libfs::{Copies, OpenFile};
+use varve_libfs::OpenFile;
 
 /// Most bytes of copies of one process, and the share of the memory file system that they may be.
 const BYTES_MAX: u64 = 1 << 30;
@@ -253,21 +254,30 @@ impl State {
     }
 }
 
-/// All maps of copies of a process.
+/// All maps of copies of a process. They are of files of one pool, the first of which a file is mapped: the
+/// file of copies is that pool's daemon's to empty. Maps of other pools' files are the mounts'.
 #[derive(Default)]
 pub struct Maps {
+    pool: OnceLock<PoolId>,
     state: Mutex<State>,
     /// A change ended, or a load has had its turn.
     settled: Condvar,
 }
 
-impl Copies for Maps {
-    fn drop_copies(&self, key: InodeKey) {
-        self.state.lock().drop_part(key, &(0..u64::MAX));
-    }
-}
-
 impl Maps {
+    /// The pool whose files have such maps, once there was one.
+    #[must_use]
+    pub fn pool(&self) -> Option<PoolId> {
+        self.pool.get().copied()
+    }
+
+    /// Copies of a file are out of date: what [`Copies`](varve_libfs::Copies) asks for.
+    pub fn drop_copies_of(&self, id: FileId) {
+        if self.pool() == Some(id.pool) {
+            self.state.lock().drop_part(id.key, &(0..u64::MAX));
+        }
+    }
+
     /// Whether a range of the program's memory touches such a map.
     #[must_use]
     pub fn touches(at: usize, len: usize) -> bool {
@@ -315,6 +325,9 @@ impl Maps {
 
     /// Maps a file for reading; `None`: the mount is to do it.
     pub fn serve(&self, host: &dyn Host, ofd: &Arc<Ofd>, asked: Asked) -> Option<usize> {
+        if *self.pool.get_or_init(|| ofd.pool) != ofd.pool {
+            return None;
+        }
         let file = host.file(ofd).ok()?;
         let size = file.getattr().ok()?.size_bytes;
         let len = asked.len.checked_next_multiple_of(PAGE)?;
@@ -453,9 +466,9 @@ impl Maps {
     }
 
     /// Gives all maps of a file to the mount.
-    pub fn give_file(&self, host: &dyn Host, key: InodeKey) {
-        if ranges::any() {
-            let pieces: Vec<_> = self.state.lock().book.of(key).cloned().collect();
+    pub fn give_file(&self, host: &dyn Host, id: FileId) {
+        if ranges::any() && self.pool() == Some(id.pool) {
+            let pieces: Vec<_> = self.state.lock().book.of(id.key).cloned().collect();
             for piece in &pieces {
                 let _ = self.give_piece(host, piece);
             }
@@ -464,12 +477,16 @@ impl Maps {
 
     /// The descriptions that maps of a file keep.
     #[must_use]
-    pub fn descriptions(&self, key: InodeKey) -> Vec<Arc<Ofd>> {
-        if !ranges::any() {
+    pub fn descriptions(&self, id: FileId) -> Vec<Arc<Ofd>> {
+        if !ranges::any() || self.pool() != Some(id.pool) {
             return Vec::new();
         }
         let state = self.state.lock();
-        state.book.of(key).map(|piece| Arc::clone(&piece.ofd)).collect()
+        state
+            .book
+            .of(id.key)
+            .map(|piece| Arc::clone(&piece.ofd))
+            .collect()
     }
 
     fn give_piece(&self, host: &dyn Host, piece: &Piece) -> Result<(), Errno> {

@@ -1,13 +1,14 @@
 //! How a description is given to the kernel: opened through the mount, placed over its descriptors, its
 //! offset handed over; and the other way, when a program takes files back. Knows no call.
 
-use super::{Process, ended};
+use super::Process;
 use crate::Errno;
 use crate::config::{self, Alone};
 use crate::ofd::Ofd;
 use crate::sys::reentry::{self, KernelFd};
 use crate::sys::shared_offset::Left;
 use crate::sys::{kernel, thread};
+use crate::walk::{FileId, Walked};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -74,10 +75,10 @@ impl Process {
     }
 
     /// Gives the kernel the descriptions that may write an inode: nobody runs it then.
-    pub fn show_writers(&self, key: InodeKey) {
+    pub fn show_writers(&self, id: FileId) {
         let _gate = self.gate.write();
         for (ofd, fds) in self.table.descriptions() {
-            if ofd.key() == key && ofd.access().1 {
+            if ofd.id() == id && ofd.access().1 {
                 let _ = self.realise_all_of(&ofd, &fds);
             }
         }
@@ -118,12 +119,15 @@ impl Process {
                 ino: Ino(file.key.0),
                 generation: Generation(file.key.1),
             };
-            let same = |fd: &i32| kernel::identity(*fd) == Some((self.config.device, key.number()));
-            if let Some(first) = file.fds.first()
+            let Some(first) = file.fds.first() else { continue };
+            let Some((device, libc::S_IFREG)) = kernel::kind(*first) else {
+                continue;
+            };
+            let same = |fd: &i32| kernel::identity(*fd) == Some((device, key.number()));
+            if let Some(pool) = self.pool_on(device)
                 && file.fds.iter().all(same)
-                && kernel::kind(*first).is_some_and(|(_, kind)| kind == libc::S_IFREG)
             {
-                let ofd = Arc::new(Ofd::adopted(*first, key, file.status));
+                let ofd = Arc::new(Ofd::adopted(*first, FileId { pool, key }, file.status));
                 for fd in &file.fds {
                     let _ = self.table.put(*fd, Arc::clone(&ofd));
                 }
@@ -177,13 +181,13 @@ impl Process {
         }
     }
 
-    /// Gives every description of `key` to the kernel for good, and those that come later too.
-    pub fn give_inode(&self, key: InodeKey) {
-        self.copies.give_file(self, key);
+    /// Gives every description of a file to the kernel for good, and those that come later too.
+    pub fn give_inode(&self, id: FileId) {
+        self.copies.give_file(self, id);
         let _gate = self.gate.write();
-        self.mapped.write().insert(key, ());
+        self.pool(id.pool).mapped.write().insert(id.key, ());
         for (fd, ofd) in self.table.all() {
-            if ofd.key() == key {
+            if ofd.id() == id {
                 self.give_for_good(fd, &ofd);
             }
         }
@@ -197,7 +201,7 @@ impl Process {
         self.table.set_given(fd, true);
         if self.any_locked.load(Ordering::Acquire) {
             // Closing it would let the program's locks go; the program's own `close` does that now.
-            self.locked.lock().remove(&ofd.key());
+            self.locked.lock().remove(&ofd.id());
             std::mem::forget(ofd.side.lock().take());
         }
     }
@@ -242,11 +246,13 @@ impl Process {
         };
         let unreal = || all.iter().filter(|(ofd, _)| !ofd.is_real());
         let left = unreal().count();
-        if left > FILES_A_THREAD
-            && let Some(Some(fs)) = self.fs.get()
-        {
+        let sessions = self.pools().filter_map(|(id, pool)| Some((id, pool.open()?)));
+        for (id, fs) in sessions.filter(|_| left > FILES_A_THREAD) {
             // Else the mount asks for each of them.
-            let keys: Vec<InodeKey> = unreal().map(|(ofd, _)| ofd.key()).collect();
+            let keys: Vec<InodeKey> = unreal()
+                .filter(|(ofd, _)| ofd.pool == id)
+                .map(|(ofd, _)| ofd.key())
+                .collect();
             fs.give_back(&keys);
         }
         std::thread::scope(|scope| {
@@ -272,7 +278,7 @@ impl Process {
         }
         ofd.real.store(true, Ordering::Release);
         // Unless it holds locks, one less to keep.
-        if !self.has_locks(ofd.key()) {
+        if !self.has_locks(ofd.id()) {
             *ofd.side.lock() = None;
         }
         Ok(())
@@ -296,13 +302,13 @@ impl Process {
 
     /// The file is about to lose its last name: descriptions of it keep a descriptor of the kernel, by which
     /// it can be given away later.
-    pub fn keep(&self, key: InodeKey) {
+    pub fn keep(&self, id: FileId) {
         for (fd, ofd) in self.table.all() {
-            if ofd.key() == key && !ofd.is_real() {
+            if ofd.id() == id && !ofd.is_real() {
                 let _ = self.side(fd, &ofd);
             }
         }
-        for ofd in self.copies.descriptions(key) {
+        for ofd in self.copies.descriptions(id) {
             let _ = self.side(-1, &ofd);
         }
     }
@@ -322,7 +328,7 @@ impl Process {
             return first;
         }
         // It was moved since it was opened.
-        let found = self.fs().ok().and_then(|fs| {
+        let found = self.fs(ofd.pool).ok().and_then(|fs| {
             if ofd.is_dir {
                 fs.path_of(ofd.key())
             } else {
@@ -338,7 +344,7 @@ impl Process {
     /// A file that was made without a name stands under one for a moment, in the directory where it was made,
     /// for the mount to find it.
     fn open_unnamed(&self, ofd: &Ofd, flags: i32) -> Result<KernelFd, Errno> {
-        let fs = self.fs().map_err(|_| Errno(libc::EBADF))?;
+        let fs = self.fs(ofd.pool).map_err(|_| Errno(libc::EBADF))?;
         fs.while_lent_a_name(ofd.key(), ofd.parent, &self.cred(), |name| {
             let at = |route: &[u8]| [route, b"/", name].concat();
             let first = self.try_real(ofd, &at(&ofd.route), flags);
@@ -353,32 +359,30 @@ impl Process {
         })?
     }
 
-    /// Whether the program holds POSIX locks on an inode.
-    fn has_locks(&self, key: InodeKey) -> bool {
-        self.any_locked.load(Ordering::Acquire) && self.locked.lock().contains_key(&key)
+    /// Whether the program holds POSIX locks on a file.
+    fn has_locks(&self, id: FileId) -> bool {
+        self.any_locked.load(Ordering::Acquire) && self.locked.lock().contains_key(&id)
     }
 
     fn try_real(&self, ofd: &Ofd, route: &[u8], flags: i32) -> Result<KernelFd, Errno> {
-        let mut path = self.config.mount.clone();
-        path.extend_from_slice(route);
-        let path = ended(path);
+        let pool = self.pool(ofd.pool);
+        let path = pool.path(route);
         let mut fd = kernel::open(&path, flags, 0);
         if fd == -(libc::EACCES as isize) {
             // It was opened before this thread took on the rights that it has now.
-            let user = self.session_uid.load(Ordering::Relaxed);
-            fd = kernel::with_files_of(user, || kernel::open(&path, flags, 0));
+            fd = kernel::with_files_of(pool.session_uid(), || kernel::open(&path, flags, 0));
         }
         if fd < 0 {
             return Err(Errno(-fd as i32));
         }
         // With any descriptor of a file that is closed go the locks on it: it is not moved to a high number
         // then.
-        let fd = if self.has_locks(ofd.key()) {
+        let fd = if self.has_locks(ofd.id()) {
             KernelFd(reentry::note(fd as i32))
         } else {
             KernelFd(reentry::adopt(fd as i32))
         };
-        if kernel::identity(fd.0) == Some((self.config.device, ofd.key().number())) {
+        if kernel::identity(fd.0) == Some((pool.config.device, ofd.key().number())) {
             Ok(fd)
         } else {
             Err(Errno(libc::ESTALE))
@@ -390,15 +394,24 @@ impl Process {
     ///
     /// # Errors
     /// ETXTBSY if it runs somewhere.
-    pub fn open_writer(&self, attr: &InodeAttr, route: &[u8], flags: i32) -> Result<Option<KernelFd>, Errno> {
+    pub fn open_writer(
+        &self,
+        attr: &InodeAttr,
+        walked: &Walked,
+        flags: i32,
+    ) -> Result<Option<KernelFd>, Errno> {
+        let pool = self.pool(walked.pool);
+        let id = FileId {
+            pool: walked.pool,
+            key: attr.key,
+        };
         // To open and close it would let the program's POSIX locks on it go.
-        if attr.is_dir() || attr.mode & 0o111 == 0 || self.has_locks(attr.key) {
+        if attr.is_dir() || attr.mode & 0o111 == 0 || self.has_locks(id) {
             return Ok(None);
         }
-        let mut path = self.config.mount.clone();
-        path.extend_from_slice(route);
+        let path = pool.path(&walked.whole());
         let how = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_CLOEXEC;
-        let fd = kernel::open(&ended(path), flags & KEPT | how, 0);
+        let fd = kernel::open(&path, flags & KEPT | how, 0);
         if fd == -(libc::ETXTBSY as isize) {
             return Err(Errno(libc::ETXTBSY));
         }
@@ -407,7 +420,7 @@ impl Process {
         }
         let fd = KernelFd(reentry::adopt(fd as i32));
         kernel::fcntl(fd.0, libc::F_SETFL, (flags & KEPT) as usize);
-        let is_it = kernel::identity(fd.0) == Some((self.config.device, attr.key.number()));
+        let is_it = kernel::identity(fd.0) == Some((pool.config.device, attr.key.number()));
         Ok(is_it.then_some(fd))
     }
 }
