@@ -222,6 +222,20 @@ fn mounted_inside(at: &Path) -> anyhow::Result<Option<PathBuf>> {
         .find(|path| path != at && path.starts_with(at)))
 }
 
+/// A number that another build of a library does not have: of the build id that the linker put into its first
+/// page, or of all of its bytes, which takes milliseconds.
+fn identity(library: &[u8]) -> u64 {
+    /// Head of a note with a build id of 20 bytes: lengths of name and id, kind, name.
+    const HEAD: &[u8; 16] = b"\x04\0\0\0\x14\0\0\0\x03\0\0\0GNU\0";
+    const ID: usize = 20;
+    const FIRST_PAGE: usize = 4096;
+    let first = &library[..library.len().min(FIRST_PAGE)];
+    let note = first.windows(HEAD.len() + ID).find(|note| note.starts_with(HEAD));
+    let mut hasher = std::hash::DefaultHasher::new();
+    hasher.write(note.unwrap_or(library));
+    hasher.finish()
+}
+
 /// Writes the library to a directory from which every program started here can load it, and returns its path.
 /// A trusted copy in the pool's directory is used if there is one. Otherwise the library goes into the pool's
 /// directory if that belongs to this user, else into a private directory: its owner controls the programs
@@ -231,15 +245,13 @@ fn unpack(pool: &Path) -> anyhow::Result<PathBuf> {
     if LIBRARY.is_empty() {
         bail!("this binary was built without the preload library; build it with `cargo build --release`");
     }
-    let mut hasher = std::hash::DefaultHasher::new();
-    hasher.write(LIBRARY);
     let splits = |path: &Path| {
         path.as_os_str()
             .as_bytes()
             .iter()
             .any(|byte| b" \t\n:".contains(byte))
     };
-    let name = format!("preload-{:016x}.so", hasher.finish());
+    let name = format!("preload-{:016x}.so", identity(LIBRARY));
     let of = |path: &Path| std::fs::symlink_metadata(path).ok();
     let there = |path: &Path| {
         of(path).is_some_and(|meta| meta.is_file() && is_trusted(&meta) && meta.len() == LIBRARY.len() as u64)
@@ -397,8 +409,23 @@ impl Drop for Counters {
 
 #[cfg(test)]
 mod tests {
-    use super::unpack;
+    use super::{identity, unpack};
     use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn library_is_known_by_its_build_id_or_by_its_bytes() {
+        let with_id = |id: u8, rest: u8| {
+            let mut library = vec![0; 700];
+            library.extend_from_slice(b"\x04\0\0\0\x14\0\0\0\x03\0\0\0GNU\0");
+            library.extend_from_slice(&[id; 20]);
+            library.resize(9000, rest);
+            library
+        };
+        assert_eq!(identity(&with_id(1, 2)), identity(&with_id(1, 3)));
+        assert_ne!(identity(&with_id(1, 2)), identity(&with_id(4, 2)));
+        assert_ne!(identity(&[1; 9000]), identity(&[2; 9000]));
+        assert_ne!(identity(b""), identity(b"x"));
+    }
 
     #[test]
     fn library_is_not_loaded_from_where_others_can_change_it() {

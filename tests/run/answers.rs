@@ -299,8 +299,9 @@ fn openat2_with_any_rules_answers_as_the_kernel_does() {
         let (found, output) = question.ask_served(&pool);
         let counts = counters(&output);
         let count = |side: &str| counts[side]["openat2"].as_u64().unwrap_or(0);
+        // The kernel's are paths that leave the mount, and what is opened with `O_PATH` and is no directory.
         assert!(
-            count("served") > 2 * count("fell_back"),
+            count("served") > count("fell_back"),
             "the mount answered: {counts}"
         );
         question.compare(&own, &found, "served", &[]);
