@@ -53,7 +53,7 @@ fn parse() -> anyhow::Result<Options> {
             "--rows" => options.rows = list(value()?),
             "--sides" => options.sides = list(value()?),
             "--rounds" => options.rounds = value()?.parse()?,
-            "--varve" => options.varves.push(value()?.into()),
+            "--varve" => options.varves.push(std::fs::canonicalize(value()?)?),
             other => anyhow::bail!("{other}: not known. --disk --rows --sides --rounds --varve"),
         }
     }

@@ -69,6 +69,7 @@ static const struct {
     {"read", O_RDONLY, 0},
     {"path", O_PATH, 0},
     {"path-nofollow", O_PATH | O_NOFOLLOW, 0},
+    {"path-directory", O_PATH | O_DIRECTORY | O_NOFOLLOW, 0},
     {"directory", O_RDONLY | O_DIRECTORY, 0},
     {"nofollow", O_RDONLY | O_NOFOLLOW, 0},
     {"create", O_RDWR | O_CREAT, 0600},
@@ -76,7 +77,7 @@ static const struct {
     {"truncate", O_RDWR | O_TRUNC, 0},
     {"unnamed", O_RDWR | O_TMPFILE, 0600},
 };
-enum { OPENS = sizeof opens / sizeof *opens, FIRST_THAT_CHANGES = 5 };
+enum { OPENS = sizeof opens / sizeof *opens, FIRST_THAT_CHANGES = 6 };
 
 /* One line. A walk of cached names alone may always be refused (EAGAIN): a program asks again without that rule. */
 static void one(const char *from, int dir, const char *path, int i, unsigned resolve) {

@@ -26,11 +26,15 @@ pub(super) fn open(p: &Process, a: &Args, dirfd: i32, i: usize, flags: i32, mode
 /// Opens a directory as a place (`O_PATH`). Other files are the kernel's.
 fn open_path_only(p: &Process, start: Start<'_>, flags: i32) -> Here<isize> {
     let walked = p.walk(start, flags & libc::O_NOFOLLOW == 0)?;
-    let dir = walked
-        .target
-        .as_ref()
-        .filter(|attr| attr.is_dir())
-        .ok_or(Stop::Kernel)?;
+    let dir = walked.target.as_ref().ok_or(Errno(libc::ENOENT))?;
+    if !dir.is_dir() {
+        // By that rsync finds out what is a directory.
+        return if flags & libc::O_DIRECTORY != 0 {
+            fail(libc::ENOTDIR)
+        } else {
+            Err(Stop::Kernel)
+        };
+    }
     let wanted = open_flags(libc::O_RDONLY).ok_or(Stop::Kernel)?;
     // To stand there takes no right to it.
     let file = p.fs(walked.pool)?.open(dir.key, wanted, &Cred::root())?;
