@@ -140,13 +140,18 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        let _ = Command::new(&self.varve)
-            .args(["down", "--force"])
-            .arg(&self.dir)
-            .output();
-        let _ = Command::new(&self.varve)
-            .args(["destroy", "--yes"])
-            .arg(&self.dir)
-            .output();
+        let ended = |words: &[&str]| {
+            let done = Command::new(&self.varve).args(words).arg(&self.dir).output();
+            done.is_ok_and(|output| output.status.success())
+        };
+        ended(&["down", "--force"]);
+        // A process that was told to end may take a moment, and a pool in use is not destroyed.
+        for _ in 0..50 {
+            if ended(&["destroy", "--yes"]) {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(100));
+        }
+        eprintln!("FAILED: {} is left", self.dir.display());
     }
 }
