@@ -530,21 +530,24 @@ pub struct BenchArgs {
 #[command(after_help = "Examples:
   varve run -- sqlite3 ./pool/mnt/db.sqlite 'select count(*) from t'
   varve run --stats --mount ./pool/mnt -- tar -C ./pool/mnt -xf linux.tar
+  varve run --mount ./a/mnt --mount ./b/mnt -- cp -a ./a/mnt/dir ./b/mnt
 
-Unmodified, dynamically linked programs of x86-64; what they start is served too. Paths under the mount go to LibFS in
-the program's process, all others to the kernel. Whatever is not served (static programs, raw system calls, io_uring)
+Unmodified, dynamically linked programs of x86-64; what they start is served too. Paths under a mount go to LibFS in
+the program's process, all others to the kernel. Several pools are served at once, each path by the pool whose mount it
+leads to; between two of them files are copied, not renamed or linked (EXDEV), as between any two file systems. Whatever is not served (static programs, raw system calls, io_uring)
 works through the mount. docs/guide/run.md lists the calls. The exit code is the program's; 128 + N if signal N ended it.")]
 pub struct RunArgs {
     /// Print at the end, as JSON on standard error, how many calls were served in-process and how many fell
     /// back, by name
     #[arg(long)]
     pub stats: bool,
-    /// The mount whose files are served; may be left out if only one pool is mounted
+    /// A mount whose files are served; may be said several times. Without --mount and --pool: the mounts of
+    /// all pools that run and are open to this user
     #[arg(long, value_name = "DIR")]
-    pub mount: Option<PathBuf>,
-    /// The pool whose mount is meant
-    #[arg(long, value_name = "DIR", conflicts_with = "mount")]
-    pub pool: Option<PathBuf>,
+    pub mount: Vec<PathBuf>,
+    /// A pool whose mounts are served; may be said several times
+    #[arg(long, value_name = "DIR")]
+    pub pool: Vec<PathBuf>,
     /// Calls that only look at files which a process makes through the mount before it opens a session of its
     /// own; the first change, directory or large file opens one at once. 0: every call is served
     #[arg(long, value_name = "CALLS", default_value_t = 16)]

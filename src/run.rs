@@ -18,21 +18,15 @@ use varve_libfs::Atime;
 use varve_libfs::mounts::{PoolMount, places, pool_mounts};
 
 // Only the names: linking the library itself would run its constructor here.
+#[path = "../crates/preload/src/config.rs"]
+#[allow(dead_code, reason = "shared with the library")]
+mod config;
 #[path = "../crates/preload/src/syscalls.rs"]
 #[allow(dead_code, reason = "shared with the library")]
 mod syscalls;
 
 /// The preload library. Empty under `cargo check`.
 static LIBRARY: &[u8] = include_bytes!(concat!(env!("VARVE_PRELOAD_DIR"), "/libvarve_preload.so"));
-/// Names of the library's environment variables; see `crates/preload/src/config.rs`.
-const MOUNT: &str = "VARVE_PRELOAD_MOUNT";
-const SOCKET: &str = "VARVE_PRELOAD_SOCKET";
-const DEVICE: &str = "VARVE_PRELOAD_DEVICE";
-const STATS: &str = "VARVE_PRELOAD_STATS";
-const READ_ONLY: &str = "VARVE_PRELOAD_READ_ONLY";
-const ATIME: &str = "VARVE_PRELOAD_ATIME";
-const SESSION_AFTER: &str = "VARVE_PRELOAD_SESSION_AFTER";
-const SITES: &str = "VARVE_PRELOAD_SITES";
 /// Base of a shell's exit code for a program ended by a signal.
 const SIGNALLED: i32 = 128;
 
@@ -43,32 +37,17 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
             "which program? `varve run [--mount DIR] -- PROGRAM ARGS`".into()
         ));
     };
-    let mounted = choose(args)?;
-    let pool = Pool::open(&mounted.pool)?;
-    let closed = is_closed_to_us(&pool);
-    if !closed {
-        pool.require_daemon()?;
-    }
+    let served = served(choose(args)?, program)?;
     let mut command = Command::new(program);
     command.args(rest);
-    if let Some(inner) = mounted_inside(&mounted.at)? {
+    if !cfg!(all(target_arch = "x86_64", target_os = "linux")) {
         tracing::warn!(
-            "{} is mounted inside {}: {} works through the mount",
-            inner.display(),
-            mounted.at.display(),
+            "calls are served in-process on x86-64 only: {} works through the mount",
             program.display()
         );
-    } else if closed {
-        tracing::warn!(
-            "the pool is not open to user {} (`users` in its varve.toml): {} works through the mount",
-            rustix::process::geteuid().as_raw(),
-            program.display()
-        );
-    } else if cfg!(all(target_arch = "x86_64", target_os = "linux")) {
-        let library = unpack(pool.dir())?;
-        let meta = std::fs::metadata(&mounted.at)
-            .with_context(|| format!("cannot look at {}", mounted.at.display()))?;
-        command.env(SITES, library.with_extension("sites"));
+    } else if let Some(first) = served.first() {
+        let library = unpack(first.pool.dir())?;
+        command.env(config::SITES, library.with_extension("sites"));
         let mut preload = library.into_os_string();
         if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
             preload.push(":");
@@ -76,27 +55,35 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
         }
         command
             .env("LD_PRELOAD", preload)
-            .env(MOUNT, &mounted.at)
-            .env(SOCKET, pool.socket());
-        command
-            .env(DEVICE, meta.dev().to_string())
-            .env_remove(STATS)
-            .env_remove(READ_ONLY)
-            .env_remove(ATIME)
-            .env(SESSION_AFTER, args.session_after.to_string());
-        if mounted.is_read_only {
-            command.env(READ_ONLY, "1");
+            .env_remove(config::STATS)
+            .env(config::SESSION_AFTER, args.session_after.to_string());
+        // What a `varve run` around this one said of its mounts does not count here.
+        for n in 0..config::MOUNTS_MAX {
+            for variable in [
+                config::MOUNT,
+                config::SOCKET,
+                config::DEVICE,
+                config::READ_ONLY,
+                config::ATIME,
+            ] {
+                command.env_remove(config::nth(variable, n));
+            }
         }
-        match mounted.atime {
-            Atime::Relative => {}
-            Atime::Never => drop(command.env(ATIME, "noatime")),
-            Atime::Strict => drop(command.env(ATIME, "strictatime")),
+        for (n, Served { mounted, pool }) in served.iter().enumerate() {
+            let name = |variable| config::nth(variable, n);
+            command
+                .env(name(config::MOUNT), &mounted.at)
+                .env(name(config::SOCKET), pool.socket())
+                .env(name(config::DEVICE), mounted.device.to_string());
+            if mounted.is_read_only {
+                command.env(name(config::READ_ONLY), "1");
+            }
+            match mounted.atime {
+                Atime::Relative => {}
+                Atime::Never => drop(command.env(name(config::ATIME), "noatime")),
+                Atime::Strict => drop(command.env(name(config::ATIME), "strictatime")),
+            }
         }
-    } else {
-        tracing::warn!(
-            "calls are served in-process on x86-64 only: {} works through the mount",
-            program.display()
-        );
     }
     if args.stats {
         return with_stats(command, program);
@@ -105,46 +92,126 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     Err(error).with_context(|| format!("cannot run {}", program.display()))
 }
 
+/// A mount that is served, and its pool.
+struct Served {
+    mounted: PoolMount,
+    pool: Pool,
+}
+
+/// The mounts that the arguments select.
+struct Chosen {
+    mounts: Vec<PoolMount>,
+    /// They were asked for: one that cannot be served is an error.
+    is_named: bool,
+}
+
+/// Those of the chosen mounts that can be served; says of the others why not.
+fn served(chosen: Chosen, program: &OsStr) -> anyhow::Result<Vec<Served>> {
+    let mut served = Vec::new();
+    let is_only = chosen.mounts.len() == 1;
+    for mounted in chosen.mounts {
+        let through_mount = |why: String| {
+            tracing::warn!("{why}: {} works through the mount", program.display());
+        };
+        let pool = match Pool::open(&mounted.pool) {
+            Ok(pool) => pool,
+            Err(error) if chosen.is_named || is_only => return Err(error),
+            Err(_) => continue,
+        };
+        if is_closed_to_us(&pool) {
+            // Of pools that nobody named, others' are no news.
+            if chosen.is_named || is_only {
+                through_mount(format!(
+                    "the pool {} is not open to user {} (`users` in its varve.toml)",
+                    pool.dir().display(),
+                    rustix::process::geteuid().as_raw()
+                ));
+            }
+        } else if let Err(error) = pool.require_daemon() {
+            if chosen.is_named || is_only {
+                return Err(error.into());
+            }
+            through_mount(error.to_string());
+        } else if let Some(inner) = mounted_inside(&mounted.at)? {
+            through_mount(format!(
+                "{} is mounted inside {}",
+                inner.display(),
+                mounted.at.display()
+            ));
+        } else if served.len() == config::MOUNTS_MAX {
+            through_mount(format!(
+                "{} mounts are served at once, and {} is one more",
+                config::MOUNTS_MAX,
+                mounted.at.display()
+            ));
+        } else {
+            served.push(Served { mounted, pool });
+        }
+    }
+    Ok(served)
+}
+
 /// Whether the daemon's socket exists but is not accessible to this user.
 fn is_closed_to_us(pool: &Pool) -> bool {
     let tried = std::os::unix::net::UnixStream::connect(pool.socket());
     tried.is_err_and(|error| error.kind() == std::io::ErrorKind::PermissionDenied)
 }
 
-/// Returns the mount that the arguments select.
-fn choose(args: &RunArgs) -> anyhow::Result<PoolMount> {
+/// Returns the mounts that the arguments select, at least one.
+fn choose(args: &RunArgs) -> anyhow::Result<Chosen> {
     let table = std::fs::read("/proc/self/mountinfo").context("cannot read the table of mounts")?;
-    let all = pool_mounts(&table);
+    let all = visible(pool_mounts(&table));
     let absolute =
         |path: &Path| std::fs::canonicalize(path).with_context(|| format!("{} is not there", path.display()));
-    let fitting: Vec<&PoolMount> = match (&args.mount, &args.pool) {
-        (Some(at), _) => {
-            let at = absolute(at)?;
-            all.iter().filter(|mounted| mounted.at == at).collect()
-        }
-        (None, Some(pool)) => {
-            let pool = absolute(Pool::open(pool)?.dir())?;
-            all.iter().filter(|mounted| mounted.pool == pool).collect()
-        }
-        (None, None) => all.iter().collect(),
-    };
-    match fitting[..] {
-        [one] => Ok(one.clone()),
-        [] => match &args.mount {
-            Some(at) => bail!(
+    let is_named = !(args.mount.is_empty() && args.pool.is_empty());
+    let mut wanted = vec![!is_named; all.len()];
+    for at in &args.mount {
+        let is_at = absolute(at)?;
+        let found = all.iter().position(|mounted| mounted.at == is_at);
+        let found = found.with_context(|| {
+            format!(
                 "no pool is mounted at {0}; `varve mount POOL {0}` does that",
                 at.display()
-            ),
-            None => bail!("no pool is mounted; `varve up DIR` mounts one at DIR/mnt"),
-        },
-        _ => {
-            let names: Vec<String> = fitting
-                .iter()
-                .map(|mounted| mounted.at.display().to_string())
-                .collect();
-            bail!("which mount? Say it with --mount: {}", names.join(", "))
+            )
+        })?;
+        wanted[found] = true;
+    }
+    for dir in &args.pool {
+        let pool = absolute(Pool::open(dir)?.dir())?;
+        let mut found = false;
+        for (wanted, mounted) in wanted.iter_mut().zip(&all) {
+            if mounted.pool == pool && mounted.is_whole {
+                (*wanted, found) = (true, true);
+            }
+        }
+        if !found {
+            bail!(
+                "the pool {0} is not mounted; `varve mount {0} DIR` does that",
+                dir.display()
+            );
         }
     }
+    // A mount that shows a directory of a pool only is served by the kernel.
+    let mounts: Vec<PoolMount> = all
+        .into_iter()
+        .zip(wanted)
+        .filter(|(mounted, wanted)| *wanted && (is_named || mounted.is_whole))
+        .map(|(mounted, _)| mounted)
+        .collect();
+    if mounts.is_empty() {
+        bail!("no pool is mounted; `varve up DIR` mounts one at DIR/mnt");
+    }
+    Ok(Chosen { mounts, is_named })
+}
+
+/// Mounts without those that others lie over.
+fn visible(all: Vec<PoolMount>) -> Vec<PoolMount> {
+    let mut visible: Vec<PoolMount> = Vec::new();
+    for mounted in all {
+        visible.retain(|other| other.at != mounted.at);
+        visible.push(mounted);
+    }
+    visible
 }
 
 /// Returns a file system mounted below `at`, which LibFS would not see.
@@ -153,6 +220,20 @@ fn mounted_inside(at: &Path) -> anyhow::Result<Option<PathBuf>> {
     Ok(places(&table)
         .map(|path| PathBuf::from(OsString::from_vec(path)))
         .find(|path| path != at && path.starts_with(at)))
+}
+
+/// A number that another build of a library does not have: of the build id that the linker put into its first
+/// page, or of all of its bytes, which takes milliseconds.
+fn identity(library: &[u8]) -> u64 {
+    /// Head of a note with a build id of 20 bytes: lengths of name and id, kind, name.
+    const HEAD: &[u8; 16] = b"\x04\0\0\0\x14\0\0\0\x03\0\0\0GNU\0";
+    const ID: usize = 20;
+    const FIRST_PAGE: usize = 4096;
+    let first = &library[..library.len().min(FIRST_PAGE)];
+    let note = first.windows(HEAD.len() + ID).find(|note| note.starts_with(HEAD));
+    let mut hasher = std::hash::DefaultHasher::new();
+    hasher.write(note.unwrap_or(library));
+    hasher.finish()
 }
 
 /// Writes the library to a directory from which every program started here can load it, and returns its path.
@@ -164,15 +245,13 @@ fn unpack(pool: &Path) -> anyhow::Result<PathBuf> {
     if LIBRARY.is_empty() {
         bail!("this binary was built without the preload library; build it with `cargo build --release`");
     }
-    let mut hasher = std::hash::DefaultHasher::new();
-    hasher.write(LIBRARY);
     let splits = |path: &Path| {
         path.as_os_str()
             .as_bytes()
             .iter()
             .any(|byte| b" \t\n:".contains(byte))
     };
-    let name = format!("preload-{:016x}.so", hasher.finish());
+    let name = format!("preload-{:016x}.so", identity(LIBRARY));
     let of = |path: &Path| std::fs::symlink_metadata(path).ok();
     let there = |path: &Path| {
         of(path).is_some_and(|meta| meta.is_file() && is_trusted(&meta) && meta.len() == LIBRARY.len() as u64)
@@ -221,7 +300,7 @@ fn private_dir() -> anyhow::Result<PathBuf> {
 /// Runs the program, then prints how its calls were served.
 fn with_stats(mut command: Command, program: &OsStr) -> anyhow::Result<ExitCode> {
     let counters = Counters::make()?;
-    command.env(STATS, &counters.path);
+    command.env(config::STATS, &counters.path);
     // A keyboard signal ends the program; this process must outlive it.
     let mut signals = signal_hook::iterator::Signals::new([
         signal_hook::consts::SIGINT,
@@ -330,8 +409,23 @@ impl Drop for Counters {
 
 #[cfg(test)]
 mod tests {
-    use super::unpack;
+    use super::{identity, unpack};
     use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn library_is_known_by_its_build_id_or_by_its_bytes() {
+        let with_id = |id: u8, rest: u8| {
+            let mut library = vec![0; 700];
+            library.extend_from_slice(b"\x04\0\0\0\x14\0\0\0\x03\0\0\0GNU\0");
+            library.extend_from_slice(&[id; 20]);
+            library.resize(9000, rest);
+            library
+        };
+        assert_eq!(identity(&with_id(1, 2)), identity(&with_id(1, 3)));
+        assert_ne!(identity(&with_id(1, 2)), identity(&with_id(4, 2)));
+        assert_ne!(identity(&[1; 9000]), identity(&[2; 9000]));
+        assert_ne!(identity(b""), identity(b"x"));
+    }
 
     #[test]
     fn library_is_not_loaded_from_where_others_can_change_it() {

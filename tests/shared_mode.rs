@@ -87,6 +87,32 @@ fn newcomer_reads_while_the_mounts_kernel_still_caches_what_it_was_told() {
     assert!(shortest < AT_ONCE, "{shortest:?}");
 }
 
+/// As long as the kernel may keep what it was told, and some more.
+const RUN_OUT: Duration = Duration::from_millis(1300);
+
+#[test]
+fn first_change_beside_a_mount_that_nobody_used_does_not_wait() {
+    if cannot_mount() {
+        return;
+    }
+    let pool = Pool::up(&TIERS);
+    let mut shortest = Duration::MAX;
+    for round in 0..3 {
+        wait_until("the kernel may cache", || kernel(&pool) == "keeps");
+        std::thread::sleep(RUN_OUT);
+        let new = pool.mnt().join(format!("new{round}"));
+        let began = Instant::now();
+        run_ok(&mut run(&pool, &["touch", new.to_str().unwrap()]));
+        shortest = shortest.min(began.elapsed());
+        assert!(new.exists());
+    }
+    println!("the shortest first change took {shortest:?}");
+    assert!(
+        shortest < AT_ONCE,
+        "the library itself asked the mount: {shortest:?}"
+    );
+}
+
 #[test]
 fn what_a_newcomer_changes_first_is_never_seen_as_the_kernel_cached_it() {
     if cannot_mount() {

@@ -133,6 +133,16 @@ impl Question {
         (lines, output)
     }
 
+    /// As [`ask`](Self::ask), under `varve run` in a pool.
+    fn ask_served(&self, pool: &Pool) -> (Vec<String>, Output) {
+        let (run, mnt) = (varve().get_program().to_owned(), pool.mnt());
+        let text = |path: &Path| path.to_str().expect("text").to_owned();
+        let (run, at) = (text(Path::new(&run)), text(&mnt));
+        let words = ["run", "--stats", "--session-after", "0", "--mount", &at, "--"];
+        let words: Vec<&str> = [run.as_str()].into_iter().chain(words).collect();
+        self.ask(&words, &mnt)
+    }
+
     /// Compares with what the kernel's own file system answers.
     fn compare(&self, own: &KernelsOwn, found: &[String], what: &str, different: &[Differences]) {
         let (expected, _) = self.ask(&[], own.dir());
@@ -192,8 +202,8 @@ fn answered(command: &mut Command) -> Output {
     output
 }
 
-/// The pool, open to an ordinary user where there can be one, and as whom to ask.
-fn place() -> Option<(Pool, Vec<Question>)> {
+/// A pool and the compiled program, the pool open to an ordinary user where there can be one, and as whom to ask.
+fn place(program: &str) -> Option<(Pool, Vec<Question>)> {
     if cannot_run() || !has("cc") {
         return None;
     }
@@ -203,7 +213,7 @@ fn place() -> Option<(Pool, Vec<Question>)> {
         words.push("--allow-other");
     }
     let mut pool = Pool::up(&words);
-    let program = super::of_c::compile(&pool, "answers", &[]);
+    let program = super::of_c::compile(&pool, program, &[]);
     let mut users = vec![None];
     if as_root && has("setpriv") {
         pool.down();
@@ -226,27 +236,12 @@ fn place() -> Option<(Pool, Vec<Question>)> {
 
 #[test]
 fn every_served_call_answers_a_bad_argument_as_the_kernel_does() {
-    let Some((mut pool, questions)) = place() else {
+    let Some((mut pool, questions)) = place("answers") else {
         return;
     };
     let own = KernelsOwn::new(pool.outside());
-    let (run, mnt) = (varve().get_program().to_owned(), pool.mnt());
-    let text = |path: &Path| path.to_str().expect("text").to_owned();
-    let (run, at) = (text(Path::new(&run)), text(&mnt));
     for question in &questions {
-        let (found, output) = question.ask(
-            &[
-                &run,
-                "run",
-                "--stats",
-                "--session-after",
-                "0",
-                "--mount",
-                &at,
-                "--",
-            ],
-            &mnt,
-        );
+        let (found, output) = question.ask_served(&pool);
         let counts = counters(&output);
         assert!(
             counts["share"].as_f64() > Some(0.95),
@@ -262,7 +257,7 @@ fn every_served_call_answers_a_bad_argument_as_the_kernel_does() {
 /// By root alone, and by an ordinary user while another session is there.
 #[test]
 fn every_call_on_the_mount_answers_a_bad_argument_as_the_kernel_does() {
-    let Some((mut pool, questions)) = place() else {
+    let Some((mut pool, questions)) = place("answers") else {
         return;
     };
     let own = KernelsOwn::new(pool.outside());
@@ -278,6 +273,38 @@ fn every_call_on_the_mount_answers_a_bad_argument_as_the_kernel_does() {
         if let Some(company) = company {
             assert!(company.end().status.success());
         }
+    }
+    drop(own);
+    pool.down();
+    pool.fsck_clean();
+}
+
+#[test]
+fn openat2_with_any_rules_answers_as_the_kernel_does() {
+    let Some((mut pool, questions)) = place("resolve") else {
+        return;
+    };
+    let own = KernelsOwn::new(pool.outside());
+    let device = |path: &Path| {
+        let meta = std::fs::metadata(path).expect("it is there");
+        std::os::unix::fs::MetadataExt::dev(&meta)
+    };
+    if device(own.dir()) == device(Path::new("/")) {
+        eprintln!(
+            "SKIPPED: needs a file system of the kernel that is not the root's, to tell steps to another mount"
+        );
+        return;
+    }
+    for question in &questions {
+        let (found, output) = question.ask_served(&pool);
+        let counts = counters(&output);
+        let count = |side: &str| counts[side]["openat2"].as_u64().unwrap_or(0);
+        // The kernel's are paths that leave the mount, and what is opened with `O_PATH` and is no directory.
+        assert!(
+            count("served") > count("fell_back"),
+            "the mount answered: {counts}"
+        );
+        question.compare(&own, &found, "served", &[]);
     }
     drop(own);
     pool.down();

@@ -78,9 +78,36 @@ pub fn alone_files(text: &str, pid: i32) -> Vec<Alone> {
     parts.take(ALONE_MAX).map_while(file).collect()
 }
 
-/// The mount's location and the settings of `varve run`.
+/// Most mounts that one run serves.
+pub const MOUNTS_MAX: usize = 64;
+
+/// Name of a variable of the mount with number `nth`, from 0 on.
+#[must_use]
+pub fn nth(variable: &str, nth: usize) -> String {
+    match nth {
+        0 => variable.to_owned(),
+        nth => format!("{variable}_{}", nth + 1),
+    }
+}
+
+/// What the library is told.
 #[derive(Debug, Clone)]
 pub struct Config {
+    /// The mounts that are served: at least one, none inside another.
+    pub mounts: Vec<MountConfig>,
+    /// How many calls that only look the mount makes before a session is opened for them.
+    pub session_after: u32,
+    /// File of the counters.
+    pub stats: Option<PathBuf>,
+}
+
+/// Number of a mount in [`Config::mounts`], and of what the process has of its pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct PoolId(pub usize);
+
+/// Where paths lead to one mount, and whom to ask.
+#[derive(Debug, Clone)]
+pub struct MountConfig {
     /// Path of the mount: absolute, no slash at its end.
     pub mount: Vec<u8>,
     /// The daemon's socket.
@@ -91,34 +118,73 @@ pub struct Config {
     pub read_only: bool,
     /// Atime policy.
     pub atime: Atime,
-    /// Number of read-only calls that the mount makes before a session is opened for them.
-    pub session_after: u32,
-    /// File of the counters.
-    pub stats: Option<PathBuf>,
 }
 
 impl Config {
-    /// Reads the environment; `None` if it does not ask for the library.
+    /// The mount to which `path` leads as far as names tell, and what follows its path.
+    #[must_use]
+    pub fn under_mount<'a>(&self, path: &'a [u8]) -> Option<(PoolId, &'a [u8])> {
+        self.find(|mount| mount.under_mount(path))
+    }
+
+    /// As [`MountConfig::entered`], of the mount into which `path` leads.
+    #[must_use]
+    pub fn entered<'a>(&self, from: &[u8], path: &'a [u8]) -> Option<(PoolId, (&'a [u8], bool))> {
+        self.find(|mount| mount.entered(from, path))
+    }
+
+    /// Whether a path that begins with this component could lead from a directory outside into a mount by
+    /// names alone.
+    #[must_use]
+    pub fn could_enter(&self, path: &[u8]) -> bool {
+        self.mounts.iter().any(|mount| mount.could_enter(path))
+    }
+
+    /// What follows when `path`, walked from the directory that holds the mount `pool`, leads into a mount.
+    #[must_use]
+    pub fn back_from_above<'a>(&self, pool: PoolId, path: &'a [u8]) -> Option<(PoolId, &'a [u8])> {
+        let mount = &self.mounts.get(pool.0)?.mount;
+        let above = mount.iter().rposition(|byte| *byte == b'/')?;
+        let (entered, (rest, _)) = self.entered(&mount[..above], path)?;
+        Some((entered, rest))
+    }
+
+    fn find<T>(&self, found: impl Fn(&MountConfig) -> Option<T>) -> Option<(PoolId, T)> {
+        let mut mounts = self.mounts.iter().enumerate();
+        mounts.find_map(|(number, mount)| Some((PoolId(number), found(mount)?)))
+    }
+
+    /// What the environment says; `None` if it does not ask for the library.
     #[must_use]
     pub fn from_environment() -> Option<Self> {
-        let mount = std::env::var_os(MOUNT).map(OsString::into_vec)?;
-        let device = std::env::var(DEVICE).ok()?.parse().ok()?;
-        let usable = mount.len() > 1 && mount.starts_with(b"/") && !mount.ends_with(b"/");
-        usable.then_some(Self {
-            mount,
-            socket: std::env::var_os(SOCKET)?.into(),
-            device,
-            read_only: std::env::var_os(READ_ONLY).is_some(),
-            atime: match std::env::var(ATIME).as_deref() {
-                Ok("noatime") => Atime::Never,
-                Ok("strictatime") => Atime::Strict,
-                _ => Atime::Relative,
-            },
+        let mounts: Vec<MountConfig> = (0..MOUNTS_MAX).map_while(MountConfig::from_environment).collect();
+        (!mounts.is_empty()).then_some(Self {
+            mounts,
             session_after: std::env::var(SESSION_AFTER)
                 .ok()
                 .and_then(|text| text.parse().ok())
                 .unwrap_or(SESSION_AFTER_DEFAULT),
             stats: std::env::var_os(STATS).map(Into::into),
+        })
+    }
+}
+
+impl MountConfig {
+    /// What the environment says of the mount with number `n`, from 0 on.
+    fn from_environment(n: usize) -> Option<Self> {
+        let mount = std::env::var_os(nth(MOUNT, n)).map(OsString::into_vec)?;
+        let device = std::env::var(nth(DEVICE, n)).ok()?.parse().ok()?;
+        let usable = mount.len() > 1 && mount.starts_with(b"/") && !mount.ends_with(b"/");
+        usable.then_some(Self {
+            mount,
+            socket: std::env::var_os(nth(SOCKET, n))?.into(),
+            device,
+            read_only: std::env::var_os(nth(READ_ONLY, n)).is_some(),
+            atime: match std::env::var(nth(ATIME, n)).as_deref() {
+                Ok("noatime") => Atime::Never,
+                Ok("strictatime") => Atime::Strict,
+                _ => Atime::Relative,
+            },
         })
     }
 
@@ -204,17 +270,15 @@ impl Config {
 
 #[cfg(test)]
 mod tests {
-    use super::{Alone, Atime, Config, alone_files, alone_text};
+    use super::{Alone, Atime, Config, MountConfig, PoolId, alone_files, alone_text, nth};
 
-    fn config() -> Config {
-        Config {
+    fn config() -> MountConfig {
+        MountConfig {
             mount: b"/a/mnt".to_vec(),
             socket: "/a/sock".into(),
             device: 7,
             read_only: false,
             atime: Atime::Relative,
-            session_after: 0,
-            stats: None,
         }
     }
 
@@ -277,6 +341,44 @@ mod tests {
             assert!(found.is_none() || config.could_enter(path.as_bytes()), "{path}");
         }
         assert!(!config.could_enter(b"usr/lib"));
+    }
+
+    #[test]
+    fn each_of_several_mounts_has_its_own_paths() {
+        let at = |path: &[u8]| MountConfig {
+            mount: path.to_vec(),
+            ..config()
+        };
+        let config = Config {
+            mounts: vec![at(b"/a/mnt"), at(b"/a/mnt2"), at(b"/b/c/mnt")],
+            session_after: 0,
+            stats: None,
+        };
+        for (path, found) in [
+            ("/a/mnt/x", Some((0, "/x"))),
+            ("/a/mnt2/x", Some((1, "/x"))),
+            ("/b/./c/mnt", Some((2, ""))),
+            ("/b/c/mn", None),
+        ] {
+            let found = found.map(|(pool, rest)| (PoolId(pool), rest.as_bytes()));
+            assert_eq!(config.under_mount(path.as_bytes()), found, "{path}");
+        }
+        for (pool, path, found) in [
+            (0, "/mnt/x", Some((0, "/x"))),
+            (0, "/mnt2/x", Some((1, "/x"))),
+            (1, "/../b/c/mnt/", Some((2, "/"))),
+            (2, "/../../a/mnt", Some((0, ""))),
+            (2, "/d", None),
+        ] {
+            let found = found.map(|(pool, rest)| (PoolId(pool), rest.as_bytes()));
+            assert_eq!(
+                config.back_from_above(PoolId(pool), path.as_bytes()),
+                found,
+                "{path}"
+            );
+        }
+        assert!(config.could_enter(b"b/c") && !config.could_enter(b"usr"));
+        assert_eq!((nth("X", 0), nth("X", 1)), ("X".to_owned(), "X_2".to_owned()));
     }
 
     #[test]

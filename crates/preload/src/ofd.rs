@@ -1,9 +1,10 @@
 //! Open file descriptions: the state shared by descriptors that `dup` made.
 
+use crate::config::PoolId;
 use crate::sys::kernel;
 use crate::sys::reentry::KernelFd;
 use crate::sys::shared_offset::{Left, Record};
-use crate::walk::{Here, Route, Stop};
+use crate::walk::{FileId, Here, Place, Route, Stop};
 use parking_lot::{Mutex, MutexGuard};
 use std::ops::{Deref, DerefMut};
 use std::sync::OnceLock;
@@ -77,7 +78,9 @@ pub struct Ofd {
     /// use.
     file: OnceLock<OpenFile>,
     key: InodeKey,
-    /// The file cannot be opened in this process' session: the kernel serves it.
+    /// Pool of the file.
+    pub pool: PoolId,
+    /// It cannot be opened here: the kernel serves it.
     lost: AtomicBool,
     /// Whether it is a directory.
     pub is_dir: bool,
@@ -124,11 +127,13 @@ const LARGEFILE: i32 = 0o100_000;
 impl Ofd {
     /// Makes a description at offset 0.
     #[must_use]
-    pub fn new(file: OpenFile, is_dir: bool, flags: i32, route: Route, parent: InodeKey) -> Self {
+    pub fn new(file: OpenFile, is_dir: bool, flags: i32, place: Place) -> Self {
         let key = file.key();
+        let Place { pool, route, parent } = place;
         Self {
             file: OnceLock::from(file),
             key,
+            pool,
             lost: AtomicBool::new(false),
             is_dir,
             path_only: false,
@@ -145,8 +150,8 @@ impl Ofd {
 
     /// Makes a description of a directory opened with `O_PATH`.
     #[must_use]
-    pub fn path_only(file: OpenFile, flags: i32, route: Route, parent: InodeKey) -> Self {
-        let mut ofd = Self::new(file, true, flags, route, parent);
+    pub fn path_only(file: OpenFile, flags: i32, place: Place) -> Self {
+        let mut ofd = Self::new(file, true, flags, place);
         ofd.path_only = true;
         ofd.status = AtomicI32::new(flags & PATH_STATUS);
         ofd
@@ -155,8 +160,8 @@ impl Ofd {
     /// Makes a description of a file without a name, created in the directory `parent`, whose path below the
     /// mount is `route`.
     #[must_use]
-    pub fn without_name(file: OpenFile, flags: i32, route: Route, parent: InodeKey) -> Self {
-        let mut ofd = Self::new(file, false, flags, route, parent);
+    pub fn without_name(file: OpenFile, flags: i32, place: Place) -> Self {
+        let mut ofd = Self::new(file, false, flags, place);
         ofd.unnamed = Some(if flags & libc::O_EXCL == 0 {
             Unnamed::Linkable
         } else {
@@ -172,6 +177,7 @@ impl Ofd {
         Self {
             file: OnceLock::new(),
             key: parent.key,
+            pool: parent.pool,
             lost: AtomicBool::new(false),
             is_dir: parent.is_dir,
             path_only: parent.path_only,
@@ -189,11 +195,12 @@ impl Ofd {
     /// Makes a description that the previous program of this process (before `exec`) had exclusively: a
     /// regular file behind real descriptors, one of which is `fd`.
     #[must_use]
-    pub fn adopted(fd: i32, key: InodeKey, status: i32) -> Self {
+    pub fn adopted(fd: i32, FileId { pool, key }: FileId, status: i32) -> Self {
         let at = u64::try_from(kernel::lseek(fd, 0, libc::SEEK_CUR)).unwrap_or(0);
         Self {
             file: OnceLock::new(),
             key,
+            pool,
             lost: AtomicBool::new(false),
             is_dir: false,
             path_only: false,
@@ -345,7 +352,16 @@ impl Ofd {
         }
     }
 
-    /// Returns the inode.
+    /// The file.
+    #[must_use]
+    pub fn id(&self) -> FileId {
+        FileId {
+            pool: self.pool,
+            key: self.key,
+        }
+    }
+
+    /// The inode.
     #[must_use]
     pub fn key(&self) -> InodeKey {
         self.key

@@ -7,12 +7,14 @@
 
 pub mod forking;
 mod paths;
+mod pool;
 mod real;
 
 use self::paths::Cwd;
+pub use self::pool::Pool;
 pub use self::real::hand_offset;
 use crate::Errno;
-use crate::config::Config;
+use crate::config::{Config, PoolId};
 use crate::mmap_copies::{Finder, Host, Maps};
 use crate::mounts::Mounts;
 use crate::ofd::{Ofd, open_flags};
@@ -20,22 +22,23 @@ use crate::stats;
 use crate::sys::kernel::Ids;
 use crate::sys::{kernel, ranges, reentry};
 use crate::table::Table;
-use crate::walk::{Here, Start, Stop, Walked, fail, walk};
-use crate::watches::{self, Watches};
+use crate::walk::{FileId, Here, Pools, Start, Stop, Walked, fail, walk};
+use crate::watches;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use varve_format::InodeKey;
 use varve_ipc::CopiesAt;
-use varve_libfs::{AtimePolicy, Cred, Fs, FsOptions, OpenFile, SocketConnector};
+use varve_libfs::{Copies, Cred, Fs, OpenFile};
 
 /// The state of one process.
 pub struct Process {
     /// The settings of `varve run`.
     pub config: Config,
-    fs: OnceLock<Option<Fs>>,
-    /// Descriptors that are served here.
+    pools: Box<[Pool]>,
+    /// Descriptors that are ours.
     pub table: Table,
     /// Held while descriptors are made or closed; see the module.
     pub gate: RwLock<()>,
@@ -44,32 +47,20 @@ pub struct Process {
     cred: RwLock<Arc<Cred>>,
     /// Whether the real ids equal the effective ones.
     pub same_ids: AtomicBool,
-    /// Effective user when the session was opened.
-    session_uid: AtomicU32,
-    /// The credentials that the session acts for, if it is an ordinary user's.
-    session_cred: RwLock<Option<Cred>>,
-    /// Whether the program has started threads.
+    /// The program has started threads.
     pub threaded: AtomicBool,
     /// Whether serving is switched off.
     off: AtomicBool,
-    /// Number of calls on inherited files, and of read-only calls, made without a session.
-    missed: AtomicU32,
-    /// `O_PATH` descriptor of the mount, from which placeholders are duplicated; -1 before the first.
-    anchor: AtomicI32,
-    /// Whether any descriptor is, or was, opened with `O_PATH`.
+    /// A descriptor only stands for a place (`O_PATH`), or did.
     any_path_only: AtomicBool,
-    /// Inodes that are mapped for writing: opened through the mount only.
-    pub mapped: RwLock<HashMap<InodeKey, ()>>,
-    /// Inodes with POSIX locks of this process, each with the description whose side descriptor holds them.
-    pub locked: Mutex<HashMap<InodeKey, Arc<Ofd>>>,
-    /// Whether `locked` is not empty.
+    /// Files with POSIX locks of this process, and a descriptor to let them go by.
+    pub locked: Mutex<HashMap<FileId, Arc<Ofd>>>,
+    /// `locked` holds something.
     pub any_locked: AtomicBool,
     /// The table of mounts.
     mounts: Mutex<Mounts>,
     /// Maps that are served here.
     pub copies: Arc<Maps>,
-    /// The files watched in mounts' kernels.
-    watches: Watches,
 }
 
 static PROCESS: AtomicPtr<Process> = AtomicPtr::new(std::ptr::null_mut());
@@ -80,23 +71,22 @@ pub fn current() -> Option<&'static Process> {
     crate::sys::shared::leaked(&PROCESS)
 }
 
-/// Sets the library up. Always returns true.
-#[must_use]
-pub fn begin(config: Config) -> bool {
+/// Sets the library up.
+pub fn begin(config: Config) {
     stats::begin(config.stats.as_deref());
     let umask = kernel::umask(0o077);
     kernel::umask(umask);
-    let process = Process::new(config, umask);
+    let pools = config.mounts.iter().cloned().map(Pool::new).collect();
+    let process = Process::new(config, pools, umask);
     process.look_around();
     if stats::wanted() {
         for fd in kernel::descriptors() {
-            let mounts = kernel::kind(fd).is_some_and(|(device, _)| device == process.config.device);
-            process.table.set_given(fd, mounts);
+            let is_given = kernel::kind(fd).is_some_and(|(device, _)| process.pool_on(device).is_some());
+            process.table.set_given(fd, is_given);
         }
     }
     process.adopt();
     PROCESS.store(Box::into_raw(Box::new(process)), Ordering::Release);
-    true
 }
 
 /// Switches serving off.
@@ -111,12 +101,11 @@ pub fn switch_off() {
 pub fn after_fork(parent: &Process) {
     reentry::drop_all();
     ranges::forget_all();
-    let child = Process::new(parent.config.clone(), parent.umask.load(Ordering::Relaxed));
+    let pools = parent.pools.iter().map(Pool::inherited).collect();
+    let child = Process::new(parent.config.clone(), pools, parent.umask.load(Ordering::Relaxed));
     child
         .off
         .store(parent.off.load(Ordering::Relaxed), Ordering::Relaxed);
-    // Maps are inherited. This map changes only under the gate, which the forking thread held.
-    child.mapped.write().clone_from(&parent.mapped.read());
     child.table.inherit_given(&parent.table);
     child
         .any_path_only
@@ -138,7 +127,7 @@ pub fn after_fork(parent: &Process) {
 
 impl Host for Process {
     fn copies_at(&self) -> Option<CopiesAt> {
-        self.fs().ok()?.copies_at()
+        self.fs(self.copies.pool()?).ok()?.copies_at()
     }
 
     fn file<'a>(&self, ofd: &'a Ofd) -> Here<&'a OpenFile> {
@@ -158,39 +147,71 @@ impl Host for Process {
     }
 }
 
-fn ended(mut path: Vec<u8>) -> Vec<u8> {
-    path.push(0);
-    path
+impl Pools for Process {
+    fn session(&self, pool: PoolId) -> Here<&Fs> {
+        self.fs(pool)
+    }
+
+    fn under_mount<'a>(&self, path: &'a [u8]) -> Option<(PoolId, &'a [u8])> {
+        self.config.under_mount(path)
+    }
+
+    fn back_from_above<'a>(&self, pool: PoolId, path: &'a [u8]) -> Option<(PoolId, &'a [u8])> {
+        self.config.back_from_above(pool, path)
+    }
+}
+
+/// The copies of files of one pool.
+struct CopiesOf(PoolId, Arc<Maps>);
+
+impl Copies for CopiesOf {
+    fn drop_copies(&self, key: InodeKey) {
+        self.1.drop_copies_of(FileId { pool: self.0, key });
+    }
 }
 
 impl Process {
-    fn new(config: Config, umask: u32) -> Self {
+    fn new(config: Config, pools: Box<[Pool]>, umask: u32) -> Self {
         Self {
             config,
-            fs: OnceLock::new(),
+            pools,
             table: Table::default(),
             gate: RwLock::new(()),
             cwd: RwLock::default(),
             umask: AtomicU32::new(umask),
             cred: RwLock::new(Arc::new(Cred::root())),
             same_ids: AtomicBool::new(true),
-            session_uid: AtomicU32::new(0),
-            session_cred: RwLock::default(),
             threaded: AtomicBool::new(false),
             off: AtomicBool::new(false),
-            missed: AtomicU32::new(0),
-            anchor: AtomicI32::new(-1),
             any_path_only: AtomicBool::new(false),
-            mapped: RwLock::default(),
             locked: Mutex::default(),
             any_locked: AtomicBool::new(false),
             mounts: Mutex::default(),
             copies: Arc::default(),
-            watches: Watches::default(),
         }
     }
 
-    /// Reads the ids and the working directory from the kernel.
+    /// A pool.
+    #[must_use]
+    pub fn pool(&self, id: PoolId) -> &Pool {
+        &self.pools[id.0]
+    }
+
+    /// All pools.
+    pub fn pools(&self) -> impl Iterator<Item = (PoolId, &Pool)> {
+        let pools = self.pools.iter().enumerate();
+        pools.map(|(number, pool)| (PoolId(number), pool))
+    }
+
+    /// The pool whose files have `st_dev` `device`.
+    #[must_use]
+    pub fn pool_on(&self, device: u64) -> Option<PoolId> {
+        self.pools()
+            .find(|(_, pool)| pool.config.device == device)
+            .map(|(id, _)| id)
+    }
+
+    /// Takes over what the kernel knows: ids and the working directory.
     fn look_around(&self) {
         self.refresh_ids(&kernel::ids());
         self.moved();
@@ -221,22 +242,11 @@ impl Process {
     pub fn ids_changed(&self) -> bool {
         let ids = kernel::ids();
         let changed = self.refresh_ids(&ids);
-        let lost = matches!(self.fs.get(), Some(Some(_)))
-            && (!ids.users.contains(&self.session_uid.load(Ordering::Relaxed))
-                || !self.session_acts_for(&ids));
+        let lost = self.pools.iter().any(|pool| pool.is_lost_with(&ids));
         (lost || (changed && self.threaded.load(Ordering::Relaxed))) && self.give_up()
     }
 
-    /// Whether the session may do everything that the program may do with these ids: an ordinary user's
-    /// session acts for that user and the groups that it had at the time, whatever the program's present ids.
-    /// An operation that the daemon would refuse later must not be acknowledged here.
-    fn session_acts_for(&self, ids: &Ids) -> bool {
-        let guard = self.session_cred.read();
-        let Some(cred) = guard.as_ref() else { return true };
-        cred.uid == ids.uid && cred.in_group(ids.gid) && ids.groups.iter().all(|group| cred.in_group(*group))
-    }
-
-    /// Records the new umask.
+    /// The umask changed.
     pub fn set_umask(&self, mask: u32) {
         self.umask.store(mask & 0o777, Ordering::Relaxed);
     }
@@ -247,20 +257,21 @@ impl Process {
         mode & 0o7777 & !self.umask.load(Ordering::Relaxed)
     }
 
-    /// Returns the session; the first call that needs one opens it.
+    /// The session of a pool; opened by the first call that needs it.
     ///
     /// # Errors
-    /// [`Stop::Kernel`] if none can be opened.
-    pub fn fs(&self) -> Here<&Fs> {
+    /// [`Stop::Kernel`] when there is none to be had.
+    pub fn fs(&self, id: PoolId) -> Here<&Fs> {
+        let pool = self.pool(id);
         let mut first = false;
-        let opened = self.fs.get_or_init(|| {
+        let opened = pool.fs.get_or_init(|| {
             first = true;
-            let fs = self.open_session();
+            let fs = pool.open_session(Arc::new(CopiesOf(id, Arc::clone(&self.copies))));
             stats::session(fs.is_some());
             fs
         });
         if opened.is_none() {
-            self.off.store(true, Ordering::Release);
+            pool.off.store(true, Ordering::Release);
         }
         let fs = opened.as_ref().ok_or(Stop::Kernel)?;
         // The call that opened the session was not checked against the watches: the mount makes it.
@@ -270,71 +281,33 @@ impl Process {
         Ok(fs)
     }
 
-    /// Asks the mount's root for an attribute that does not exist: the attribute's name is a message to the
-    /// mount's process.
-    pub fn ask_mount(&self, attribute: &str) {
-        let name = [attribute.as_bytes(), b"\0"].concat();
-        kernel::ask_attribute(&ended(self.config.mount.clone()), &name);
+    /// Makes a change of `part` of a file, of which maps may show copies.
+    pub fn change<T>(&self, id: FileId, part: Range<u64>, make: impl FnOnce() -> T) -> T {
+        if self.copies.pool().is_some_and(|pool| pool != id.pool) {
+            return make();
+        }
+        self.copies.change(id.key, part, make)
     }
 
     /// Returns the set of watched files, if there are any. When the set changes, the watched files that are
     /// open here are opened in the kernel too, so that it raises an event when they are closed.
     #[must_use]
-    pub fn watched(&self) -> Option<watches::Set> {
-        let fs = self.fs.get()?.as_ref()?;
-        let (set, news) = self.watches.now(fs)?;
-        if self.is_off() {
-            return None;
-        }
-        if news {
-            for (fd, ofd) in self.table.all() {
-                if set.has_open(&ofd) {
-                    let _ = self.make_real(fd);
+    pub fn watched(&self) -> Option<watches::Sets> {
+        let mut sets = watches::Sets::default();
+        for (id, pool) in self.pools() {
+            let Some((set, news)) = pool.open().and_then(|fs| pool.watches.now(fs)) else {
+                continue;
+            };
+            if news && !self.is_off() {
+                for (fd, ofd) in self.table.all() {
+                    if ofd.pool == id && set.has_open(&ofd) {
+                        let _ = self.make_real(fd);
+                    }
                 }
             }
+            sets.add(id, set);
         }
-        Some(set)
-    }
-
-    /// Opens the session. `None` at once if the daemon does not serve this user; waits for a daemon that is
-    /// away.
-    fn open_session(&self) -> Option<Fs> {
-        let anchor = self.open_anchor()?;
-        let ids = kernel::ids();
-        self.session_uid.store(ids.users[1], Ordering::Relaxed);
-        let connector = Arc::new(SocketConnector {
-            path: self.config.socket.clone(),
-        });
-        let options = FsOptions {
-            read_only: self.config.read_only,
-            atime: AtimePolicy::new(self.config.atime),
-            copies: Some(Arc::clone(&self.copies) as _),
-            ..FsOptions::default()
-        };
-        let fs = Fs::mount(connector, options).ok()?;
-        *self.session_cred.write() = fs.acts_for();
-        // The ids for file access may differ from those that the daemon sees, and it may not see all groups.
-        if !self.session_acts_for(&ids) {
-            return None;
-        }
-        self.anchor.store(anchor, Ordering::Release);
-        // A watch may have been set before there was a session to be told of it.
-        self.ask_mount(watches::ATTRIBUTE);
-        Some(fs)
-    }
-
-    fn open_anchor(&self) -> Option<i32> {
-        let flags = libc::O_PATH | libc::O_DIRECTORY | libc::O_CLOEXEC;
-        let fd = i32::try_from(kernel::open(&ended(self.config.mount.clone()), flags, 0))
-            .ok()
-            .filter(|fd| *fd >= 0)?;
-        // The mount may be gone, or another one may cover it.
-        if kernel::identity(fd) == Some((self.config.device, varve_format::ROOT_INO.0)) {
-            Some(reentry::adopt(fd))
-        } else {
-            kernel::close(fd);
-            None
-        }
+        (!sets.is_empty() && !self.is_off()).then_some(sets)
     }
 
     /// Reserves a descriptor number for `ofd` with a placeholder.
@@ -347,7 +320,7 @@ impl Process {
         } else {
             libc::F_DUPFD
         };
-        let fd = kernel::fcntl(self.anchor.load(Ordering::Acquire), command, 0);
+        let fd = kernel::fcntl(self.pool(ofd.pool).anchor(), command, 0);
         if fd < 0 {
             return fail(-fd as i32);
         }
@@ -372,12 +345,12 @@ impl Process {
         fds.any(|fd| self.table.get(fd).is_some_and(|ofd| ofd.path_only))
     }
 
-    /// Walks a path of the mount.
+    /// Walks a path of a mount.
     ///
     /// # Errors
     /// As [`walk`].
     pub fn walk(&self, start: Start<'_>, follow: bool) -> Here<Walked> {
-        walk(self.fs()?, &self.config, start, follow, &self.cred())
+        walk(self, start, follow, &self.cred())
     }
 
     /// Returns the file of a description in this process' session.
@@ -387,11 +360,12 @@ impl Process {
     /// were made yet to open one.
     pub fn file<'a>(&self, ofd: &'a Ofd) -> Here<&'a OpenFile> {
         ofd.file_or(|| {
-            if self.off.load(Ordering::Acquire) || !self.is_worth_a_session() {
+            let pool = self.pool(ofd.pool);
+            if self.is_off() || pool.is_off() || !pool.is_worth_a_session(self.config.session_after) {
                 return None;
             }
             let flags = open_flags(ofd.status())?;
-            let file = self.fs().ok()?.open(ofd.key(), flags, &Cred::root()).ok();
+            let file = self.fs(ofd.pool).ok()?.open(ofd.key(), flags, &Cred::root()).ok();
             if file.is_none() {
                 ofd.set_lost();
             }
@@ -399,23 +373,11 @@ impl Process {
         })
     }
 
-    /// Whether there is a session, or enough calls were made without one. Many programs read a file or two,
-    /// and many children only start a program.
-    fn is_worth_a_session(&self) -> bool {
-        self.has_session() || self.missed.fetch_add(1, Ordering::Relaxed) >= self.config.session_after
-    }
-
-    /// Whether a session was opened, or opening one failed.
+    /// Whether a file system is mounted at a path below the mount of a pool. The mount is asked only where
+    /// there is no table of mounts to read.
     #[must_use]
-    pub fn has_session(&self) -> bool {
-        self.fs.get().is_some()
-    }
-
-    /// Whether a file system is mounted at a path below the mount. Asks the mount only if the table of mounts
-    /// cannot be read.
-    #[must_use]
-    pub fn is_mount_point(&self, route: &[u8]) -> bool {
-        let path = [self.config.mount.as_slice(), route].concat();
+    pub fn is_mount_point(&self, pool: PoolId, route: &[u8]) -> bool {
+        let path = [self.pool(pool).config.mount.as_slice(), route].concat();
         match self.mounts.lock().has(&path) {
             Some(known) => known,
             None => std::ffi::CString::new(path).is_ok_and(|path| kernel::is_mount_point(&path)),
@@ -424,7 +386,7 @@ impl Process {
 
     /// Makes everything that this process logged durable.
     pub fn sync_session(&self) {
-        if let Some(Some(fs)) = self.fs.get() {
+        for fs in self.pools.iter().filter_map(Pool::open) {
             let _ = fs.sync_all();
         }
     }
@@ -440,7 +402,13 @@ impl Process {
         was_on
     }
 
-    /// Whether all calls are left to the kernel, including those on paths.
+    /// Whether the kernel makes all calls on paths of a mount, or of all.
+    #[must_use]
+    pub fn is_off_anywhere(&self) -> bool {
+        self.is_off() || self.pools.iter().any(Pool::is_off)
+    }
+
+    /// Whether the kernel makes all calls, on paths too.
     #[must_use]
     pub fn is_off(&self) -> bool {
         self.off.load(Ordering::Acquire)

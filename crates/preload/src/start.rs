@@ -9,7 +9,8 @@ sys::start::at_load!(begin);
 /// Runs before the program's own code. `None` if the library has nothing to do.
 fn begin() -> Option<Handlers> {
     let config = Config::from_environment()?;
-    if !process::begin(config) || !process::forking::watch() {
+    process::begin(config);
+    if !process::forking::watch() {
         return None;
     }
     calls::limits::look();

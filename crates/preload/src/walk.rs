@@ -2,6 +2,7 @@
 //! which is left to the kernel.
 
 use crate::Errno;
+use crate::config::PoolId;
 use smallvec::SmallVec;
 use std::borrow::Cow;
 use varve_format::{FileKind, InodeAttr, InodeKey};
@@ -48,20 +49,46 @@ fn of_removed(errno: Errno) -> Stop {
     }
 }
 
-/// The start of a walk.
+/// What `openat2` asks of a walk beside the path.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Resolve {
+    /// The walk does not leave the directory where it starts.
+    pub scope: Option<Scope>,
+    /// A symbolic link that would be followed is ELOOP.
+    pub no_symlinks: bool,
+    /// A step to another mount is EXDEV.
+    pub no_xdev: bool,
+}
+
+/// What a step out of the directory where the walk starts is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scope {
+    /// EXDEV (`RESOLVE_BENEATH`).
+    Beneath,
+    /// None: that directory is the root (`RESOLVE_IN_ROOT`).
+    InRoot,
+}
+
+/// Where a walk starts.
 #[derive(Debug, Clone)]
 pub struct Start<'a> {
+    /// Pool of the directory.
+    pub pool: PoolId,
     /// Directory.
     pub dir: InodeKey,
     /// Its path below the mount.
     pub route: Route,
     /// The path to walk from there.
     pub rest: &'a [u8],
+    /// Rules of the walk.
+    pub resolve: Resolve,
 }
 
 /// The result of a walk.
 #[derive(Debug)]
 pub struct Walked {
+    /// Pool of the directory, which may be another one than that of the start.
+    pub pool: PoolId,
     /// Directory of the last component.
     pub dir: InodeKey,
     /// Last component; empty for the start itself, else perhaps `.` or `..`.
@@ -82,6 +109,36 @@ impl Walked {
         step(&mut route, &self.name);
         route
     }
+
+    /// Where the target is.
+    #[must_use]
+    pub fn place(&self) -> Place {
+        Place {
+            pool: self.pool,
+            route: self.whole(),
+            parent: self.dir,
+        }
+    }
+}
+
+/// Where a file is that is opened.
+#[derive(Debug, Clone)]
+pub struct Place {
+    /// Its pool.
+    pub pool: PoolId,
+    /// Its path below the mount.
+    pub route: Route,
+    /// Its directory.
+    pub parent: InodeKey,
+}
+
+/// A file among those of all pools.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct FileId {
+    /// Its pool.
+    pub pool: PoolId,
+    /// The inode there.
+    pub key: InodeKey,
 }
 
 /// Moves a path below the mount by one component.
@@ -96,23 +153,125 @@ fn step(route: &mut Route, name: &[u8]) {
     }
 }
 
-/// Tells where absolute symbolic links, and paths that climb out of the mount, lead back into it.
-pub trait Mounted {
-    /// Returns the rest of `path` behind the mount's path.
-    fn under_mount<'a>(&self, path: &'a [u8]) -> Option<&'a [u8]>;
-    /// Returns the rest of `path` if, walked from the directory that holds the mount, it leads into the mount
+/// The pools among which a walk goes.
+pub trait Pools {
+    /// The session of a pool.
+    ///
+    /// # Errors
+    /// [`Stop::Kernel`] when there is none to be had.
+    fn session(&self, pool: PoolId) -> Here<&Fs>;
+    /// The mount to which an absolute path leads, and what follows the mount's path.
+    fn under_mount<'a>(&self, path: &'a [u8]) -> Option<(PoolId, &'a [u8])>;
+    /// What follows when `path`, walked from the directory that holds the mount of `pool`, leads into a mount
     /// again.
-    fn back_from_above<'a>(&self, path: &'a [u8]) -> Option<&'a [u8]>;
+    fn back_from_above<'a>(&self, pool: PoolId, path: &'a [u8]) -> Option<(PoolId, &'a [u8])>;
 }
 
-impl Mounted for crate::config::Config {
-    fn under_mount<'a>(&self, path: &'a [u8]) -> Option<&'a [u8]> {
-        Self::under_mount(self, path)
+/// A walk under way.
+struct Walk<'p, P> {
+    pools: &'p P,
+    cred: &'p Cred,
+    fs: &'p Fs,
+    pool: PoolId,
+    dir: InodeKey,
+    route: Route,
+    resolve: Resolve,
+    /// With a [`Scope`]: the directory where the walk started, then those between it and `dir`.
+    above: SmallVec<[InodeKey; 16]>,
+    /// Path of the start below the mount.
+    first_route: Route,
+    links: u32,
+}
+
+impl<P: Pools> Walk<'_, P> {
+    /// Goes on at the root of `pool`.
+    fn enter(&mut self, pool: PoolId) -> Here<()> {
+        self.fs = self.pools.session(pool)?;
+        self.pool = pool;
+        self.dir = self.fs.root();
+        self.route.clear();
+        Ok(())
     }
 
-    fn back_from_above<'a>(&self, path: &'a [u8]) -> Option<&'a [u8]> {
-        let above = self.mount.iter().rposition(|byte| *byte == b'/')?;
-        Some(self.entered(&self.mount[..above], path)?.0)
+    /// Whether `..` leads to where the rules or the mount end, and what is done then: `Some` is what is left
+    /// of `path`, behind the dots at `end`.
+    fn up(&mut self, path: &[u8], end: usize) -> Here<Option<usize>> {
+        if self.resolve.scope.is_some() && self.above.is_empty() {
+            // Who may not search the directory hears that first.
+            self.fs.lookup(self.dir, b".", self.cred)?;
+            return match self.resolve.scope {
+                Some(Scope::InRoot) => Ok(Some(end)),
+                _ => fail(libc::EXDEV),
+            };
+        }
+        if self.dir != self.fs.root() {
+            return Ok(None);
+        }
+        if self.resolve.no_xdev {
+            self.fs.lookup(self.dir, b".", self.cred)?;
+            return fail(libc::EXDEV);
+        }
+        let left = self.pools.back_from_above(self.pool, &path[end..]);
+        let (pool, rest) = left.ok_or(Stop::Kernel)?;
+        self.enter(pool)?;
+        Ok(Some(path.len() - rest.len()))
+    }
+
+    /// Follows a symbolic link, after which `rest` comes.
+    fn follow(&mut self, link: InodeKey, rest: &[u8], slash: &mut bool) -> Here<Vec<u8>> {
+        self.links += 1;
+        if self.links > LINKS_MAX || self.resolve.no_symlinks {
+            return fail(libc::ELOOP);
+        }
+        let mut target = self.fs.readlink(link)?;
+        *slash |= rest.is_empty() && target.ends_with(b"/");
+        if target.starts_with(b"/") {
+            match self.resolve.scope {
+                Some(Scope::Beneath) => return fail(libc::EXDEV),
+                Some(Scope::InRoot) => {
+                    self.dir = self.above.first().copied().unwrap_or(self.dir);
+                    self.above.clear();
+                    self.route.clone_from(&self.first_route);
+                }
+                None if self.resolve.no_xdev => return fail(libc::EXDEV),
+                None => {
+                    let (pool, rest) = self.pools.under_mount(&target).ok_or(Stop::Kernel)?;
+                    let rest = rest.to_vec();
+                    self.enter(pool)?;
+                    target = rest;
+                }
+            }
+        }
+        target.extend_from_slice(rest);
+        Ok(target)
+    }
+
+    /// Goes on in the directory `to`, whose name here is `name`.
+    fn descend(&mut self, name: &[u8], to: InodeKey) -> Here<()> {
+        if self.resolve.scope.is_some() {
+            match name {
+                b"." => {}
+                // Somebody moved one of the directories. So does the kernel, which does not look where the
+                // walk would end.
+                b".." if self.above.pop() != Some(to) => return fail(libc::EAGAIN),
+                b".." => {}
+                _ => self.above.push(self.dir),
+            }
+        }
+        step(&mut self.route, name);
+        self.dir = to;
+        Ok(())
+    }
+
+    fn ended(self, name: &[u8], target: Option<InodeAttr>, slash: bool) -> Walked {
+        Walked {
+            pool: self.pool,
+            dir: self.dir,
+            name: Route::from_slice(name),
+            target,
+            slash,
+            route: self.route,
+        }
     }
 }
 
@@ -120,30 +279,33 @@ impl Mounted for crate::config::Config {
 /// if a slash comes after.
 ///
 /// # Errors
-/// As the kernel's own walk; [`Stop::Kernel`] when the path leaves the mount.
-pub fn walk(fs: &Fs, mounted: &impl Mounted, start: Start<'_>, follow: bool, cred: &Cred) -> Here<Walked> {
-    let root = fs.root();
-    let Start {
-        mut dir,
-        mut route,
-        rest,
-    } = start;
-    let mut slash = rest.ends_with(b"/");
-    let mut path = Cow::Borrowed(rest);
+/// As the kernel's own walk; [`Stop::Kernel`] when the path leaves the mounts.
+pub fn walk(pools: &impl Pools, start: Start<'_>, follow: bool, cred: &Cred) -> Here<Walked> {
+    let mut walk = Walk {
+        pools,
+        cred,
+        fs: pools.session(start.pool)?,
+        pool: start.pool,
+        dir: start.dir,
+        first_route: match start.resolve.scope {
+            Some(_) => start.route.clone(),
+            None => Route::new(),
+        },
+        route: start.route,
+        resolve: start.resolve,
+        above: SmallVec::new(),
+        links: 0,
+    };
+    let mut slash = start.rest.ends_with(b"/");
+    let mut path = Cow::Borrowed(start.rest);
     let mut at = 0;
-    let mut links = 0;
     loop {
         while path.get(at) == Some(&b'/') {
             at += 1;
         }
         if at == path.len() {
-            return Ok(Walked {
-                dir,
-                name: Route::new(),
-                target: Some(fs.getattr(dir).map_err(of_removed)?),
-                slash: true,
-                route,
-            });
+            let target = walk.fs.getattr(walk.dir).map_err(of_removed)?;
+            return Ok(walk.ended(b"", Some(target), true));
         }
         let end = path[at..]
             .iter()
@@ -151,41 +313,22 @@ pub fn walk(fs: &Fs, mounted: &impl Mounted, start: Start<'_>, follow: bool, cre
             .map_or(path.len(), |len| at + len);
         let name = &path[at..end];
         let last = path[end..].iter().all(|byte| *byte == b'/');
-        if name == b".." && dir == root {
-            let rest = mounted.back_from_above(&path[end..]).ok_or(Stop::Kernel)?;
-            at = path.len() - rest.len();
+        if name == b".."
+            && let Some(after) = walk.up(&path, end)?
+        {
+            at = after;
             continue;
         }
-        let attr = match fs.lookup(dir, name, cred) {
+        let attr = match walk.fs.lookup(walk.dir, name, cred) {
             Ok(attr) => attr,
-            Err(Errno(libc::ENOENT)) if last => {
-                return Ok(Walked {
-                    dir,
-                    name: Route::from_slice(name),
-                    target: None,
-                    slash,
-                    route,
-                });
-            }
+            Err(Errno(libc::ENOENT)) if last => return Ok(walk.ended(name, None, slash)),
             Err(errno) if matches!(name, b"." | b"..") => return Err(of_removed(errno)),
             // The directory was removed, so it is empty.
             Err(Errno(libc::ESTALE)) => return fail(libc::ENOENT),
             Err(errno) => return Err(errno.into()),
         };
         if attr.kind() == FileKind::Symlink && (!last || follow || slash) {
-            links += 1;
-            if links > LINKS_MAX {
-                return fail(libc::ELOOP);
-            }
-            let mut target = fs.readlink(attr.key)?;
-            slash |= last && target.ends_with(b"/");
-            if target.starts_with(b"/") {
-                target = mounted.under_mount(&target).ok_or(Stop::Kernel)?.to_vec();
-                dir = root;
-                route.clear();
-            }
-            target.extend_from_slice(&path[end..]);
-            path = Cow::Owned(target);
+            path = Cow::Owned(walk.follow(attr.key, &path[end..], &mut slash)?);
             at = 0;
             continue;
         }
@@ -193,19 +336,15 @@ pub fn walk(fs: &Fs, mounted: &impl Mounted, start: Start<'_>, follow: bool, cre
             if slash && !attr.is_dir() {
                 return fail(libc::ENOTDIR);
             }
-            return Ok(Walked {
-                dir,
-                name: Route::from_slice(name),
-                target: Some(attr),
-                slash,
-                route,
-            });
+            if name == b".." && walk.above.last().is_some_and(|above| *above != attr.key) {
+                return fail(libc::EAGAIN);
+            }
+            return Ok(walk.ended(name, Some(attr), slash));
         }
         if !attr.is_dir() {
             return fail(libc::ENOTDIR);
         }
-        step(&mut route, name);
-        dir = attr.key;
+        walk.descend(name, attr.key)?;
         at = end;
     }
 }

@@ -1,8 +1,11 @@
 //! The inodes watched in mounts' kernels, as this process knows them. Owns the set of the newest generation;
 //! does not know how calls on watched inodes are made ([`calls`](crate::calls) does, ADR 26).
 
+use crate::config::PoolId;
 use crate::ofd::Ofd;
+use crate::walk::FileId;
 use parking_lot::RwLock;
+use smallvec::SmallVec;
 use std::sync::Arc;
 use varve_format::InodeKey;
 use varve_libfs::{Fs, Watched};
@@ -29,7 +32,40 @@ impl Set {
     }
 }
 
-/// The newest set that this process has requested.
+/// What is watched in each pool where anything is.
+#[derive(Debug, Clone, Default)]
+pub struct Sets(SmallVec<[(PoolId, Set); 1]>);
+
+impl Sets {
+    /// Adds what is watched in one more pool.
+    pub fn add(&mut self, pool: PoolId, set: Set) {
+        self.0.push((pool, set));
+    }
+
+    /// Whether nothing is watched anywhere.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether a mark lies on the inode itself.
+    #[must_use]
+    pub fn has(&self, id: FileId) -> bool {
+        self.0
+            .iter()
+            .any(|(pool, set)| *pool == id.pool && set.has(id.key))
+    }
+
+    /// As [`Set::has_open`].
+    #[must_use]
+    pub fn has_open(&self, ofd: &Ofd) -> bool {
+        self.0
+            .iter()
+            .any(|(pool, set)| *pool == ofd.pool && set.has_open(ofd))
+    }
+}
+
+/// The newest set that this process has asked for.
 #[derive(Debug, Default)]
 pub struct Watches {
     known: RwLock<(u64, Set)>,

@@ -2,20 +2,27 @@
 
 use super::{Answer, limits};
 use crate::Errno;
+use crate::config::PoolId;
 use crate::process::Process;
 use crate::sys::args::{Args, Plain};
-use crate::walk::{Here, Start, Stop, fail};
-use varve_format::{FILE_SIZE_MAX, FileKind, InodeAttr, InodeKey};
+use crate::walk::{FileId, Here, Start, Stop, fail};
+use varve_format::{FILE_SIZE_MAX, FileKind, InodeAttr};
 use varve_libfs::{AttrChange, Cred, SetTime};
 
 const BLOCK: i64 = varve_format::BLOCK_SIZE as i64;
 const SECOND: i64 = 1_000_000_000;
 
-/// Returns the attributes of the inode at the end of the path.
-fn find(p: &Process, start: Start<'_>, follow: bool) -> Here<InodeAttr> {
-    p.walk(start, follow)?
-        .target
-        .ok_or(Stop::Errno(Errno(libc::ENOENT)))
+/// What a path names, and in which pool.
+fn find(p: &Process, start: Start<'_>, follow: bool) -> Here<(PoolId, InodeAttr)> {
+    let walked = p.walk(start, follow)?;
+    let attr = walked.target.ok_or(Errno(libc::ENOENT))?;
+    Ok((walked.pool, attr))
+}
+
+/// As [`find`], without its attributes.
+fn find_id(p: &Process, start: Start<'_>, follow: bool) -> Here<FileId> {
+    let (pool, attr) = find(p, start, follow)?;
+    Ok(FileId { pool, key: attr.key })
 }
 
 /// Seconds and nanoseconds.
@@ -23,9 +30,9 @@ const fn split(ns: i64) -> (i64, i64) {
     (ns.div_euclid(SECOND), ns.rem_euclid(SECOND))
 }
 
-fn to_stat(p: &Process, attr: &InodeAttr) -> libc::stat {
+fn to_stat(p: &Process, pool: PoolId, attr: &InodeAttr) -> libc::stat {
     let mut stat = libc::stat::zero();
-    stat.st_dev = p.config.device;
+    stat.st_dev = p.pool(pool).config.device;
     stat.st_ino = attr.key.number();
     stat.st_nlink = u64::from(attr.nlink);
     stat.st_mode = attr.mode;
@@ -41,7 +48,8 @@ fn to_stat(p: &Process, attr: &InodeAttr) -> libc::stat {
     stat
 }
 
-fn to_statx(p: &Process, attr: &InodeAttr) -> libc::statx {
+fn to_statx(p: &Process, pool: PoolId, attr: &InodeAttr) -> libc::statx {
+    let device = p.pool(pool).config.device;
     let time = |ns| {
         let (tv_sec, nsec) = split(ns);
         let mut time = libc::statx::zero().stx_atime;
@@ -64,8 +72,8 @@ fn to_statx(p: &Process, attr: &InodeAttr) -> libc::statx {
     statx.stx_btime = time(attr.btime_ns);
     statx.stx_rdev_major = libc::major(u64::from(attr.rdev));
     statx.stx_rdev_minor = libc::minor(u64::from(attr.rdev));
-    statx.stx_dev_major = libc::major(p.config.device);
-    statx.stx_dev_minor = libc::minor(p.config.device);
+    statx.stx_dev_major = libc::major(device);
+    statx.stx_dev_minor = libc::minor(device);
     statx
 }
 
@@ -79,7 +87,7 @@ pub(super) fn fstat(p: &Process, a: &Args) -> Answer {
         return Answer::NotOurs;
     };
     let stat = || -> Here<isize> {
-        a.put(1, to_stat(p, &p.file(&ofd)?.getattr()?))?;
+        a.put(1, to_stat(p, ofd.pool, &p.file(&ofd)?.getattr()?))?;
         Ok(0)
     };
     Answer::of(stat())
@@ -91,7 +99,7 @@ pub(super) fn stat(p: &Process, a: &Args, dirfd: i32, i: usize, out: usize, flag
             return Answer::NotOurs;
         };
         let stat = || -> Here<isize> {
-            a.put(out, to_stat(p, &p.file(&ofd)?.getattr()?))?;
+            a.put(out, to_stat(p, ofd.pool, &p.file(&ofd)?.getattr()?))?;
             Ok(0)
         };
         return Answer::of(stat());
@@ -100,8 +108,8 @@ pub(super) fn stat(p: &Process, a: &Args, dirfd: i32, i: usize, out: usize, flag
         return p.kernels(&[dirfd]);
     }
     p.on_path(a, dirfd, i, |start| {
-        let attr = find(p, start, flags & libc::AT_SYMLINK_NOFOLLOW == 0)?;
-        a.put(out, to_stat(p, &attr))?;
+        let (pool, attr) = find(p, start, flags & libc::AT_SYMLINK_NOFOLLOW == 0)?;
+        a.put(out, to_stat(p, pool, &attr))?;
         Ok(0)
     })
 }
@@ -118,18 +126,18 @@ pub(super) fn statx(p: &Process, a: &Args) -> Answer {
             return Answer::NotOurs;
         };
         let stat = || -> Here<isize> {
-            a.put(4, to_statx(p, &p.file(&ofd)?.getattr()?))?;
+            a.put(4, to_statx(p, ofd.pool, &p.file(&ofd)?.getattr()?))?;
             Ok(0)
         };
         return Answer::of(stat());
     }
     p.on_path(a, dirfd, 1, |start| {
-        let attr = find(p, start, flags & libc::AT_SYMLINK_NOFOLLOW == 0)?;
-        // `statx` of the mount's root has attributes that only the kernel knows.
-        if attr.key == p.fs()?.root() {
+        let (pool, attr) = find(p, start, flags & libc::AT_SYMLINK_NOFOLLOW == 0)?;
+        // The mount's root has attributes that the kernel alone knows.
+        if attr.key == p.fs(pool)?.root() {
             return Err(Stop::Kernel);
         }
-        a.put(4, to_statx(p, &attr))?;
+        a.put(4, to_statx(p, pool, &attr))?;
         Ok(0)
     })
 }
@@ -156,7 +164,7 @@ pub(super) fn access(p: &Process, a: &Args, dirfd: i32, i: usize, mode: i32, fla
         return p.kernels(&[dirfd]);
     }
     p.on_path(a, dirfd, i, |start| {
-        let attr = find(p, start, flags & libc::AT_SYMLINK_NOFOLLOW == 0)?;
+        let (_, attr) = find(p, start, flags & libc::AT_SYMLINK_NOFOLLOW == 0)?;
         if may(&attr, &p.cred(), mode as u32) {
             Ok(0)
         } else {
@@ -165,8 +173,8 @@ pub(super) fn access(p: &Process, a: &Args, dirfd: i32, i: usize, mode: i32, fla
     })
 }
 
-fn change(p: &Process, key: InodeKey, change: &AttrChange) -> Here<isize> {
-    p.fs()?.setattr(key, change, &p.cred())?;
+fn change(p: &Process, id: FileId, change: &AttrChange) -> Here<isize> {
+    p.fs(id.pool)?.setattr(id.key, change, &p.cred())?;
     Ok(0)
 }
 
@@ -174,25 +182,25 @@ pub(super) fn chmod(p: &Process, a: &Args, dirfd: i32, i: usize, mode: u32, flag
     if flags & !libc::AT_SYMLINK_NOFOLLOW != 0 {
         return p.kernels(&[dirfd]);
     }
-    let change_mode = |key| {
+    let change_mode = |id| {
         let mode = AttrChange {
             mode: Some(mode & 0o7777),
             ..AttrChange::default()
         };
-        change(p, key, &mode)
+        change(p, id, &mode)
     };
     let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
     // The C library changes the mode of a directory entry that must not be a symbolic link by an `O_PATH`
     // descriptor and its path below `/proc/self/fd`.
     if follow && let Some(ofd) = a.path(i).ok().and_then(|path| p.named_open(path)) {
-        return Answer::of(change_mode(ofd.key()));
+        return Answer::of(change_mode(ofd.id()));
     }
     p.on_path(a, dirfd, i, |start| {
-        let attr = find(p, start, follow)?;
+        let (pool, attr) = find(p, start, follow)?;
         if attr.kind() == FileKind::Symlink {
             return fail(libc::EOPNOTSUPP);
         }
-        change_mode(attr.key)
+        change_mode(FileId { pool, key: attr.key })
     })
 }
 
@@ -203,7 +211,7 @@ pub(super) fn fchmod(p: &Process, a: &Args) -> Answer {
     let mode = Some(a.uint(1) & 0o7777);
     Answer::of(change(
         p,
-        ofd.key(),
+        ofd.id(),
         &AttrChange {
             mode,
             ..AttrChange::default()
@@ -223,15 +231,15 @@ fn owners(a: &Args, i: usize) -> AttrChange {
 pub(super) fn chown(p: &Process, a: &Args, dirfd: i32, i: usize, ids: usize, flags: i32) -> Answer {
     if means_fd(a, i, flags) && p.table.has(dirfd) {
         return p.table.get(dirfd).map_or(Answer::NotOurs, |ofd| {
-            Answer::of(change(p, ofd.key(), &owners(a, ids)))
+            Answer::of(change(p, ofd.id(), &owners(a, ids)))
         });
     }
     if flags & !(libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH) != 0 {
         return p.kernels(&[dirfd]);
     }
     p.on_path(a, dirfd, i, |start| {
-        let attr = find(p, start, flags & libc::AT_SYMLINK_NOFOLLOW == 0)?;
-        change(p, attr.key, &owners(a, ids))
+        let id = find_id(p, start, flags & libc::AT_SYMLINK_NOFOLLOW == 0)?;
+        change(p, id, &owners(a, ids))
     })
 }
 
@@ -239,15 +247,18 @@ pub(super) fn fchown(p: &Process, a: &Args) -> Answer {
     let Some(ofd) = p.table.get(a.int(0)) else {
         return Answer::NotOurs;
     };
-    Answer::of(change(p, ofd.key(), &owners(a, 1)))
+    Answer::of(change(p, ofd.id(), &owners(a, 1)))
 }
 
 pub(super) fn truncate(p: &Process, a: &Args) -> Answer {
     p.on_path(a, libc::AT_FDCWD, 0, |start| {
         let size = u64::try_from(a.word(1) as i64).map_err(|_| Errno(libc::EINVAL))?;
         let walked = p.walk(start, true)?;
-        let route = walked.whole();
-        let attr = walked.target.ok_or(Errno(libc::ENOENT))?;
+        let attr = walked.target.clone().ok_or(Errno(libc::ENOENT))?;
+        let id = FileId {
+            pool: walked.pool,
+            key: attr.key,
+        };
         match attr.kind() {
             FileKind::Directory => return fail(libc::EISDIR),
             FileKind::Regular => {}
@@ -256,10 +267,10 @@ pub(super) fn truncate(p: &Process, a: &Args) -> Answer {
         if !may(&attr, &p.cred(), 2) {
             return fail(libc::EACCES);
         }
-        if p.mapped.read().contains_key(&attr.key) {
+        if p.pool(id.pool).mapped.read().contains_key(&attr.key) {
             return Err(Stop::Kernel);
         }
-        p.open_writer(&attr, &route, libc::O_WRONLY)?;
+        p.open_writer(&attr, &walked, libc::O_WRONLY)?;
         limits::grow(|| Ok::<_, Errno>(attr.size_bytes), size)?;
         if size > FILE_SIZE_MAX {
             return fail(libc::EFBIG);
@@ -268,8 +279,7 @@ pub(super) fn truncate(p: &Process, a: &Args) -> Answer {
             size: Some(size),
             ..AttrChange::default()
         };
-        p.copies
-            .change(attr.key, 0..u64::MAX, || change(p, attr.key, &shorter))
+        p.change(id, 0..u64::MAX, || change(p, id, &shorter))
     })
 }
 
@@ -293,7 +303,7 @@ pub(super) fn utime(p: &Process, a: &Args) -> Answer {
             let given = a.get::<libc::utimbuf>(1)?;
             times(at(given.actime, 0), at(given.modtime, 0))
         };
-        change(p, find(p, start, true)?.key, &set)
+        change(p, find_id(p, start, true)?, &set)
     })
 }
 
@@ -313,7 +323,7 @@ pub(super) fn utimes(p: &Process, a: &Args, dirfd: i32, i: usize) -> Answer {
             };
             times(one(atime)?, one(mtime)?)
         };
-        change(p, find(p, start, true)?.key, &set)
+        change(p, find_id(p, start, true)?, &set)
     })
 }
 
@@ -346,7 +356,7 @@ pub(super) fn utimensat(p: &Process, a: &Args) -> Answer {
             return Answer::NotOurs;
         };
         let set = || match given_times(a)? {
-            Some(set) => change(p, ofd.key(), &set),
+            Some(set) => change(p, ofd.id(), &set),
             None => Ok(0),
         };
         return Answer::of(set());
@@ -357,7 +367,7 @@ pub(super) fn utimensat(p: &Process, a: &Args) -> Answer {
     p.on_path(a, dirfd, 1, |start| match given_times(a)? {
         Some(set) => change(
             p,
-            find(p, start, flags & libc::AT_SYMLINK_NOFOLLOW == 0)?.key,
+            find_id(p, start, flags & libc::AT_SYMLINK_NOFOLLOW == 0)?,
             &set,
         ),
         None => Ok(0),
@@ -387,24 +397,24 @@ fn hand_out(a: &Args, i: usize, value: &[u8]) -> Here<isize> {
     Ok(value.len() as isize)
 }
 
-fn get(p: &Process, a: &Args, key: InodeKey) -> Here<isize> {
-    let value = p.fs()?.getxattr(key, xattr_name(a)?, &p.cred())?;
+fn get(p: &Process, a: &Args, id: FileId) -> Here<isize> {
+    let value = p.fs(id.pool)?.getxattr(id.key, xattr_name(a)?, &p.cred())?;
     hand_out(a, 2, &value)
 }
 
 pub(super) fn getxattr(p: &Process, a: &Args, follow: bool) -> Answer {
     p.on_path(a, libc::AT_FDCWD, 0, |start| {
-        get(p, a, find(p, start, follow)?.key)
+        get(p, a, find_id(p, start, follow)?)
     })
 }
 
 pub(super) fn fgetxattr(p: &Process, a: &Args) -> Answer {
     p.table
         .get(a.int(0))
-        .map_or(Answer::NotOurs, |ofd| Answer::of(get(p, a, ofd.key())))
+        .map_or(Answer::NotOurs, |ofd| Answer::of(get(p, a, ofd.id())))
 }
 
-fn set(p: &Process, a: &Args, key: InodeKey) -> Here<isize> {
+fn set(p: &Process, a: &Args, id: FileId) -> Here<isize> {
     let flags = a.int(4);
     let (create, replace) = (flags & libc::XATTR_CREATE != 0, flags & libc::XATTR_REPLACE != 0);
     if flags & !(libc::XATTR_CREATE | libc::XATTR_REPLACE) != 0 || (create && replace) {
@@ -413,8 +423,8 @@ fn set(p: &Process, a: &Args, key: InodeKey) -> Here<isize> {
     if a.word(3) > varve_format::XATTR_VALUE_MAX {
         return fail(libc::E2BIG);
     }
-    p.fs()?.setxattr(
-        key,
+    p.fs(id.pool)?.setxattr(
+        id.key,
         xattr_name(a)?,
         a.bytes(2, a.word(3))?,
         create,
@@ -426,19 +436,19 @@ fn set(p: &Process, a: &Args, key: InodeKey) -> Here<isize> {
 
 pub(super) fn setxattr(p: &Process, a: &Args, follow: bool) -> Answer {
     p.on_path(a, libc::AT_FDCWD, 0, |start| {
-        set(p, a, find(p, start, follow)?.key)
+        set(p, a, find_id(p, start, follow)?)
     })
 }
 
 pub(super) fn fsetxattr(p: &Process, a: &Args) -> Answer {
     p.table
         .get(a.int(0))
-        .map_or(Answer::NotOurs, |ofd| Answer::of(set(p, a, ofd.key())))
+        .map_or(Answer::NotOurs, |ofd| Answer::of(set(p, a, ofd.id())))
 }
 
-fn list(p: &Process, a: &Args, key: InodeKey) -> Here<isize> {
+fn list(p: &Process, a: &Args, id: FileId) -> Here<isize> {
     let mut all = Vec::new();
-    for name in p.fs()?.listxattr(key, &p.cred())? {
+    for name in p.fs(id.pool)?.listxattr(id.key, &p.cred())? {
         all.extend_from_slice(&name);
         all.push(0);
     }
@@ -447,29 +457,29 @@ fn list(p: &Process, a: &Args, key: InodeKey) -> Here<isize> {
 
 pub(super) fn listxattr(p: &Process, a: &Args, follow: bool) -> Answer {
     p.on_path(a, libc::AT_FDCWD, 0, |start| {
-        list(p, a, find(p, start, follow)?.key)
+        list(p, a, find_id(p, start, follow)?)
     })
 }
 
 pub(super) fn flistxattr(p: &Process, a: &Args) -> Answer {
     p.table
         .get(a.int(0))
-        .map_or(Answer::NotOurs, |ofd| Answer::of(list(p, a, ofd.key())))
+        .map_or(Answer::NotOurs, |ofd| Answer::of(list(p, a, ofd.id())))
 }
 
-fn remove(p: &Process, a: &Args, key: InodeKey) -> Here<isize> {
-    p.fs()?.removexattr(key, xattr_name(a)?, &p.cred())?;
+fn remove(p: &Process, a: &Args, id: FileId) -> Here<isize> {
+    p.fs(id.pool)?.removexattr(id.key, xattr_name(a)?, &p.cred())?;
     Ok(0)
 }
 
 pub(super) fn removexattr(p: &Process, a: &Args, follow: bool) -> Answer {
     p.on_path(a, libc::AT_FDCWD, 0, |start| {
-        remove(p, a, find(p, start, follow)?.key)
+        remove(p, a, find_id(p, start, follow)?)
     })
 }
 
 pub(super) fn fremovexattr(p: &Process, a: &Args) -> Answer {
     p.table
         .get(a.int(0))
-        .map_or(Answer::NotOurs, |ofd| Answer::of(remove(p, a, ofd.key())))
+        .map_or(Answer::NotOurs, |ofd| Answer::of(remove(p, a, ofd.id())))
 }

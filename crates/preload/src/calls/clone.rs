@@ -50,7 +50,7 @@ fn clone(p: &Process, a: &Args, from: i32, to: &Arc<Ofd>, (from_at, len, to_at):
             return fail(libc::EBADF);
         }
         let (file, target) = (p.file(&from)?, p.file(to)?);
-        p.copies.change(target.key(), ALL, || {
+        p.change(to.id(), ALL, || {
             file.clone_range_to(from_at, target, to_at, len, &p.cred())
         })?;
         Ok(0)
@@ -65,7 +65,7 @@ fn clone(p: &Process, a: &Args, from: i32, to: &Arc<Ofd>, (from_at, len, to_at):
 fn not_served(p: &Process, a: &Args, fd: i32, elsewhere: isize) -> Answer {
     match kernel::kind(fd) {
         None => Answer::Served(-(libc::EBADF as isize)),
-        Some((device, _)) if device == p.config.device => p.to_kernel(&[a.int(0), fd]),
+        Some((device, _)) if p.pool_on(device).is_some() => p.to_kernel(&[a.int(0), fd]),
         Some(_) => Answer::Served(elsewhere),
     }
 }
@@ -119,7 +119,7 @@ fn one(p: &Process, from: &Arc<Ofd>, fd: i32, (from_at, len, to_at): (u64, u64, 
         return Ok(match kernel::kind(fd) {
             Some(_) if flags >= 0 && flags & libc::O_PATH as isize != 0 => -libc::EBADF,
             // No regular file, or one that the kernel has.
-            Some((device, _)) if device == p.config.device => -libc::EINVAL,
+            Some((device, _)) if p.pool_on(device).is_some() => -libc::EINVAL,
             Some(_) => -libc::EXDEV,
             None => -libc::EBADF,
         });

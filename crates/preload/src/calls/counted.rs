@@ -97,7 +97,7 @@ fn concerns(process: &Process, args: &Args) -> bool {
             if named_descriptor(path).is_some_and(given) || (!path.starts_with(b"/") && given(dirfd)) {
                 return true;
             }
-            process.is_off() && leads_in(process, dirfd, path)
+            process.is_off_anywhere() && leads_in(process, dirfd, path)
         })
 }
 
@@ -106,7 +106,9 @@ fn concerns(process: &Process, args: &Args) -> bool {
 /// the child was created.
 pub(super) fn goes_to_mount(process: &Process, args: &Args) -> bool {
     let is_of_mount = |fd: i32| {
-        fd >= 0 && !reentry::is_own(fd) && kernel::device_at(fd, c"") == Some(process.config.device)
+        fd >= 0
+            && !reentry::is_own(fd)
+            && kernel::device_at(fd, c"").is_some_and(|device| process.pool_on(device).is_some())
     };
     descriptors(args).into_iter().flatten().any(is_of_mount)
         || paths(args)
@@ -131,7 +133,7 @@ fn leads_in(process: &Process, dirfd: i32, path: &[u8]) -> bool {
             _ => CStr::from_bytes_until_nul(&text).unwrap_or_default(),
         };
         if let Some(device) = kernel::device_at(dirfd, path) {
-            return device == process.config.device;
+            return process.pool_on(device).is_some();
         }
         if len == 0 {
             return false;

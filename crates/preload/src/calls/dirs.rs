@@ -54,7 +54,7 @@ pub(super) fn getdents(p: &Process, a: &Args) -> Answer {
         if position.moved {
             return Err(Stop::Kernel);
         }
-        let Ok(fs) = p.fs() else {
+        let Ok(fs) = p.fs(ofd.pool) else {
             return super::io::by_kernel(a, &mut position);
         };
         let (mut full, mut cut) = (false, false);

@@ -173,8 +173,7 @@ const ALL: Range<u64> = 0..u64::MAX;
 
 fn write_at(p: &Process, ofd: &Ofd, file: &OpenFile, at: u64, data: &[u8]) -> Result<usize, Errno> {
     let part = at..at.saturating_add(data.len() as u64);
-    p.copies
-        .change(ofd.key(), part, || file.write_at(at, data, &p.cred()))
+    p.change(ofd.id(), part, || file.write_at(at, data, &p.cred()))
 }
 
 /// Returns the part of `len` bytes at `at`, or at the end for an appending descriptor, that RLIMIT_FSIZE
@@ -207,7 +206,7 @@ fn write_here(p: &Process, a: &Args, ofd: &Ofd, data: &[u8]) -> Here<isize> {
     let cred = p.cred();
     let data = &data[..room(ofd, file, position.at, data.len())?];
     let (at, count) = if ofd.appends() {
-        p.copies.change(ofd.key(), ALL, || file.append(data, &cred))?
+        p.change(ofd.id(), ALL, || file.append(data, &cred))?
     } else {
         (position.at, write_at(p, ofd, file, position.at, data)?)
     };
@@ -227,7 +226,7 @@ fn write_there(p: &Process, ofd: &Ofd, at: u64, data: &[u8]) -> Here<isize> {
     let file = p.file(ofd)?;
     let data = &data[..room(ofd, file, at, data.len())?];
     let count = if ofd.appends() {
-        let appended = p.copies.change(ofd.key(), ALL, || file.append(data, &p.cred()));
+        let appended = p.change(ofd.id(), ALL, || file.append(data, &p.cred()));
         appended?.1
     } else {
         write_at(p, ofd, file, at, data)?
@@ -334,8 +333,7 @@ pub(super) fn ftruncate(p: &Process, a: &Args) -> Answer {
         if size > FILE_SIZE_MAX {
             return fail(libc::EFBIG);
         }
-        p.copies
-            .change(ofd.key(), ALL, || file.truncate(size, &p.cred()))?;
+        p.change(ofd.id(), ALL, || file.truncate(size, &p.cred()))?;
         Ok(0)
     })
 }
@@ -367,7 +365,7 @@ pub(super) fn fallocate(p: &Process, a: &Args) -> Answer {
                 (offset + len) as u64,
             )?;
         }
-        p.copies.change(ofd.key(), ALL, || {
+        p.change(ofd.id(), ALL, || {
             file.fallocate(mode, offset as u64, len as u64, &p.cred())
         })?;
         Ok(0)
@@ -385,8 +383,8 @@ pub(super) fn fsync(p: &Process, a: &Args) -> Answer {
 /// Persists all changes of all sessions of the pool, or fails. The kernel cannot do it: `syncfs` does not
 /// reach a FUSE server.
 pub(super) fn syncfs(p: &Process, a: &Args) -> Answer {
-    on_file(p, a, |_| {
-        p.fs()?.sync_all()?;
+    on_file(p, a, |ofd| {
+        p.fs(ofd.pool)?.sync_all()?;
         Ok(0)
     })
 }
@@ -451,11 +449,39 @@ fn given_offset(a: &Args, i: usize) -> Result<Option<u64>, Errno> {
 fn half_ours(p: &Process, a: &Args, other: i32) -> Answer {
     match kernel::kind(other) {
         None => Answer::Served(-(libc::EBADF as isize)),
-        Some((device, _)) if device == p.config.device => p.to_kernel(&[a.int(0), a.int(2)]),
+        Some((device, _)) if p.pool_on(device).is_some() => p.to_kernel(&[a.int(0), a.int(2)]),
         Some((_, libc::S_IFREG)) => Answer::Served(-(libc::EXDEV as isize)),
         Some((_, libc::S_IFDIR)) => Answer::Served(-(libc::EISDIR as isize)),
         Some(_) => Answer::Served(-(libc::EINVAL as isize)),
     }
+}
+
+/// Copies between files of two pools, by way of memory: how many bytes.
+fn copy_between(
+    p: &Process,
+    (file, from): (&OpenFile, u64),
+    (other, to): (&OpenFile, u64),
+    most: usize,
+) -> Result<u64, Errno> {
+    let mut buffer = vec![0; PIECE.min(most)];
+    let mut done = 0;
+    while done < most {
+        let want = buffer.len().min(most - done);
+        let copied = file
+            .read_at(from + done as u64, &mut buffer[..want])
+            .and_then(|got| match got {
+                0 => Ok(0),
+                got => other.write_at(to + done as u64, &buffer[..got], &p.cred()),
+            });
+        match copied {
+            Ok(0) => break,
+            Ok(count) => done += count,
+            // What was copied is told first.
+            Err(_) if done > 0 => break,
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(done as u64)
 }
 
 pub(super) fn copy_file_range(p: &Process, a: &Args) -> Answer {
@@ -493,8 +519,11 @@ pub(super) fn copy_file_range(p: &Process, a: &Args) -> Answer {
         let (file, other) = (p.file(&from)?, p.file(&to)?);
         let (read_at, write_at) = (at(&from, given_from)?, at(&to, given_to)?);
         let most = limits::room(|| Ok::<_, Errno>(write_at), a.word(4))?;
-        let count = p.copies.change(to.key(), ALL, || {
-            file.copy_range_to(read_at, other, write_at, most as u64, &p.cred())
+        let count = p.change(to.id(), ALL, || {
+            if from.pool == to.pool {
+                return file.copy_range_to(read_at, other, write_at, most as u64, &p.cred());
+            }
+            copy_between(p, (file, read_at), (other, write_at), most)
         })?;
         match given_from {
             Some(_) => a.put(1, (read_at + count) as i64)?,

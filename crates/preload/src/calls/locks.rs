@@ -52,10 +52,7 @@ pub(super) fn fcntl(p: &Process, a: &Args, ofd: &Arc<Ofd>) -> Answer {
     }
     let result = lock(a, side);
     if result == 0 && matches!(a.int(1), libc::F_SETLK | libc::F_SETLKW) {
-        p.locked
-            .lock()
-            .entry(ofd.key())
-            .or_insert_with(|| Arc::clone(ofd));
+        p.locked.lock().entry(ofd.id()).or_insert_with(|| Arc::clone(ofd));
         p.any_locked.store(true, Ordering::Release);
     }
     Answer::Served(result)
@@ -68,7 +65,7 @@ pub(super) fn closing(p: &Process, ofd: &Ofd) {
         return;
     }
     let mut locked = p.locked.lock();
-    let Some(holder) = locked.remove(&ofd.key()) else {
+    let Some(holder) = locked.remove(&ofd.id()) else {
         return;
     };
     if locked.is_empty() {

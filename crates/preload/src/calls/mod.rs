@@ -20,7 +20,7 @@ mod watched;
 use crate::ofd::Ofd;
 use crate::process::Process;
 use crate::sys::args::Args;
-use crate::walk::{Here, Start, Stop};
+use crate::walk::{Here, Resolve, Start, Stop};
 use crate::{Errno, stats};
 use std::sync::Arc;
 
@@ -109,6 +109,18 @@ impl Process {
         i: usize,
         act: impl FnOnce(Start<'_>) -> Here<isize>,
     ) -> Answer {
+        self.on_path_by(args, dirfd, i, Resolve::default(), act)
+    }
+
+    /// As [`on_path`](Self::on_path), of a path that is walked by rules.
+    fn on_path_by(
+        &self,
+        args: &Args,
+        dirfd: i32,
+        i: usize,
+        resolve: Resolve,
+        act: impl FnOnce(Start<'_>) -> Here<isize>,
+    ) -> Answer {
         let path = match args.path(i) {
             Ok(path) => path,
             // The kernel finds the same error and ranks it against others in its own order.
@@ -117,7 +129,12 @@ impl Process {
         if looking::is_left_to_mount(self, args, dirfd, path) {
             return Answer::FellBack;
         }
-        match self.start(dirfd, path) {
+        let start = if resolve == Resolve::default() {
+            self.start(dirfd, path)
+        } else {
+            self.start_by_rules(dirfd, path, resolve)
+        };
+        match start {
             Ok(None) => self.of_others(path),
             Ok(Some(start)) => match act(start) {
                 Err(Stop::Kernel) => self.for_kernel(dirfd),

@@ -5,14 +5,14 @@ use crate::Errno;
 use crate::ofd::{Ofd, Unnamed};
 use crate::process::Process;
 use crate::sys::args::Args;
-use crate::walk::{Here, Route, Start, Stop, bare, fail};
+use crate::walk::{FileId, Here, Route, Start, Stop, bare, fail};
 use std::sync::Arc;
 use varve_format::{InodeAttr, InodeKey};
-use varve_libfs::{Cred, RenameFlags};
+use varve_libfs::{Cred, Fs, RenameFlags};
 
-/// Resolves the directory and last component of a name that is to be created.
-fn place(p: &Process, start: Start<'_>, directory: bool) -> Here<(InodeKey, Route)> {
-    // As in Linux, a symbolic link is not followed here, and EEXIST comes before errors of a trailing slash.
+/// The place of a name that is to be made; it must be free.
+fn place(p: &Process, start: Start<'_>, directory: bool) -> Here<(FileId, Route)> {
+    // As Linux: a symbolic link here is never followed, and what is there counts before the slash does.
     let slash = start.rest.ends_with(b"/");
     let rest = bare(start.rest);
     let walked = p.walk(Start { rest, ..start }, false)?;
@@ -22,14 +22,18 @@ fn place(p: &Process, start: Start<'_>, directory: bool) -> Here<(InodeKey, Rout
     if slash && !directory {
         return fail(libc::ENOENT);
     }
-    Ok((walked.dir, walked.name))
+    let dir = FileId {
+        pool: walked.pool,
+        key: walked.dir,
+    };
+    Ok((dir, walked.name))
 }
 
 pub(super) fn mkdir(p: &Process, a: &Args, dirfd: i32, i: usize, mode: u32) -> Answer {
     p.on_path(a, dirfd, i, |start| {
         let (dir, name) = place(p, start, true)?;
         let mode = libc::S_IFDIR | (p.masked(mode) & 0o1777);
-        p.fs()?.create(dir, &name, mode, 0, &p.cred())?;
+        p.fs(dir.pool)?.create(dir.key, &name, mode, 0, &p.cred())?;
         Ok(0)
     })
 }
@@ -44,8 +48,8 @@ pub(super) fn mknod(p: &Process, a: &Args, dirfd: i32, i: usize, mode: usize) ->
             _ => return Err(Stop::Kernel),
         };
         let (dir, name) = place(p, start, false)?;
-        p.fs()?
-            .create(dir, &name, kind | p.masked(mode), device, &p.cred())?;
+        p.fs(dir.pool)?
+            .create(dir.key, &name, kind | p.masked(mode), device, &p.cred())?;
         Ok(0)
     })
 }
@@ -57,7 +61,7 @@ pub(super) fn symlink(p: &Process, a: &Args, dirfd: i32, i: usize) -> Answer {
             return fail(libc::ENOENT);
         }
         let (dir, name) = place(p, start, false)?;
-        p.fs()?.symlink(dir, &name, target, &p.cred())?;
+        p.fs(dir.pool)?.symlink(dir.key, &name, target, &p.cred())?;
         Ok(0)
     })
 }
@@ -68,11 +72,12 @@ pub(super) fn readlink(p: &Process, a: &Args, dirfd: i32, i: usize) -> Answer {
         if size == 0 {
             return fail(libc::EINVAL);
         }
-        let attr = p.walk(start, false)?.target.ok_or(Errno(libc::ENOENT))?;
+        let walked = p.walk(start, false)?;
+        let attr = walked.target.ok_or(Errno(libc::ENOENT))?;
         if attr.kind() != varve_format::FileKind::Symlink {
             return fail(libc::EINVAL);
         }
-        let target = p.fs()?.readlink(attr.key)?;
+        let target = p.fs(walked.pool)?.readlink(attr.key)?;
         let len = target.len().min(size);
         a.put_bytes(i + 1, &target[..len])?;
         Ok(len as isize)
@@ -101,18 +106,22 @@ pub(super) fn unlink(p: &Process, a: &Args, dirfd: i32, i: usize, flags: i32) ->
                 libc::ENOTDIR
             });
         }
-        let fs = p.fs()?;
+        let fs = p.fs(walked.pool)?;
+        let id = FileId {
+            pool: walked.pool,
+            key: attr.key,
+        };
         if rmdir {
             if attr.is_dir() {
-                p.keep(attr.key);
-                if p.is_mount_point(&walked.whole()) {
+                p.keep(id);
+                if p.is_mount_point(walked.pool, &walked.whole()) {
                     return fail(libc::EBUSY);
                 }
             }
             fs.rmdir(walked.dir, &walked.name, &p.cred())?;
         } else {
             if attr.nlink == 1 && !attr.is_dir() {
-                p.keep(attr.key);
+                p.keep(id);
             }
             fs.unlink(walked.dir, &walked.name, &p.cred())?;
         }
@@ -176,8 +185,7 @@ fn link_open_file(p: &Process, a: &Args, (fd, ofd): (i32, &Ofd), to: (i32, usize
         if ofd.unnamed == Some(Unnamed::ForGood) {
             return fail(libc::ENOENT);
         }
-        p.fs()?.link(ofd.key(), dir, &name, &p.cred())?;
-        Ok(0)
+        link_here(p, ofd.id(), dir, &name)
     };
     match serve() {
         Err(Stop::Kernel) => p.on_real(&[fd, to.0]),
@@ -193,20 +201,24 @@ pub(super) fn link(p: &Process, a: &Args, from: (i32, usize), to: (i32, usize), 
         return p.kernels(&[from.0, to.0]);
     }
     on_two(p, a, from, to, |first, second| {
-        let attr = p
-            .walk(first, flags & libc::AT_SYMLINK_FOLLOW != 0)?
-            .target
-            .ok_or(Errno(libc::ENOENT))?;
+        let walked = p.walk(first, flags & libc::AT_SYMLINK_FOLLOW != 0)?;
+        let (pool, attr) = (walked.pool, walked.target.ok_or(Errno(libc::ENOENT))?);
         let (dir, name) = place(p, second, false)?;
-        p.fs()?.link(attr.key, dir, &name, &p.cred())?;
-        Ok(0)
+        link_here(p, FileId { pool, key: attr.key }, dir, &name)
     })
 }
 
-/// Whether directory `dir` is `above` or lies below it. Only helps to choose the errno: the daemon makes the
-/// final check.
-fn lies_below(p: &Process, dir: InodeKey, above: InodeKey) -> Here<bool> {
-    let fs = p.fs()?;
+fn link_here(p: &Process, file: FileId, dir: FileId, name: &[u8]) -> Here<isize> {
+    if file.pool != dir.pool {
+        return fail(libc::EXDEV);
+    }
+    p.fs(dir.pool)?.link(file.key, dir.key, name, &p.cred())?;
+    Ok(0)
+}
+
+/// Whether directory `dir` is `above` or lies below it. A hint for the right errno: the daemon decides for
+/// good.
+fn lies_below(fs: &Fs, dir: InodeKey, above: InodeKey) -> Here<bool> {
     let mut at = dir;
     while at != fs.root() {
         if at == above {
@@ -233,36 +245,40 @@ pub(super) fn rename(p: &Process, a: &Args, from: (i32, usize), to: (i32, usize)
     })
 }
 
-/// Returns the directory and the last component of a path without looking that component up. `None` if the
-/// lookup is needed.
-fn unseen<'a>(p: &Process, start: &Start<'a>) -> Option<(InodeKey, &'a [u8])> {
+/// Directory and last name of a path, without a look at what has that name. `None`: it must be looked at.
+fn unseen<'a>(p: &Process, start: &Start<'a>) -> Option<(FileId, &'a [u8])> {
+    let first = FileId {
+        pool: start.pool,
+        key: start.dir,
+    };
     let Some(slash) = start.rest.iter().rposition(|byte| *byte == b'/') else {
-        return Some((start.dir, start.rest));
+        return Some((first, start.rest));
     };
     let (above, name) = (&start.rest[..slash], &start.rest[slash + 1..]);
     if name.is_empty() {
         return None;
     }
     if bare(above).is_empty() {
-        return Some((start.dir, name));
+        return Some((first, name));
     }
     let above = Start {
-        dir: start.dir,
-        route: start.route.clone(),
         rest: above,
+        ..start.clone()
     };
-    let found = p.walk(above, true).ok()?.target?;
-    found.is_dir().then_some((found.key, name))
+    let walked = p.walk(above, true).ok()?;
+    let (pool, found) = (walked.pool, walked.target?);
+    found.is_dir().then_some((FileId { pool, key: found.key }, name))
 }
 
 fn rename_here(p: &Process, first: Start<'_>, second: Start<'_>, flags: RenameFlags) -> Here<isize> {
     // In a directory for whose lease sessions compete, each lookup costs as much as the rename itself.
     if !flags.exchange
-        && p.fs()?.is_any_contended()
+        && p.fs(first.pool)?.is_any_contended()
         && let Some((dir, name)) = unseen(p, &first)
         && let Some((new_dir, new_name)) = unseen(p, &second)
-        && p.fs()?
-            .rename_contended(dir, name, new_dir, new_name, &p.cred())?
+        && dir.pool == new_dir.pool
+        && p.fs(dir.pool)?
+            .rename_contended(dir.key, name, new_dir.key, new_name, &p.cred())?
             .is_some()
     {
         return Ok(0);
@@ -271,6 +287,10 @@ fn rename_here(p: &Process, first: Start<'_>, second: Start<'_>, flags: RenameFl
     let (from, to) = (bare(first.rest), bare(second.rest));
     let source = p.walk(Start { rest: from, ..first }, false)?;
     let target = p.walk(Start { rest: to, ..second }, false)?;
+    if source.pool != target.pool {
+        return fail(libc::EXDEV);
+    }
+    let fs = p.fs(source.pool)?;
     let nameless = |name: &[u8]| matches!(name, b"" | b"." | b"..");
     if nameless(&source.name) || nameless(&target.name) {
         return Err(Stop::Kernel);
@@ -285,17 +305,17 @@ fn rename_here(p: &Process, first: Start<'_>, second: Start<'_>, flags: RenameFl
     if !attr.is_dir() && (from_slash || (!flags.exchange && to_slash)) {
         return fail(libc::ENOTDIR);
     }
-    if attr.is_dir() && source.dir != target.dir && lies_below(p, target.dir, attr.key)? {
+    if attr.is_dir() && source.dir != target.dir && lies_below(fs, target.dir, attr.key)? {
         return fail(libc::EINVAL);
     }
     let replaced = target.target.as_ref();
     for (walked, found) in [(&source, Some(attr)), (&target, replaced)] {
-        if found.is_some_and(InodeAttr::is_dir) && p.is_mount_point(&walked.whole()) {
+        if found.is_some_and(InodeAttr::is_dir) && p.is_mount_point(walked.pool, &walked.whole()) {
             return fail(libc::EBUSY);
         }
     }
     if let Some(other) = replaced.filter(|other| other.is_dir() && source.dir != target.dir)
-        && lies_below(p, source.dir, other.key)?
+        && lies_below(fs, source.dir, other.key)?
     {
         return fail(if flags.exchange {
             libc::EINVAL
@@ -306,9 +326,12 @@ fn rename_here(p: &Process, first: Start<'_>, second: Start<'_>, flags: RenameFl
     if let Some(other) = replaced
         .filter(|other| !flags.exchange && other.key != attr.key && (other.nlink == 1 || other.is_dir()))
     {
-        p.keep(other.key);
+        p.keep(FileId {
+            pool: target.pool,
+            key: other.key,
+        });
     }
-    p.fs()?.rename(
+    fs.rename(
         source.dir,
         &source.name,
         target.dir,

@@ -6,7 +6,7 @@ use crate::Errno;
 use crate::ofd::{Ofd, open_flags};
 use crate::process::Process;
 use crate::sys::args::Args;
-use crate::walk::{Here, Start, Stop, Walked, bare, fail};
+use crate::walk::{FileId, Here, Place, Resolve, Scope, Start, Stop, Walked, bare, fail};
 use std::sync::Arc;
 use varve_format::{FileKind, InodeAttr};
 use varve_libfs::{Cred, OpenFile, OpenFlags};
@@ -26,12 +26,19 @@ pub(super) fn open(p: &Process, a: &Args, dirfd: i32, i: usize, flags: i32, mode
 /// Opens a directory with `O_PATH`. Other files are left to the kernel.
 fn open_path_only(p: &Process, start: Start<'_>, flags: i32) -> Here<isize> {
     let walked = p.walk(start, flags & libc::O_NOFOLLOW == 0)?;
-    let route = walked.whole();
-    let dir = walked.target.filter(InodeAttr::is_dir).ok_or(Stop::Kernel)?;
+    let dir = walked.target.as_ref().ok_or(Errno(libc::ENOENT))?;
+    if !dir.is_dir() {
+        // By that rsync finds out what is a directory.
+        return if flags & libc::O_DIRECTORY != 0 {
+            fail(libc::ENOTDIR)
+        } else {
+            Err(Stop::Kernel)
+        };
+    }
     let wanted = open_flags(libc::O_RDONLY).ok_or(Stop::Kernel)?;
-    // `O_PATH` needs no permission on the directory itself.
-    let file = p.fs()?.open(dir.key, wanted, &Cred::root())?;
-    let ofd = Arc::new(Ofd::path_only(file, flags, route, walked.dir));
+    // To stand there takes no right to it.
+    let file = p.fs(walked.pool)?.open(dir.key, wanted, &Cred::root())?;
+    let ofd = Arc::new(Ofd::path_only(file, flags, walked.place()));
     let _gate = p.gate.read();
     p.place(ofd, flags & libc::O_CLOEXEC != 0).map(|fd| fd as isize)
 }
@@ -95,17 +102,50 @@ fn is_valid(how: &libc::open_how) -> bool {
     how.flags & !(KNOWN as u64) == 0 && how.mode & !(if makes { 0o7777 } else { 0 }) == 0
 }
 
+/// The rules that `resolve` of `openat2` makes; `None` if it is not valid. On a mount no symbolic link is a
+/// magic one, and names are held in the process, where they wait for no medium.
+fn rules(resolve: u64) -> Option<Resolve> {
+    const KNOWN: u64 = libc::RESOLVE_NO_XDEV
+        | libc::RESOLVE_NO_MAGICLINKS
+        | libc::RESOLVE_NO_SYMLINKS
+        | libc::RESOLVE_BENEATH
+        | libc::RESOLVE_IN_ROOT
+        | libc::RESOLVE_CACHED;
+    let has = |flag: u64| resolve & flag != 0;
+    let scope = match (has(libc::RESOLVE_BENEATH), has(libc::RESOLVE_IN_ROOT)) {
+        (true, true) => return None,
+        (true, false) => Some(Scope::Beneath),
+        (false, true) => Some(Scope::InRoot),
+        (false, false) => None,
+    };
+    (resolve & !KNOWN == 0).then_some(Resolve {
+        scope,
+        no_symlinks: has(libc::RESOLVE_NO_SYMLINKS),
+        no_xdev: has(libc::RESOLVE_NO_XDEV),
+    })
+}
+
 pub(super) fn openat2(p: &Process, a: &Args) -> Answer {
     let known = a.word(3) == size_of::<libc::open_how>();
-    match a.get::<libc::open_how>(2) {
-        Ok(how) if known && how.resolve == 0 && is_valid(&how) => p.on_path(a, a.int(0), 1, |start| {
-            if how.flags & libc::O_PATH as u64 != 0 {
-                return open_path_only(p, start, how.flags as i32);
-            }
-            open_here(p, start, how.flags as i32, how.mode as u32).map(|fd| fd as isize)
-        }),
-        _ => p.kernels(&[a.int(0)]),
+    let how = a
+        .get::<libc::open_how>(2)
+        .ok()
+        .filter(|how| known && is_valid(how));
+    let Some((how, rules)) = how.and_then(|how| Some((how, rules(how.resolve)?))) else {
+        return p.kernels(&[a.int(0)]);
+    };
+    let flags = how.flags as i32;
+    let changes = libc::O_CREAT | libc::O_TRUNC | (libc::O_TMPFILE & !libc::O_DIRECTORY);
+    if how.resolve & libc::RESOLVE_CACHED != 0 && flags & changes != 0 {
+        // Wherever the path leads.
+        return p.kernels(&[]);
     }
+    p.on_path_by(a, a.int(0), 1, rules, |start| {
+        if flags & libc::O_PATH != 0 {
+            return open_path_only(p, start, flags);
+        }
+        open_here(p, start, flags, how.mode as u32).map(|fd| fd as isize)
+    })
 }
 
 /// The file to open, and its open handle if this call created it.
@@ -116,15 +156,23 @@ struct Found {
 }
 
 fn find(p: &Process, start: Start<'_>, flags: i32, mode: u32, wanted: OpenFlags) -> Here<Found> {
-    let fs = p.fs()?;
     let create = flags & libc::O_CREAT != 0;
     let exclusive = create && flags & libc::O_EXCL != 0;
     let follow = flags & libc::O_NOFOLLOW == 0 && !exclusive;
     if create && start.rest.ends_with(b"/") {
         // Linux checks the slash before the name.
         let rest = bare(start.rest);
-        p.walk(Start { rest, ..start }, false)?;
-        return fail(libc::EISDIR);
+        let walked = p.walk(
+            Start {
+                rest,
+                ..start.clone()
+            },
+            false,
+        )?;
+        // Linux looks at the slash before it looks at the name, if that is one.
+        if !matches!(walked.name.as_slice(), b"" | b"." | b"..") {
+            return fail(libc::EISDIR);
+        }
     }
     for _ in 0..LOOKS_MAX {
         let mut walked = p.walk(start.clone(), follow)?;
@@ -133,11 +181,14 @@ fn find(p: &Process, start: Start<'_>, flags: i32, mode: u32, wanted: OpenFlags)
             Some(attr) => (attr, None),
             None if !create => return fail(libc::ENOENT),
             None if walked.slash => return fail(libc::EISDIR),
-            None => match fs.create_open(walked.dir, &walked.name, p.masked(mode), wanted, &p.cred()) {
-                Ok((attr, file)) => (attr, Some(file)),
-                Err(Errno(libc::EEXIST)) if !exclusive => continue,
-                Err(errno) => return Err(errno.into()),
-            },
+            None => {
+                let (fs, mode) = (p.fs(walked.pool)?, p.masked(mode));
+                match fs.create_open(walked.dir, &walked.name, mode, wanted, &p.cred()) {
+                    Ok((attr, file)) => (attr, Some(file)),
+                    Err(Errno(libc::EEXIST)) if !exclusive => continue,
+                    Err(errno) => return Err(errno.into()),
+                }
+            }
         };
         return Ok(Found { attr, made, walked });
     }
@@ -156,9 +207,9 @@ fn open_here(p: &Process, start: Start<'_>, flags: i32, mode: u32) -> Here<i32> 
     if create && flags & libc::O_DIRECTORY != 0 {
         return fail(libc::EINVAL);
     }
-    let fs = p.fs()?;
     for _ in 0..LOOKS_MAX {
         let Found { attr, made, walked } = find(p, start.clone(), flags, mode, wanted)?;
+        let fs = p.fs(walked.pool)?;
         match attr.kind() {
             FileKind::Symlink if flags & libc::O_DIRECTORY != 0 => return fail(libc::ENOTDIR),
             FileKind::Symlink => return fail(libc::ELOOP),
@@ -170,13 +221,13 @@ fn open_here(p: &Process, start: Start<'_>, flags: i32, mode: u32) -> Here<i32> 
         if flags & libc::O_DIRECTORY != 0 && !attr.is_dir() {
             return fail(libc::ENOTDIR);
         }
-        if p.mapped.read().contains_key(&attr.key) {
+        if p.pool(walked.pool).mapped.read().contains_key(&attr.key) {
             return Err(Stop::Kernel);
         }
         let writer = match (made.is_none(), wanted.write, wanted.truncate) {
-            (true, true, _) => p.open_writer(&attr, &walked.whole(), flags)?,
+            (true, true, _) => p.open_writer(&attr, &walked, flags)?,
             (true, false, true) => {
-                p.open_writer(&attr, &walked.whole(), libc::O_WRONLY)?;
+                p.open_writer(&attr, &walked, libc::O_WRONLY)?;
                 None
             }
             _ => None,
@@ -187,9 +238,13 @@ fn open_here(p: &Process, start: Start<'_>, flags: i32, mode: u32) -> Here<i32> 
         }
         let opened = match made {
             Some(file) => Ok(file),
-            None if wanted.truncate => p
-                .copies
-                .change(attr.key, 0..u64::MAX, || fs.open(attr.key, wanted, &mine)),
+            None if wanted.truncate => {
+                let id = FileId {
+                    pool: walked.pool,
+                    key: attr.key,
+                };
+                p.change(id, 0..u64::MAX, || fs.open(attr.key, wanted, &mine))
+            }
             None => fs.open(attr.key, wanted, &mine),
         };
         match opened {
@@ -197,7 +252,7 @@ fn open_here(p: &Process, start: Start<'_>, flags: i32, mode: u32) -> Here<i32> 
             Err(Errno(libc::ENOENT | libc::ESTALE)) => {}
             Err(errno) => return Err(errno.into()),
             Ok(file) => {
-                let ofd = Ofd::new(file, attr.is_dir(), flags, walked.whole(), walked.dir);
+                let ofd = Ofd::new(file, attr.is_dir(), flags, walked.place());
                 *ofd.side.lock() = writer;
                 let ofd = Arc::new(ofd);
                 let _gate = p.gate.read();
@@ -219,7 +274,7 @@ fn open_unnamed(p: &Process, start: Start<'_>, flags: i32, mode: u32, wanted: Op
     if !dir.is_dir() {
         return fail(libc::ENOTDIR);
     }
-    let fs = p.fs()?;
+    let fs = p.fs(walked.pool)?;
     let made = fs.tmpfile(dir.key, p.masked(mode), &p.cred())?;
     // Opened with the requested flags and root's rights: the creator may open a new file whatever its mode.
     let wanted = OpenFlags {
@@ -227,7 +282,11 @@ fn open_unnamed(p: &Process, start: Start<'_>, flags: i32, mode: u32, wanted: Op
         ..wanted
     };
     let file = fs.open(made.key(), wanted, &Cred::root())?;
-    let ofd = Arc::new(Ofd::without_name(file, flags, walked.whole(), dir.key));
+    let place = Place {
+        parent: dir.key,
+        ..walked.place()
+    };
+    let ofd = Arc::new(Ofd::without_name(file, flags, place));
     let _gate = p.gate.read();
     p.place(ofd, flags & libc::O_CLOEXEC != 0)
 }

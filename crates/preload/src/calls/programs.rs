@@ -6,6 +6,7 @@ use crate::process::Process;
 use crate::process::forking::ForkGuard;
 use crate::sys::args::Args;
 use crate::sys::{kernel, thread};
+use crate::walk::FileId;
 use std::sync::atomic::Ordering;
 
 pub(super) fn fork(p: &'static Process, a: &Args) -> Answer {
@@ -70,22 +71,26 @@ pub(super) fn clone3(p: &'static Process, a: &Args) -> Answer {
 /// Makes the descriptions real that may write the program to be run, so that the kernel refuses it with
 /// ETXTBSY even if the new program does not inherit them.
 fn show_writers(p: &Process, a: &Args, dirfd: i32, i: usize) {
-    if !p.has_session() {
+    if p.pools().all(|(_, pool)| pool.open().is_none()) {
         return;
     }
-    let key = match a.path(i) {
-        Ok(b"") => p.table.get(dirfd).map(|ofd| ofd.key()),
+    let id = match a.path(i) {
+        Ok(b"") => p.table.get(dirfd).map(|ofd| ofd.id()),
         Ok(path) => match p.start(dirfd, path) {
             Ok(Some(start)) => {
                 let walked = p.walk(start, true).ok();
-                walked.and_then(|walked| walked.target).map(|attr| attr.key)
+                walked.and_then(|walked| {
+                    let key = walked.target?.key;
+                    let pool = walked.pool;
+                    Some(FileId { pool, key })
+                })
             }
             _ => None,
         },
         Err(_) => None,
     };
-    if let Some(key) = key {
-        p.show_writers(key);
+    if let Some(id) = id {
+        p.show_writers(id);
     }
 }
 

@@ -7,8 +7,8 @@ use crate::process::Process;
 use crate::sys::args::Args;
 use crate::sys::entry::outside;
 use crate::sys::kernel;
-use crate::walk::{Start, bare};
-use crate::watches::{ATTRIBUTE, Set};
+use crate::walk::{FileId, Start, bare};
+use crate::watches::{ATTRIBUTE, Sets};
 use std::ffi::CString;
 
 /// Answers a call that concerns a watched file. `None` if LibFS may serve it.
@@ -34,8 +34,8 @@ pub(super) fn watched(p: &Process, a: &Args) -> Option<Answer> {
     None
 }
 
-/// Whether the path in argument `i` leads to a watched file, or to a name in a watched directory.
-fn leads_to(p: &Process, a: &Args, set: &Set, dirfd: i32, i: usize) -> bool {
+/// Whether the path in argument `i` leads to something watched, or to a name in a directory that is.
+fn leads_to(p: &Process, a: &Args, set: &Sets, dirfd: i32, i: usize) -> bool {
     let path = match a.path(i) {
         Ok(path) if !path.is_empty() => path,
         // An empty path stands for the descriptor; the kernel refuses a bad one.
@@ -47,7 +47,13 @@ fn leads_to(p: &Process, a: &Args, set: &Set, dirfd: i32, i: usize) -> bool {
         p.walk(Start { rest, ..start }, follow).ok()
     };
     let is_watched = |walked: &crate::walk::Walked| {
-        set.has(walked.dir) || walked.target.as_ref().is_some_and(|target| set.has(target.key))
+        let has = |key| {
+            set.has(FileId {
+                pool: walked.pool,
+                key,
+            })
+        };
+        has(walked.dir) || walked.target.as_ref().is_some_and(|target| has(target.key))
     };
     let Some(walked) = walk(false) else {
         return false;
@@ -176,8 +182,8 @@ fn tell(p: &Process, dirfd: i32, path: Vec<u8>, follow: bool, whole: bool) {
     else {
         return;
     };
-    if device == p.config.device {
-        p.ask_mount(&if whole {
+    for (_, pool) in p.pools().filter(|(_, pool)| pool.config.device == device) {
+        pool.ask_mount(&if whole {
             format!("{ATTRIBUTE}.all")
         } else {
             format!("{ATTRIBUTE}.{number:x}")

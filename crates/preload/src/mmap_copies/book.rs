@@ -170,16 +170,25 @@ impl Book {
 #[cfg(test)]
 mod tests {
     use super::{Book, Piece};
+    use crate::config::PoolId;
     use crate::ofd::Ofd;
+    use crate::walk::FileId;
     use std::ops::Range;
     use std::sync::Arc;
     use varve_format::InodeKey;
+
+    fn id(ino: u64) -> FileId {
+        FileId {
+            pool: PoolId(0),
+            key: InodeKey::new(ino, 1),
+        }
+    }
 
     fn piece(at: Range<usize>, stored_at: u64, ino: u64) -> Piece {
         Piece {
             at,
             stored_at,
-            ofd: Arc::new(Ofd::adopted(-1, InodeKey::new(ino, 1), 0)),
+            ofd: Arc::new(Ofd::adopted(-1, id(ino), 0)),
             offset: 0x4000,
             shared: false,
             protection: 1,

@@ -40,17 +40,18 @@ mod fill;
 
 use self::book::{Book, Piece};
 use crate::Errno;
+use crate::config::PoolId;
 use crate::ofd::Ofd;
 use crate::sys::pages::{self, CopyFile, Faults, PAGE};
 use crate::sys::{kernel, ranges};
-use crate::walk::Here;
+use crate::walk::{FileId, Here};
 use parking_lot::{Condvar, Mutex, MutexGuard, RwLockReadGuard};
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use varve_format::InodeKey;
 use varve_ipc::{CopiesAt, heavy_barrier, light_barrier};
-use varve_libfs::{Copies, OpenFile};
+use varve_libfs::OpenFile;
 
 /// Upper bound on the bytes of copies of one process, and on their share of the memory file system (one
 /// `SHARE`th).
@@ -261,19 +262,27 @@ impl State {
 /// All served maps of a process.
 #[derive(Default)]
 pub struct Maps {
+    pool: OnceLock<PoolId>,
     state: Mutex<State>,
     /// Signalled when a change has ended, or a load that made changes wait is done.
     settled: Condvar,
 }
 
-impl Copies for Maps {
-    fn drop_copies(&self, key: InodeKey) {
-        self.state.lock().drop_part(key, &(0..u64::MAX));
-    }
-}
-
 impl Maps {
-    /// Whether a range of the program's memory touches a served map.
+    /// The pool whose files have such maps, once there was one.
+    #[must_use]
+    pub fn pool(&self) -> Option<PoolId> {
+        self.pool.get().copied()
+    }
+
+    /// Copies of a file are out of date: what [`Copies`](varve_libfs::Copies) asks for.
+    pub fn drop_copies_of(&self, id: FileId) {
+        if self.pool() == Some(id.pool) {
+            self.state.lock().drop_part(id.key, &(0..u64::MAX));
+        }
+    }
+
+    /// Whether a range of the program's memory touches such a map.
     #[must_use]
     pub fn touches(at: usize, len: usize) -> bool {
         ranges::touches(at, len)
@@ -320,6 +329,9 @@ impl Maps {
 
     /// Maps a file for reading. `None` if the mount is to map it.
     pub fn serve(&self, host: &dyn Host, ofd: &Arc<Ofd>, asked: Asked) -> Option<usize> {
+        if *self.pool.get_or_init(|| ofd.pool) != ofd.pool {
+            return None;
+        }
         let file = host.file(ofd).ok()?;
         let size = file.getattr().ok()?.size_bytes;
         let len = asked.len.checked_next_multiple_of(PAGE)?;
@@ -460,9 +472,9 @@ impl Maps {
     }
 
     /// Gives all maps of a file to the mount.
-    pub fn give_file(&self, host: &dyn Host, key: InodeKey) {
-        if ranges::any() {
-            let pieces: Vec<_> = self.state.lock().book.of(key).cloned().collect();
+    pub fn give_file(&self, host: &dyn Host, id: FileId) {
+        if ranges::any() && self.pool() == Some(id.pool) {
+            let pieces: Vec<_> = self.state.lock().book.of(id.key).cloned().collect();
             for piece in &pieces {
                 let _ = self.give_piece(host, piece);
             }
@@ -471,12 +483,16 @@ impl Maps {
 
     /// Returns the descriptions that maps of a file keep open.
     #[must_use]
-    pub fn descriptions(&self, key: InodeKey) -> Vec<Arc<Ofd>> {
-        if !ranges::any() {
+    pub fn descriptions(&self, id: FileId) -> Vec<Arc<Ofd>> {
+        if !ranges::any() || self.pool() != Some(id.pool) {
             return Vec::new();
         }
         let state = self.state.lock();
-        state.book.of(key).map(|piece| Arc::clone(&piece.ofd)).collect()
+        state
+            .book
+            .of(id.key)
+            .map(|piece| Arc::clone(&piece.ofd))
+            .collect()
     }
 
     fn give_piece(&self, host: &dyn Host, piece: &Piece) -> Result<(), Errno> {

@@ -3,22 +3,22 @@
 
 use super::Process;
 use crate::Errno;
+use crate::config::PoolId;
 use crate::sys::kernel;
-use crate::walk::{Here, Route, Start, Stop, fail, walk};
-use std::sync::atomic::Ordering;
+use crate::walk::{FileId, Here, Resolve, Route, Scope, Start, Stop, fail, walk};
 use varve_format::InodeKey;
 use varve_libfs::Cred;
 
 /// The working directory.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Cwd {
-    /// Path below the mount, if it is there.
-    route: Option<Route>,
+    /// Its pool and its path below the mount, if it is there.
+    route: Option<(PoolId, Route)>,
     key: Option<InodeKey>,
     /// Its path, if it is elsewhere.
     outside: Option<Vec<u8>>,
-    /// It is on the mount, but no longer where its path says: paths from there are left to the kernel.
-    astray: Option<InodeKey>,
+    /// It is on a mount, but not where its path says any more: paths from there are the kernel's.
+    astray: Option<FileId>,
 }
 
 impl Process {
@@ -26,15 +26,63 @@ impl Process {
     /// justify opening a session for a read-only one. Counts the call.
     #[must_use]
     pub fn is_early(&self, dirfd: i32, path: &[u8]) -> bool {
-        if self.has_session() || self.off.load(Ordering::Acquire) {
+        if self.is_off() || self.pools().all(|(_, pool)| pool.has_session()) {
             return false;
         }
-        let is_ours = match path.first() {
-            None => false,
-            Some(b'/') => self.config.under_mount(path).is_some(),
-            Some(_) => dirfd == libc::AT_FDCWD && self.cwd.read().route.is_some(),
+        let pool = match path.first() {
+            Some(b'/') => self.config.under_mount(path).map(|(pool, _)| pool),
+            Some(_) if dirfd == libc::AT_FDCWD => self.cwd.read().route.as_ref().map(|(pool, _)| *pool),
+            _ => None,
         };
-        is_ours && !self.is_worth_a_session()
+        pool.map(|pool| self.pool(pool))
+            .is_some_and(|pool| !pool.is_off() && !pool.is_worth_a_session(self.config.session_after))
+    }
+
+    /// The root of a pool's mount, from where `rest` is to be walked; `None`: it is the kernel's, since no
+    /// session is to be had.
+    fn start_at_root<'a>(&self, pool: PoolId, rest: &'a [u8]) -> Here<Option<Start<'a>>> {
+        if self.pool(pool).is_off() {
+            return Ok(None);
+        }
+        Ok(Some(Start {
+            pool,
+            dir: self.fs(pool)?.root(),
+            route: Route::new(),
+            rest,
+            resolve: Resolve::default(),
+        }))
+    }
+
+    /// As [`start`](Self::start), of a walk with rules. Where these say something of what lies outside of the
+    /// mounts, the path is the kernel's.
+    ///
+    /// # Errors
+    /// As `start`; EXDEV.
+    pub fn start_by_rules<'a>(
+        &self,
+        dirfd: i32,
+        path: &'a [u8],
+        resolve: Resolve,
+    ) -> Here<Option<Start<'a>>> {
+        let relative = match (path.first(), resolve.scope) {
+            (Some(b'/'), Some(Scope::InRoot)) => {
+                let rest = path.iter().position(|byte| *byte != b'/');
+                rest.map_or(&b"."[..], |at| &path[at..])
+            }
+            _ => path,
+        };
+        let is_inside = self.table.has(dirfd) || (dirfd == libc::AT_FDCWD && self.cwd.read().route.is_some());
+        if is_inside && resolve.scope == Some(Scope::Beneath) && relative.starts_with(b"/") {
+            return fail(libc::EXDEV);
+        }
+        let crosses = !is_inside || relative.starts_with(b"/");
+        if crosses && (resolve.scope.is_some() || resolve.no_xdev) {
+            // The kernel knows what lies between, if the path comes here at all.
+            let found = self.start(dirfd, relative)?;
+            return found.map_or(Ok(None), |_| Err(Stop::Kernel));
+        }
+        let start = self.start(dirfd, relative)?;
+        Ok(start.map(|start| Start { resolve, ..start }))
     }
 
     /// Returns where a path starts if that is in the mount. `None` if the path is the kernel's.
@@ -43,28 +91,24 @@ impl Process {
     /// ENOTDIR if `dirfd` is a served file that is no directory; ENOENT for an empty path with a served
     /// descriptor; [`Stop::Kernel`] if there can be no session.
     pub fn start<'a>(&self, dirfd: i32, path: &'a [u8]) -> Here<Option<Start<'a>>> {
-        if self.off.load(Ordering::Acquire) {
+        if self.is_off() {
             return Ok(None);
         }
         if path.is_empty() && !self.table.has(dirfd) {
             return Ok(None);
         }
         if path.starts_with(b"/") {
-            let Some(rest) = self.config.under_mount(path) else {
-                return Ok(None);
-            };
-            return Ok(Some(Start {
-                dir: self.fs()?.root(),
-                route: Route::new(),
-                rest,
-            }));
+            let found = self.config.under_mount(path);
+            return found.map_or(Ok(None), |(pool, rest)| self.start_at_root(pool, rest));
         }
         if dirfd == libc::AT_FDCWD {
-            if let Some((dir, route)) = self.cwd_key()? {
+            if let Some((id, route)) = self.cwd_key()? {
                 return Ok(Some(Start {
-                    dir,
+                    pool: id.pool,
+                    dir: id.key,
                     route,
                     rest: path,
+                    resolve: Resolve::default(),
                 }));
             }
             return self.start_outside(dirfd, path);
@@ -79,9 +123,11 @@ impl Process {
             return fail(libc::ENOTDIR);
         }
         Ok(Some(Start {
+            pool: ofd.pool,
             dir: ofd.key(),
             route: ofd.route.clone(),
             rest: path,
+            resolve: Resolve::default(),
         }))
     }
 
@@ -97,61 +143,55 @@ impl Process {
                 return Ok(None);
             };
             match self.config.entered(from, path) {
-                // If the directory was moved, `..` leads elsewhere.
-                Some((_, true)) if kernel::getcwd().as_deref() != Some(from) => None,
-                Some((rest, _)) => Some(rest),
-                None => None,
+                // Above the directory is something else when it was moved since.
+                Some((_, (_, true))) if kernel::getcwd().as_deref() != Some(from) => None,
+                found => found,
             }
         } else {
-            kernel::directory_path(dirfd).and_then(|from| Some(self.config.entered(&from, path)?.0))
+            kernel::directory_path(dirfd).and_then(|from| self.config.entered(&from, path))
         };
-        found
-            .map(|rest| {
-                Ok(Start {
-                    dir: self.fs()?.root(),
-                    route: Route::new(),
-                    rest,
-                })
-            })
-            .transpose()
+        found.map_or(Ok(None), |(pool, (rest, _))| self.start_at_root(pool, rest))
     }
 
-    fn cwd_key(&self) -> Here<Option<(InodeKey, Route)>> {
+    fn cwd_key(&self) -> Here<Option<(FileId, Route)>> {
         let (route, key) = {
             let cwd = self.cwd.read();
             (cwd.route.clone(), cwd.key)
         };
-        let Some(route) = route else { return Ok(None) };
-        if let Some(key) = key {
-            return Ok(Some((key, route)));
-        }
-        let fs = self.fs()?;
-        let start = Start {
-            dir: fs.root(),
-            route: Route::new(),
-            rest: &route,
+        let Some((pool, route)) = route else {
+            return Ok(None);
         };
-        let found = walk(fs, &self.config, start, false, &Cred::root())
+        if let Some(key) = key {
+            return Ok(Some((FileId { pool, key }, route)));
+        }
+        let Some(start) = self.start_at_root(pool, &route)? else {
+            return Ok(None);
+        };
+        let found = walk(self, start, false, &Cred::root())
             .ok()
+            .filter(|walked| walked.pool == pool)
             .and_then(|walked| walked.target);
-        let here = kernel::identity(-1).filter(|(device, _)| *device == self.config.device);
+        let here = kernel::identity(-1).filter(|(device, _)| *device == self.pool(pool).config.device);
         let key = found
             .filter(|attr| here.is_some_and(|(_, number)| number == attr.key.number()))
             .map(|attr| attr.key);
         let Some(key) = key else {
             // It was moved or removed; the kernel knows the directory.
             *self.cwd.write() = Cwd {
-                astray: here.map(|(_, number)| InodeKey::of_number(number)),
+                astray: here.map(|(_, number)| FileId {
+                    pool,
+                    key: InodeKey::of_number(number),
+                }),
                 ..Cwd::default()
             };
             return Ok(None);
         };
         *self.cwd.write() = Cwd {
-            route: Some(route.clone()),
+            route: Some((pool, route.clone())),
             key: Some(key),
             ..Cwd::default()
         };
-        Ok(Some((key, route)))
+        Ok(Some((FileId { pool, key }, route)))
     }
 
     /// Returns the present path of the working directory, if that is on the mount. Other processes may have
@@ -160,23 +200,27 @@ impl Process {
     /// # Errors
     /// ENOENT if it was removed; [`Stop::Kernel`] if the kernel has to answer.
     pub fn working_path(&self) -> Here<Vec<u8>> {
-        if self.off.load(Ordering::Acquire) || !self.has_session() {
+        let has_session = |id: PoolId| self.pool(id).open().is_some();
+        let is_early = self
+            .cwd
+            .read()
+            .route
+            .as_ref()
+            .is_some_and(|(pool, _)| !has_session(*pool));
+        if self.is_off() || is_early {
             return Err(Stop::Kernel);
         }
-        let found = self.cwd_key()?;
-        let fs = self.fs()?;
-        let (key, route) = match found {
-            Some((key, route)) => (key, Some(route)),
+        let (FileId { pool, key }, route) = match self.cwd_key()? {
+            Some((id, route)) => (id, Some(route)),
             None => (self.cwd.read().astray.ok_or(Stop::Kernel)?, None),
         };
+        let fs = self.fs(pool)?;
         let is_at = |route: &Route| {
-            let start = Start {
-                dir: fs.root(),
-                route: Route::new(),
-                rest: route,
-            };
-            let walked = walk(fs, &self.config, start, false, &Cred::root());
-            walked.is_ok_and(|walked| walked.target.is_some_and(|attr| attr.key == key))
+            let start = self.start_at_root(pool, route).ok().flatten();
+            let walked = start.and_then(|start| walk(self, start, false, &Cred::root()).ok());
+            walked.is_some_and(|walked| {
+                walked.pool == pool && walked.target.is_some_and(|attr| attr.key == key)
+            })
         };
         let below = match route.filter(is_at) {
             Some(route) => route.to_vec(),
@@ -187,7 +231,7 @@ impl Process {
                 _ => return Err(Stop::Kernel),
             },
         };
-        Ok([self.config.mount.as_slice(), &below].concat())
+        Ok([self.pool(pool).config.mount.as_slice(), &below].concat())
     }
 
     /// Records a change of the working directory.
@@ -196,15 +240,16 @@ impl Process {
         let route = path
             .as_deref()
             .and_then(|path| self.config.under_mount(path))
-            .map(Route::from_slice);
+            .map(|(pool, route)| (pool, Route::from_slice(route)));
         let outside = path.filter(|_| route.is_none());
         *self.cwd.write() = Cwd {
             route,
             outside,
             ..Cwd::default()
         };
-        // Resolved at once, while the path is right; a process without a session does so later.
-        if self.fs.get().is_some() {
+        // Now, while the path is the right one; a process that never touched the mount may do so later.
+        let pool = self.cwd.read().route.as_ref().map(|(pool, _)| *pool);
+        if pool.is_some_and(|pool| self.pool(pool).has_session()) {
             let _ = self.cwd_key();
         }
     }

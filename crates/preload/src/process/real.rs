@@ -2,13 +2,14 @@
 //! offset handed over; and how a program takes files back that the previous program of the process left to
 //! it. Knows no particular call.
 
-use super::{Process, ended};
+use super::Process;
 use crate::Errno;
 use crate::config::{self, Alone};
 use crate::ofd::Ofd;
 use crate::sys::reentry::{self, KernelFd};
 use crate::sys::shared_offset::Left;
 use crate::sys::{kernel, thread};
+use crate::walk::{FileId, Walked};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -74,11 +75,11 @@ impl Process {
         }
     }
 
-    /// Makes the descriptions real that may write an inode, so that the kernel refuses to execute it.
-    pub fn show_writers(&self, key: InodeKey) {
+    /// Gives the kernel the descriptions that may write an inode: nobody runs it then.
+    pub fn show_writers(&self, id: FileId) {
         let _gate = self.gate.write();
         for (ofd, fds) in self.table.descriptions() {
-            if ofd.key() == key && ofd.access().1 {
+            if ofd.id() == id && ofd.access().1 {
                 let _ = self.realise_all_of(&ofd, &fds);
             }
         }
@@ -119,12 +120,15 @@ impl Process {
                 ino: Ino(file.key.0),
                 generation: Generation(file.key.1),
             };
-            let same = |fd: &i32| kernel::identity(*fd) == Some((self.config.device, key.number()));
-            if let Some(first) = file.fds.first()
+            let Some(first) = file.fds.first() else { continue };
+            let Some((device, libc::S_IFREG)) = kernel::kind(*first) else {
+                continue;
+            };
+            let same = |fd: &i32| kernel::identity(*fd) == Some((device, key.number()));
+            if let Some(pool) = self.pool_on(device)
                 && file.fds.iter().all(same)
-                && kernel::kind(*first).is_some_and(|(_, kind)| kind == libc::S_IFREG)
             {
-                let ofd = Arc::new(Ofd::adopted(*first, key, file.status));
+                let ofd = Arc::new(Ofd::adopted(*first, FileId { pool, key }, file.status));
                 for fd in &file.fds {
                     let _ = self.table.put(*fd, Arc::clone(&ofd));
                 }
@@ -179,13 +183,13 @@ impl Process {
         }
     }
 
-    /// Gives every present and future description of `key` to the kernel for good.
-    pub fn give_inode(&self, key: InodeKey) {
-        self.copies.give_file(self, key);
+    /// Gives every description of a file to the kernel for good, and those that come later too.
+    pub fn give_inode(&self, id: FileId) {
+        self.copies.give_file(self, id);
         let _gate = self.gate.write();
-        self.mapped.write().insert(key, ());
+        self.pool(id.pool).mapped.write().insert(id.key, ());
         for (fd, ofd) in self.table.all() {
-            if ofd.key() == key {
+            if ofd.id() == id {
                 self.give_for_good(fd, &ofd);
             }
         }
@@ -198,9 +202,8 @@ impl Process {
         self.table.take(fd);
         self.table.set_given(fd, true);
         if self.any_locked.load(Ordering::Acquire) {
-            // Closing the side descriptor would release the program's locks; the program's own `close` does
-            // that.
-            self.locked.lock().remove(&ofd.key());
+            // Closing it would let the program's locks go; the program's own `close` does that now.
+            self.locked.lock().remove(&ofd.id());
             std::mem::forget(ofd.side.lock().take());
         }
     }
@@ -245,11 +248,13 @@ impl Process {
         };
         let unreal = || all.iter().filter(|(ofd, _)| !ofd.is_real());
         let left = unreal().count();
-        if left > FILES_A_THREAD
-            && let Some(Some(fs)) = self.fs.get()
-        {
-            // Otherwise the mount would request each lease by itself.
-            let keys: Vec<InodeKey> = unreal().map(|(ofd, _)| ofd.key()).collect();
+        let sessions = self.pools().filter_map(|(id, pool)| Some((id, pool.open()?)));
+        for (id, fs) in sessions.filter(|_| left > FILES_A_THREAD) {
+            // Else the mount asks for each of them.
+            let keys: Vec<InodeKey> = unreal()
+                .filter(|(ofd, _)| ofd.pool == id)
+                .map(|(ofd, _)| ofd.key())
+                .collect();
             fs.give_back(&keys);
         }
         std::thread::scope(|scope| {
@@ -274,8 +279,8 @@ impl Process {
             kernel::dup3(real, *fd, cloexec);
         }
         ofd.real.store(true, Ordering::Release);
-        // The side descriptor is needed only if it holds locks.
-        if !self.has_locks(ofd.key()) {
+        // Unless it holds locks, one less to keep.
+        if !self.has_locks(ofd.id()) {
             *ofd.side.lock() = None;
         }
         Ok(())
@@ -297,15 +302,15 @@ impl Process {
         side.as_ref().map(|side| side.0).ok_or(Errno(libc::EBADF))
     }
 
-    /// Opens side descriptors for all descriptions of a file that is about to lose its last name, so that
-    /// they can still be given to the kernel later.
-    pub fn keep(&self, key: InodeKey) {
+    /// The file is about to lose its last name: descriptions of it keep a descriptor of the kernel, by which
+    /// it can be given away later.
+    pub fn keep(&self, id: FileId) {
         for (fd, ofd) in self.table.all() {
-            if ofd.key() == key && !ofd.is_real() {
+            if ofd.id() == id && !ofd.is_real() {
                 let _ = self.side(fd, &ofd);
             }
         }
-        for ofd in self.copies.descriptions(key) {
+        for ofd in self.copies.descriptions(id) {
             let _ = self.side(-1, &ofd);
         }
     }
@@ -324,8 +329,8 @@ impl Process {
         if first.is_ok() {
             return first;
         }
-        // It was moved after it was opened.
-        let found = self.fs().ok().and_then(|fs| {
+        // It was moved since it was opened.
+        let found = self.fs(ofd.pool).ok().and_then(|fs| {
             if ofd.is_dir {
                 fs.path_of(ofd.key())
             } else {
@@ -341,7 +346,7 @@ impl Process {
     /// Opens a file made without a name (`O_TMPFILE`) in the kernel. It gets a temporary name in the
     /// directory where it was made, by which the mount finds it.
     fn open_unnamed(&self, ofd: &Ofd, flags: i32) -> Result<KernelFd, Errno> {
-        let fs = self.fs().map_err(|_| Errno(libc::EBADF))?;
+        let fs = self.fs(ofd.pool).map_err(|_| Errno(libc::EBADF))?;
         fs.while_lent_a_name(ofd.key(), ofd.parent, &self.cred(), |name| {
             let at = |route: &[u8]| [route, b"/", name].concat();
             let first = self.try_real(ofd, &at(&ofd.route), flags);
@@ -356,32 +361,30 @@ impl Process {
         })?
     }
 
-    /// Whether the program holds POSIX locks on an inode.
-    fn has_locks(&self, key: InodeKey) -> bool {
-        self.any_locked.load(Ordering::Acquire) && self.locked.lock().contains_key(&key)
+    /// Whether the program holds POSIX locks on a file.
+    fn has_locks(&self, id: FileId) -> bool {
+        self.any_locked.load(Ordering::Acquire) && self.locked.lock().contains_key(&id)
     }
 
     fn try_real(&self, ofd: &Ofd, route: &[u8], flags: i32) -> Result<KernelFd, Errno> {
-        let mut path = self.config.mount.clone();
-        path.extend_from_slice(route);
-        let path = ended(path);
+        let pool = self.pool(ofd.pool);
+        let path = pool.path(route);
         let mut fd = kernel::open(&path, flags, 0);
         if fd == -(libc::EACCES as isize) {
-            // It may have been opened before this thread changed its ids.
-            let user = self.session_uid.load(Ordering::Relaxed);
-            fd = kernel::with_files_of(user, || kernel::open(&path, flags, 0));
+            // It was opened before this thread took on the rights that it has now.
+            fd = kernel::with_files_of(pool.session_uid(), || kernel::open(&path, flags, 0));
         }
         if fd < 0 {
             return Err(Errno(-fd as i32));
         }
-        // `adopt` may close this descriptor after moving it to a high number, and closing any descriptor of a
-        // file releases the process' locks on it.
-        let fd = if self.has_locks(ofd.key()) {
+        // With any descriptor of a file that is closed go the locks on it: it is not moved to a high number
+        // then.
+        let fd = if self.has_locks(ofd.id()) {
             KernelFd(reentry::note(fd as i32))
         } else {
             KernelFd(reentry::adopt(fd as i32))
         };
-        if kernel::identity(fd.0) == Some((self.config.device, ofd.key().number())) {
+        if kernel::identity(fd.0) == Some((pool.config.device, ofd.key().number())) {
             Ok(fd)
         } else {
             Err(Errno(libc::ESTALE))
@@ -392,16 +395,25 @@ impl Process {
     /// the kernel refuses to execute the file.
     ///
     /// # Errors
-    /// ETXTBSY if the file is being executed.
-    pub fn open_writer(&self, attr: &InodeAttr, route: &[u8], flags: i32) -> Result<Option<KernelFd>, Errno> {
-        // Opening and closing the file would release the program's POSIX locks on it.
-        if attr.is_dir() || attr.mode & 0o111 == 0 || self.has_locks(attr.key) {
+    /// ETXTBSY if it runs somewhere.
+    pub fn open_writer(
+        &self,
+        attr: &InodeAttr,
+        walked: &Walked,
+        flags: i32,
+    ) -> Result<Option<KernelFd>, Errno> {
+        let pool = self.pool(walked.pool);
+        let id = FileId {
+            pool: walked.pool,
+            key: attr.key,
+        };
+        // To open and close it would let the program's POSIX locks on it go.
+        if attr.is_dir() || attr.mode & 0o111 == 0 || self.has_locks(id) {
             return Ok(None);
         }
-        let mut path = self.config.mount.clone();
-        path.extend_from_slice(route);
+        let path = pool.path(&walked.whole());
         let how = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_CLOEXEC;
-        let fd = kernel::open(&ended(path), flags & KEPT | how, 0);
+        let fd = kernel::open(&path, flags & KEPT | how, 0);
         if fd == -(libc::ETXTBSY as isize) {
             return Err(Errno(libc::ETXTBSY));
         }
@@ -410,7 +422,7 @@ impl Process {
         }
         let fd = KernelFd(reentry::adopt(fd as i32));
         kernel::fcntl(fd.0, libc::F_SETFL, (flags & KEPT) as usize);
-        let is_it = kernel::identity(fd.0) == Some((self.config.device, attr.key.number()));
+        let is_it = kernel::identity(fd.0) == Some((pool.config.device, attr.key.number()));
         Ok(is_it.then_some(fd))
     }
 }

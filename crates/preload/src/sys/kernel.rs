@@ -174,7 +174,7 @@ pub fn write(fd: i32, data: &[u8]) -> isize {
 /// Returns device and inode number by `fstat`, or by `stat` of the working directory for -1.
 #[must_use]
 pub fn identity(fd: i32) -> Option<(u64, u64)> {
-    stat(fd).map(|stat| (stat.st_dev, stat.st_ino))
+    known(fd, libc::STATX_INO).map(|is| (device_of(&is), is.stx_ino))
 }
 
 /// Returns device and file type by `fstat`.
@@ -183,7 +183,7 @@ pub fn kind(fd: i32) -> Option<(u64, u32)> {
     if fd < 0 {
         return None;
     }
-    stat(fd).map(|stat| (stat.st_dev, stat.st_mode & libc::S_IFMT))
+    known(fd, libc::STATX_TYPE).map(|is| (device_of(&is), u32::from(is.stx_mode) & libc::S_IFMT))
 }
 
 /// Returns the device of the file at a path, or of a descriptor (`dir`, with an empty path). A symbolic link
@@ -192,7 +192,7 @@ pub fn kind(fd: i32) -> Option<(u64, u32)> {
 pub fn device_at(dir: i32, path: &CStr) -> Option<u64> {
     let flags =
         libc::AT_SYMLINK_NOFOLLOW | libc::AT_NO_AUTOMOUNT | libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
-    statx(dir, path, flags, 0).map(|statx| libc::makedev(statx.stx_dev_major, statx.stx_dev_minor))
+    statx(dir, path, flags, 0).map(|is| device_of(&is))
 }
 
 /// Returns device and inode number of the file at a path, or of a descriptor (`dir`, with an empty path).
@@ -239,6 +239,20 @@ pub(super) fn stat(fd: i32) -> Option<libc::stat> {
         }
     };
     (done == 0).then_some(stat)
+}
+
+fn device_of(is: &libc::statx) -> u64 {
+    libc::makedev(is.stx_dev_major, is.stx_dev_minor)
+}
+
+/// What the kernel knows of a descriptor, or of the working directory for -1, and has known since it was
+/// opened: a mount is not asked, which would be one more request for each file that is made real.
+fn known(fd: i32, mask: u32) -> Option<libc::statx> {
+    let flags = libc::AT_NO_AUTOMOUNT | libc::AT_STATX_DONT_SYNC;
+    if fd < 0 {
+        return statx(libc::AT_FDCWD, c".", flags, mask);
+    }
+    statx(fd, c"", flags | libc::AT_EMPTY_PATH, mask)
 }
 
 fn statx(dir: i32, path: &CStr, flags: i32, mask: u32) -> Option<libc::statx> {

@@ -91,13 +91,15 @@ fn decode(bytes: &[u8], code: &[u8]) -> Option<Vec<Site>> {
     Some(sites)
 }
 
-fn read(path: &Path, code: &[u8]) -> Option<Vec<Site>> {
-    let mut bytes = Vec::new();
+/// Largest file of notes.
+const BYTES_MAX: usize = HEAD + EACH * SITES_MAX;
+
+fn read(path: &Path) -> Option<Vec<u8>> {
+    // At once: each further call would be one more for every process that starts.
+    let mut bytes = Vec::with_capacity(BYTES_MAX + 1);
     let file = File::open(path).ok()?;
-    file.take((HEAD + EACH * SITES_MAX) as u64 + 1)
-        .read_to_end(&mut bytes)
-        .ok()?;
-    decode(&bytes, code)
+    file.take(BYTES_MAX as u64 + 1).read_to_end(&mut bytes).ok()?;
+    Some(bytes)
 }
 
 fn write(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
@@ -115,25 +117,48 @@ fn write(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     written
 }
 
-/// As [`sites::find`], or the result of an earlier process for the same library. `wanted` and `unknown` are
-/// the same for all processes of one version of this library.
-#[must_use]
-pub fn find(name: &[u8], code: &[u8], wanted: impl Fn(u32) -> bool, unknown: bool) -> Vec<Site> {
-    let path = path_for(name);
-    if let Some(sites) = path.as_deref().and_then(|path| read(path, code)) {
-        return sites;
+/// What an earlier process noted of a library. Nothing of it is believed yet.
+#[derive(Debug)]
+pub struct Notes {
+    path: Option<PathBuf>,
+    bytes: Option<Vec<u8>>,
+}
+
+impl Notes {
+    /// Of the library at `name`.
+    #[must_use]
+    pub fn of(name: &[u8]) -> Self {
+        let path = path_for(name);
+        let bytes = path.as_deref().and_then(read);
+        Self { path, bytes }
     }
-    let sites = sites::find(code, wanted, unknown).0;
-    if let Some(path) = path.filter(|_| sites.len() <= SITES_MAX) {
-        let _ = write(&path, &encode(code, &sites));
+
+    /// Where sites are said to start: a hint.
+    pub fn starts(&self) -> impl Iterator<Item = usize> + '_ {
+        let body = self.bytes.as_deref().and_then(|bytes| bytes.get(HEAD..));
+        let entries = body.unwrap_or_default().as_chunks::<EACH>().0.iter();
+        entries.map(|[a, b, c, d, ..]| u32::from_le_bytes([*a, *b, *c, *d]) as usize)
     }
-    sites
+
+    /// As [`sites::find`], or what was noted for the same question: `wanted` and `unknown` are the same for
+    /// all processes of one version of this library.
+    #[must_use]
+    pub fn find(&self, code: &[u8], wanted: impl Fn(u32) -> bool, unknown: bool) -> Vec<Site> {
+        if let Some(sites) = self.bytes.as_deref().and_then(|bytes| decode(bytes, code)) {
+            return sites;
+        }
+        let sites = sites::find(code, wanted, unknown).0;
+        if let Some(path) = self.path.as_deref().filter(|_| sites.len() <= SITES_MAX) {
+            let _ = write(path, &encode(code, &sites));
+        }
+        sites
+    }
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use super::{EACH, HEAD, decode, encode};
+    use super::{EACH, HEAD, Notes, decode, encode};
     use crate::sys::sites::find;
 
     fn code() -> Vec<u8> {
@@ -149,7 +174,19 @@ mod tests {
         let code = code();
         let sites = find(&code, |_| true, true).0;
         assert_eq!(sites.len(), 2);
-        assert_eq!(decode(&encode(&code, &sites), &code).unwrap(), sites);
+        let bytes = encode(&code, &sites);
+        assert_eq!(decode(&bytes, &code).unwrap(), sites);
+        let notes = Notes {
+            path: None,
+            bytes: Some(bytes),
+        };
+        let starts: Vec<usize> = sites.iter().map(|site| site.start).collect();
+        assert_eq!(notes.starts().collect::<Vec<_>>(), starts);
+        assert_eq!(
+            notes.find(&code, |_| false, false),
+            sites,
+            "it is not looked for again"
+        );
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Replaces the sites found by `sites` in loaded libraries by jumps to stubs, which call `entry`.
 
 use super::kernel;
-use super::noted;
+use super::noted::Notes;
 use super::sites::Site;
 use std::ffi::CStr;
 
@@ -59,7 +59,7 @@ pub fn loaded() -> Vec<Library> {
 
 /// Maps memory for stubs within jump distance of the code at `near`.
 fn map_near(near: usize, len: usize) -> Option<usize> {
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE | libc::MAP_POPULATE;
     let mut distance = STEP;
     while distance < REACH {
         if let Some(at) = (near & !(STEP - 1)).checked_sub(distance) {
@@ -101,8 +101,39 @@ fn protect(start: usize, len: usize, protection: i32) -> bool {
     }
 }
 
-/// Returns the code of a site's stub. `here` is the stub's address, `site_at` the site's, `original` the
-/// replaced bytes.
+/// A library whose code can be written until this is dropped.
+struct Restored<'l>(&'l Library);
+
+impl Drop for Restored<'_> {
+    fn drop(&mut self) {
+        protect(self.0.start, self.0.len, libc::PROT_READ | libc::PROT_EXEC);
+    }
+}
+
+/// Has the kernel copy the pages of a library that are about to be changed, several in a call: a fault for
+/// each takes twice as long. `offsets` are in order, and a hint: where they lie outside, nothing is done.
+fn populate(library: &Library, offsets: impl Iterator<Item = usize>) {
+    let mut run: Option<(usize, usize)> = None;
+    let pages = offsets
+        .filter(|offset| *offset < library.len)
+        .map(|offset| (library.start + offset) & !(PAGE - 1));
+    for page in pages.map(Some).chain([None]) {
+        match (&mut run, page) {
+            (Some((_, end)), Some(page)) if page == *end || page + PAGE == *end => *end = page + PAGE,
+            _ => {
+                if let Some((from, end)) = run.take() {
+                    let a = [from, end - from, libc::MADV_POPULATE_WRITE as usize, 0, 0, 0];
+                    // SAFETY: pages of a loaded segment, which keep what they hold. Before Linux 5.14 it is
+                    // refused.
+                    unsafe { kernel::call(libc::SYS_madvise as usize, a) };
+                }
+                run = page.map(|page| (page, page + PAGE));
+            }
+        }
+    }
+}
+
+/// The stub of a site. `here`: its address; `site_at`: the site's; `original`: the replaced bytes.
 fn stub(here: usize, site_at: usize, site: &Site, original: &[u8], entry: usize) -> Vec<u8> {
     let mut code = Vec::with_capacity(STUB);
     if site.loads.is_some() {
@@ -138,7 +169,14 @@ pub unsafe fn patch(
 ) -> Option<usize> {
     // SAFETY: a loaded, readable segment.
     let code = unsafe { std::slice::from_raw_parts(library.start as *const u8, library.len) };
-    let sites = noted::find(&library.name, code, wanted, unknown);
+    let notes = Notes::of(&library.name);
+    let (read, write, exec) = (libc::PROT_READ, libc::PROT_WRITE, libc::PROT_EXEC);
+    if !protect(library.start, library.len, read | write | exec) {
+        return None;
+    }
+    let done = Restored(library);
+    populate(library, notes.starts());
+    let sites = notes.find(code, wanted, unknown);
     if sites.is_empty() {
         return Some(0);
     }
@@ -156,8 +194,7 @@ pub unsafe fn patch(
         jump[1..5].copy_from_slice(&(here.wrapping_sub(site_at + 5) as u32).to_le_bytes());
         jumps.push((site_at, jump));
     }
-    let (read, write, exec) = (libc::PROT_READ, libc::PROT_WRITE, libc::PROT_EXEC);
-    if !protect(stubs, len, read | exec) || !protect(library.start, library.len, read | write | exec) {
+    if !protect(stubs, len, read | exec) {
         // SAFETY: no site jumps there yet.
         unsafe { kernel::call(libc::SYS_munmap as usize, [stubs, len, 0, 0, 0, 0]) };
         return None;
@@ -166,6 +203,6 @@ pub unsafe fn patch(
         // SAFETY: inside the segment, made writable above; no thread runs it, as the caller promises.
         unsafe { std::ptr::copy_nonoverlapping(jump.as_ptr(), *site_at as *mut u8, jump.len()) };
     }
-    protect(library.start, library.len, read | exec);
+    drop(done);
     Some(sites.len())
 }
