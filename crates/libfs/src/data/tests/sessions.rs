@@ -62,10 +62,11 @@ fn session_uses_up_nothing_when_an_append_would_pass_the_largest_size() {
     let rig = Rig::new(2, 4);
     let inode = Rig::inode(2);
     rig.plane.truncate(&inode, FILE_SIZE_MAX - 1, NONE).unwrap();
+    let before = used(&rig);
     for len in [2, 5000, 100_000] {
         let done = rig.plane.append(&inode, &vec![1; len], NONE);
         assert_eq!(done, Err(OpError::Failed(Errno(libc::EFBIG))));
-        assert_eq!(used(&rig), 0, "{len} bytes");
+        assert_eq!(used(&rig), before, "{len} bytes");
     }
 }
 
