@@ -205,6 +205,9 @@ pub struct CacheRules {
     pub stale_if_error_s: u64,
     /// Request fields that are part of the key. They are passed to the origin even if it may reflect them.
     pub key_headers: Vec<String>,
+    /// How long small objects of a page wait for each other, so that they are written side by side, with the
+    /// store's policies that read groups at once. 0: they do not.
+    pub group_ms: u64,
     /// Certificate authorities trusted for origins in addition to the system's, PEM.
     pub origin_ca: Option<PathBuf>,
 }
@@ -218,6 +221,7 @@ impl Default for CacheRules {
             heuristic_max_s: 86_400,
             stale_if_error_s: 3600,
             key_headers: Vec::new(),
+            group_ms: 1000,
             origin_ca: None,
         }
     }
@@ -517,6 +521,7 @@ impl CacheRules {
         within("cache.heuristic_percent", self.heuristic_percent, 0, 100)?;
         within("cache.heuristic_max_s", self.heuristic_max_s, 0, 31_536_000)?;
         within("cache.stale_if_error_s", self.stale_if_error_s, 0, 31_536_000)?;
+        within("cache.group_ms", self.group_ms, 0, 60_000)?;
         if self.key_headers.len() > 16 {
             return Err(problem("cache.key_headers", "give at most 16"));
         }

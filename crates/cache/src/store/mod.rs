@@ -28,6 +28,7 @@ mod stream;
 
 pub use admission::Admission;
 pub use get::Hit;
+pub use object::TAGS_MAX;
 pub use layout::{Area, DEVICES_MAX, FORMAT_VERSION, StorePlan, Superblock};
 pub use open::{Identity, Inspection, Opened, inspect};
 pub use purge::ScopeHash;
