@@ -79,6 +79,9 @@ pub struct Store {
     pub devices: Vec<PathBuf>,
     /// Size of the files that are created for missing devices.
     pub create_bytes: Option<Bytes>,
+    /// Mean bytes of an object in a new store: how many the index has room for. None: 8 KiB, and less in small
+    /// stores ([`StorePlan::with_room`](varve_cache::StorePlan::with_room)).
+    pub object_bytes: Option<Bytes>,
     /// Index policy of a new store.
     #[serde(default = "default_policy")]
     pub policy: String,
@@ -431,6 +434,9 @@ impl Store {
         }
         if let Some(Bytes(bytes)) = self.create_bytes {
             within("store.create_bytes", bytes, 16 << 20, 1 << 50)?;
+        }
+        if let Some(Bytes(bytes)) = self.object_bytes {
+            within("store.object_bytes", bytes, 512, 1 << 30)?;
         }
         if self.policy.parse::<varve_cache::Policy>().is_err() {
             let names = "log, log-lru, log-prefetch, log-lru-prefetch, set-mem, set-mem-lru, set or basic";

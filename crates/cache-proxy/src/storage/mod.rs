@@ -160,7 +160,10 @@ pub fn open_cache(settings: &config::Store) -> Result<Cache, StoreError> {
     if opened.iter().all(|(_, is_new)| *is_new) {
         let policy = settings.policy.parse().unwrap_or(varve_cache::Policy::LogLru);
         let devices: Vec<&dyn Device> = opened.iter().map(|(device, _)| device as &dyn Device).collect();
-        Cache::format(&devices, &StorePlan::new(policy), false)?;
+        let longest = devices.iter().map(|device| device.len_bytes()).max().unwrap_or(0);
+        let mut plan = StorePlan::new(policy).with_room(longest);
+        plan.object_bytes = settings.object_bytes.map_or(plan.object_bytes, |bytes| bytes.0);
+        Cache::format(&devices, &plan, false)?;
     }
     let options = Options {
         hot_bytes: usize::try_from(settings.hot_bytes.0).unwrap_or(usize::MAX),
