@@ -63,7 +63,7 @@ def _varve(folder, port, origin, disk_mb, memory_mb, extra):
 
 def _squid(folder, port, origin, disk_mb, memory_mb, extra):
     host, origin_port = origin.split(":")
-    kind = extra.get("squid_dir", f"rock {folder}/cache {disk_mb}")
+    kind = extra.get("squid_dir", f"rock {{folder}}/cache {disk_mb}").format(folder=folder)
     (folder / "conf").write_text(
         f"http_port 127.0.0.1:{port} accel defaultsite=localhost vhost\n"
         f"cache_peer {host} parent {origin_port} 0 no-query no-digest originserver name=o\n"
@@ -164,14 +164,19 @@ def tree(pid):
     return found
 
 
-def rss_bytes(pid):
-    """Resident bytes of a process and its descendants; pages that several share are counted once for each
-    that maps them (by their share)."""
+def rss_bytes(pid, but=None):
+    """Resident bytes of a process and its descendants: of pages that several share, each has its part (Pss).
+    Without the mappings of the file `but`, whose pages are a disk cache that is mapped."""
     total = 0
     for one in tree(pid):
         with contextlib.suppress(OSError):
-            text = pathlib.Path(f"/proc/{one}/smaps_rollup").read_text()
-            total += int(re.search(r"^Pss: +(\d+)", text, re.M).group(1)) << 10
+            text = pathlib.Path(f"/proc/{one}/smaps").read_text()
+            counts = True
+            for line in text.splitlines():
+                if re.match(r"[0-9a-f]+-", line):
+                    counts = but is None or not line.endswith(str(but))
+                elif counts and line.startswith("Pss:"):
+                    total += int(line.split()[1]) << 10
     return total
 
 
@@ -182,8 +187,8 @@ class Peer:
         self.name, self.port, self.process, self.folder = name, port, process, folder
 
     def rss(self):
-        """Resident bytes."""
-        return rss_bytes(self.process.pid)
+        """Resident bytes, without a mapped disk cache."""
+        return rss_bytes(self.process.pid, self.folder / "cache")
 
 
 @contextlib.contextmanager
