@@ -221,4 +221,5 @@ def running(name, origin, disk_mb=1024, memory_mb=64, extra=None, base=None):
                     with contextlib.suppress(OSError):
                         os.kill(pid, signal.SIGKILL)
                 process.wait()
-        shutil.rmtree(folder, ignore_errors=True)
+        # Hundreds of thousands of files: much faster than shutil.rmtree.
+        subprocess.run(["rm", "-rf", str(folder)])

@@ -56,13 +56,11 @@ pub fn warm(args: &WarmArgs) -> anyhow::Result<()> {
             Ok(done) => {
                 let right =
                     done["whole"] == true && done["status"].as_u64().is_some_and(|status| status < 400);
-                sum.bytes += done["bytes"].as_u64().unwrap_or(0);
+                let bytes = done["bytes"].as_u64().unwrap_or(0);
+                sum.bytes += bytes;
                 sum.from_origins += u64::from(done["cache"] != "hit");
                 let (cache, status) = (done["cache"].as_str().unwrap_or("?"), &done["status"]);
-                (
-                    format!("{cache:<12} {status} {:>12} {url}\n", done["bytes"]),
-                    right,
-                )
+                (format!("{cache:<12} {status} {bytes:>12} {url}\n"), right)
             }
             Err(error) => (format!("failed: {url}: {error:#}\n"), false),
         };
