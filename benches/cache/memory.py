@@ -137,8 +137,8 @@ def settings(objects):
                          "squid": "memory_cache_mode disk"}),
         "nginx": (disk_mb * 10, 0, {"nginx_zone_mb": max(16, objects // 7000),
                                     "nginx": "add_header X-Cache-Status $upstream_cache_status;"}),
-        "trafficserver": (disk_mb, 1, {"trafficserver": {"cache.min_average_object_size": ("INT", 500)}}),
-        "varnish": (disk_mb * 2, 0, {"varnish": ["-p", "default_ttl=120", "-p", "nuke_limit=100"]}),
+        "trafficserver": (disk_mb * 4, 1, {"trafficserver": {"cache.min_average_object_size": ("INT", 2000)}}),
+        "varnish": (disk_mb * 8, 0, {"varnish": ["-p", "default_ttl=120", "-p", "nuke_limit=100"]}),
     }
 
 
@@ -146,7 +146,7 @@ def main():
     objects = int(sys.argv[1]) if len(sys.argv) > 1 else 2_000_000
     wanted = sys.argv[2:] or peers.NAMES
     print(f"{objects} objects; resident bytes by shares of pages (Pss) of all processes, without Varnish's mapped file")
-    print(f"{'':<14} {'version':<8} {'s':>5} {'stored':>9} {'hits':>6} {'MiB empty':>9} {'MiB full':>9} {'bytes an object':>15}")
+    print(f"{'':<14} {'version':<8} {'s':>5} {'stored':>9} {'hits':>6} {'MiB empty':>9} {'MiB full':>9} {'bytes an object':>15}  of those held")
     with origin() as port:
         for name in peers.installed():
             if name not in wanted:
@@ -161,7 +161,7 @@ def main():
                 full = peer.rss()
                 share = hits(peer, objects)
                 print(f"{name:<14} {peers.version(name):<8} {seconds:>5.0f} {right:>9} {share:>6.3f} "
-                      f"{empty / (1 << 20):>9.1f} {full / (1 << 20):>9.1f} {(full - empty) / objects:>15.1f}", flush=True)
+                      f"{empty / (1 << 20):>9.1f} {full / (1 << 20):>9.1f} {(full - empty) / objects:>15.1f} {(full - empty) / objects / share:>14.1f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -42,9 +42,9 @@ def bench(port, connections, requests):
 def main():
     origin = Pages()
     there = peers.installed()
-    rows = {}
+    rows, extra = {}, {"varve": "[limits]\nconnections_per_address = 2000\n"}
     for name in there:
-        with peers.running(name, f"127.0.0.1:{origin.port}", 256, 64) as peer:
+        with peers.running(name, f"127.0.0.1:{origin.port}", 256, 64, extra) as peer:
             for _ in range(3):
                 bench(peer.port, 1, 100)
             time.sleep(1)
