@@ -204,3 +204,34 @@ fn mkstore_measures_and_takes_what_fits_the_memory() {
     assert_eq!(made("5K")["policy"], "set-mem-lru");
     assert_eq!(made("0")["policy"], "set");
 }
+
+#[test]
+fn proxy_commands_run_the_program_beside_this_one() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().unwrap();
+    // A copy of its own, with a proxy of its own beside it.
+    let varve = dir.path().join("varve");
+    std::fs::copy(env!("CARGO_BIN_EXE_varve"), &varve).unwrap();
+    let run = |words: &[&str]| {
+        std::process::Command::new(&varve)
+            .args(words)
+            .env("PATH", "/nonexistent")
+            .output()
+            .unwrap()
+    };
+    let missing = run(&["cache", "top", "--socket", "x"]);
+    let text = String::from_utf8_lossy(&missing.stderr).into_owned();
+    assert!(
+        !missing.status.success() && text.contains("cargo build"),
+        "{text}"
+    );
+    let proxy = dir.path().join("varve-cache-proxy");
+    std::fs::write(&proxy, "#!/bin/sh\necho \"$@\"\nexit 7\n").unwrap();
+    std::fs::set_permissions(&proxy, std::fs::Permissions::from_mode(0o755)).unwrap();
+    for command in ["serve", "top", "warm"] {
+        let done = run(&["cache", command, "--socket", "x", "--help"]);
+        assert_eq!(done.status.code(), Some(7));
+        let said = String::from_utf8_lossy(&done.stdout).into_owned();
+        assert_eq!(said.trim(), format!("{command} --socket x --help"));
+    }
+}

@@ -22,6 +22,24 @@ pub enum CacheCommand {
     Purge(PurgeArgs),
     /// Read every object of a store to its last byte
     Check(StoreArgs),
+    /// Serve a store as an HTTP proxy: runs `varve-cache-proxy serve`
+    Serve(ProxyArgs),
+    /// Show what an HTTP proxy does: runs `varve-cache-proxy top`
+    Top(ProxyArgs),
+    /// Fetch URLs into an HTTP proxy's store: runs `varve-cache-proxy warm`
+    Warm(ProxyArgs),
+}
+
+/// Arguments that are passed on to `varve-cache-proxy`.
+#[derive(Debug, Args)]
+#[command(
+    disable_help_flag = true,
+    after_help = "The proxy is a program of its own, beside this one or in PATH; `varve-cache-proxy --help` describes it."
+)]
+pub struct ProxyArgs {
+    /// Arguments of `varve-cache-proxy`
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    pub arguments: Vec<std::ffi::OsString>,
 }
 
 /// Arguments of `cache model`.

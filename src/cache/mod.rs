@@ -4,6 +4,7 @@ pub mod args;
 mod make;
 mod model;
 mod objects;
+mod proxy;
 
 use crate::out;
 use args::CacheCommand;
@@ -30,6 +31,9 @@ pub fn run(command: CacheCommand) -> anyhow::Result<ExitCode> {
         CacheCommand::Get(args) => objects::get(&args).map(done),
         CacheCommand::Purge(args) => objects::purge(&args).map(done),
         CacheCommand::Check(args) => objects::check(&args.devices, args.json),
+        CacheCommand::Serve(args) => proxy::run("serve", &args.arguments),
+        CacheCommand::Top(args) => proxy::run("top", &args.arguments),
+        CacheCommand::Warm(args) => proxy::run("warm", &args.arguments),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Administration: status, purges, reload and metrics, on a Unix socket that is open only to its owner and
+//! Administration: status, purges, warming, reload and metrics, on a Unix socket that is open only to its owner and
 //! root. The `metrics` address is for Prometheus and serves nothing else.
 
 use crate::body::BodyError;
@@ -7,7 +7,7 @@ use crate::metrics::Outcome;
 use crate::proxy::Proxy;
 use crate::storage::Purge;
 use bytes::Bytes;
-use http::{Method, Request, Response, StatusCode};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -27,6 +27,8 @@ use tokio::sync::mpsc;
 
 /// Longest body of a request, bytes.
 const QUESTION_MAX: usize = 16 << 10;
+/// How long the commands wait for an answer; to warm a large object takes its time.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(600);
 /// How long a request may take to arrive.
 const QUESTION_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -46,14 +48,31 @@ pub enum Order {
     Everything,
 }
 
+/// A URL to fetch, as sent over the socket.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WarmOrder {
+    /// The whole URL.
+    pub url: String,
+    /// Request fields, `Name: value`.
+    #[serde(default)]
+    pub fields: Vec<String>,
+}
+
 impl Order {
-    /// Converts the order to the store's scope; the error is a message for the operator.
-    fn purge(self) -> Result<Purge, String> {
+    /// Converts the order to the store's scope; the error is a message for the operator. `fields`: whether
+    /// request fields are part of keys.
+    fn purge(self, fields: bool) -> Result<Purge, String> {
         Ok(match self {
-            Self::Key(url) => Purge::Key(
-                Key::of_url(&url)
-                    .ok_or_else(|| format!("{url} is no URL; write it whole, as in http://example.org/a"))?,
-            ),
+            Self::Key(url) => {
+                let key = Key::of_url(&url)
+                    .ok_or_else(|| format!("{url} is no URL; write it whole, as in http://example.org/a"))?;
+                if fields {
+                    Purge::KeyWithFields(key)
+                } else {
+                    Purge::Key(key)
+                }
+            }
             Self::Tag(tag) => Purge::Tag(tag),
             Self::Host(host) => {
                 let authority = host
@@ -174,7 +193,11 @@ async fn answer(proxy: &Arc<Proxy>, reload: &Reload, request: Request<Incoming>)
     match (request.method(), request.uri().path()) {
         (&Method::GET, "/status") => text(StatusCode::OK, status(proxy).to_string()),
         (&Method::GET, "/metrics") => metrics(proxy),
-        (&Method::POST, "/purge") => match read_order(request).await {
+        (&Method::POST, "/warm") => match warm(proxy, request).await {
+            Ok(done) => text(StatusCode::OK, done.to_string()),
+            Err(problem) => text(StatusCode::BAD_REQUEST, problem),
+        },
+        (&Method::POST, "/purge") => match read_purge(proxy, request).await {
             Ok(what) => match proxy.storage.purge(what).await {
                 Ok(()) => text(StatusCode::OK, json!({"purged": true}).to_string()),
                 Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
@@ -192,19 +215,44 @@ async fn answer(proxy: &Arc<Proxy>, reload: &Reload, request: Request<Incoming>)
         }
         _ => text(
             StatusCode::NOT_FOUND,
-            "there are GET /status, GET /metrics, POST /purge and POST /reload",
+            "there are GET /status, GET /metrics, POST /purge, POST /warm and POST /reload",
         ),
     }
 }
 
-async fn read_order(request: Request<Incoming>) -> Result<Purge, String> {
+async fn read<T: serde::de::DeserializeOwned>(request: Request<Incoming>) -> Result<T, String> {
     let body = Limited::new(request.into_body(), QUESTION_MAX).collect();
     let body = tokio::time::timeout(QUESTION_TIMEOUT, body)
         .await
         .map_err(|_| BodyError::Stalled.to_string())?;
     let body = body.map_err(|error| error.to_string())?.to_bytes();
-    let order: Order = serde_json::from_slice(&body).map_err(|error| error.to_string())?;
-    order.purge()
+    serde_json::from_slice(&body).map_err(|error| error.to_string())
+}
+
+async fn read_purge(proxy: &Proxy, request: Request<Incoming>) -> Result<Purge, String> {
+    let fields = !proxy.live().config.cache.key_headers.is_empty();
+    read::<Order>(request).await?.purge(fields)
+}
+
+async fn warm(proxy: &Arc<Proxy>, request: Request<Incoming>) -> Result<serde_json::Value, String> {
+    let WarmOrder { url, fields } = read(request).await?;
+    let mut headers = HeaderMap::new();
+    for field in &fields {
+        let parsed = field.split_once(':').and_then(|(name, value)| {
+            let name = HeaderName::from_bytes(name.trim().as_bytes()).ok()?;
+            Some((name, HeaderValue::from_str(value.trim()).ok()?))
+        });
+        let (name, value) = parsed.ok_or_else(|| format!("{field} is no field; write Name: value"))?;
+        headers.append(name, value);
+    }
+    let done = proxy.warm(&url, &headers).await?;
+    Ok(json!({
+        "url": url,
+        "status": done.status.as_u16(),
+        "cache": done.outcome.label(),
+        "bytes": done.bytes,
+        "whole": done.is_whole,
+    }))
 }
 
 /// Builds the answer to `status`.
@@ -214,6 +262,10 @@ fn status(proxy: &Arc<Proxy>) -> serde_json::Value {
     let requests: serde_json::Map<_, _> = Outcome::ALL
         .into_iter()
         .map(|outcome| (outcome.label().to_owned(), proxy.metrics.requests(outcome).into()))
+        .collect();
+    let bytes: serde_json::Map<_, _> = Outcome::ALL
+        .into_iter()
+        .map(|outcome| (outcome.label().to_owned(), proxy.metrics.bytes(outcome).into()))
         .collect();
     let origins: Vec<_> = live
         .pools
@@ -237,6 +289,7 @@ fn status(proxy: &Arc<Proxy>) -> serde_json::Value {
         "waiting": proxy.waiting(),
         "in_flight_left_bytes": proxy.storage.in_flight_left_bytes(),
         "requests": requests,
+        "response_bytes": bytes,
         "origin_requests": proxy.metrics.origin_requests.get(),
         "origin_errors": proxy.metrics.origin_errors.get(),
         "stored": proxy.metrics.stored.get(),
@@ -259,7 +312,7 @@ pub fn ask(socket: &Path, method: &str, path: &str, body: &str) -> io::Result<St
         io::Error::new(error.kind(), text)
     };
     let mut stream = UnixStream::connect(socket).map_err(wrong)?;
-    stream.set_read_timeout(Some(Duration::from_secs(60)))?;
+    stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
     let len = body.len();
     write!(
         stream,
@@ -283,9 +336,9 @@ mod tests {
 
     #[test]
     fn orders_are_whole_urls_and_normal_hosts() {
-        assert!(Order::Key("/a".to_owned()).purge().is_err());
-        assert!(Order::Prefix("a".to_owned()).purge().is_err());
-        let host = Order::Host("Example.org:8080".to_owned()).purge();
+        assert!(Order::Key("/a".to_owned()).purge(false).is_err());
+        assert!(Order::Prefix("a".to_owned()).purge(false).is_err());
+        let host = Order::Host("Example.org:8080".to_owned()).purge(false);
         assert_eq!(host, Ok(Purge::Host("example.org:8080".to_owned())));
         let order: Order = serde_json::from_str(r#"{"tag":"x"}"#).expect("an order");
         assert_eq!(order, Order::Tag("x".to_owned()));

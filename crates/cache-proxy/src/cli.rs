@@ -23,6 +23,8 @@ Examples:
     $ varve-cache-proxy check --config proxy.toml
     $ varve-cache-proxy serve --config proxy.toml
     $ varve-cache-proxy status --socket /run/varve-cache-proxy/admin.sock
+    $ varve-cache-proxy top --socket /run/varve-cache-proxy/admin.sock
+    $ varve-cache-proxy warm --socket /run/varve-cache-proxy/admin.sock --list urls.txt
     $ varve-cache-proxy purge --socket /run/varve-cache-proxy/admin.sock --prefix http://example.org/news/
 
   An office's forward proxy: programs use http_proxy=http://proxy:3128. What passes as HTTPS is tunnelled
@@ -66,6 +68,12 @@ pub enum Command {
     Check(CheckArgs),
     /// Shows what a proxy that runs has done.
     Status(StatusArgs),
+    /// Shows what a proxy does, a second at a time: requests by how they were answered, bytes, store.
+    Top(TopArgs),
+    /// Fetches URLs through a proxy that runs, so that clients find them stored.
+    ///
+    /// They are asked for as its clients would: of a site if one has the host, else as the forward proxy does.
+    Warm(WarmArgs),
     /// Removes what is stored: a URL, a tag, a host, a prefix of URLs, or everything.
     ///
     /// It costs the same whatever it covers, and is durable when the command ends.
@@ -114,6 +122,53 @@ pub struct StatusArgs {
     pub json: bool,
 }
 
+/// Arguments of `top`.
+#[derive(Debug, Args)]
+pub struct TopArgs {
+    /// The proxy.
+    #[command(flatten)]
+    pub at: SocketArgs,
+    /// Seconds between two looks, 0.1 to 3600.
+    #[arg(long, short, default_value_t = 1.0, value_parser = interval)]
+    pub interval: f64,
+    /// Ends after so many looks; without it, at Ctrl-C.
+    #[arg(long, short = 'n', value_name = "LOOKS")]
+    pub count: Option<u64>,
+    /// Prints a line of JSON a look.
+    #[arg(long)]
+    pub json: bool,
+}
+
+fn interval(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if (0.1..=3600.0).contains(&seconds) => Ok(seconds),
+        _ => Err("a number of seconds from 0.1 to 3600".to_owned()),
+    }
+}
+
+/// Arguments of `warm`.
+#[derive(Debug, Args)]
+pub struct WarmArgs {
+    /// The proxy.
+    #[command(flatten)]
+    pub at: SocketArgs,
+    /// Whole URLs.
+    #[arg(value_name = "URL", required_unless_present = "list")]
+    pub urls: Vec<String>,
+    /// A file with a URL a line; `-` is the standard input. Empty lines and those with # are left out.
+    #[arg(long, value_name = "FILE")]
+    pub list: Option<PathBuf>,
+    /// A request field, `Name: value`: what clients send that responses vary by. May be given several times.
+    #[arg(long = "field", short = 'H', value_name = "FIELD")]
+    pub fields: Vec<String>,
+    /// URLs at once, 1 to 64.
+    #[arg(long, short, default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=64))]
+    pub jobs: u8,
+    /// Prints a line of JSON a URL.
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// Arguments of `purge`.
 #[derive(Debug, Args)]
 pub struct PurgeArgs {
@@ -132,7 +187,7 @@ pub struct PurgeArgs {
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 pub struct What {
-    /// A URL, with all its variants.
+    /// A URL, with all its variants, in both modes; with cache.key_headers, whatever values those fields have.
     #[arg(long, value_name = "URL")]
     pub key: Option<String>,
     /// Responses whose Cache-Tag or Surrogate-Key names it.

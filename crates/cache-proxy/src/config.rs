@@ -79,6 +79,9 @@ pub struct Store {
     pub devices: Vec<PathBuf>,
     /// Size of the files that are created for missing devices.
     pub create_bytes: Option<Bytes>,
+    /// Mean bytes of an object in a new store: how many the index has room for. None: 8 KiB, and less in small
+    /// stores ([`StorePlan::with_room`](varve_cache::StorePlan::with_room)).
+    pub object_bytes: Option<Bytes>,
     /// Index policy of a new store.
     #[serde(default = "default_policy")]
     pub policy: String,
@@ -205,6 +208,9 @@ pub struct CacheRules {
     pub stale_if_error_s: u64,
     /// Request fields that are part of the key. They are passed to the origin even if it may reflect them.
     pub key_headers: Vec<String>,
+    /// How long small objects of a page wait for each other, so that they are written side by side, with the
+    /// store's policies that read groups at once. 0: they do not.
+    pub group_ms: u64,
     /// Certificate authorities trusted for origins in addition to the system's, PEM.
     pub origin_ca: Option<PathBuf>,
 }
@@ -218,6 +224,7 @@ impl Default for CacheRules {
             heuristic_max_s: 86_400,
             stale_if_error_s: 3600,
             key_headers: Vec::new(),
+            group_ms: 1000,
             origin_ca: None,
         }
     }
@@ -428,6 +435,9 @@ impl Store {
         if let Some(Bytes(bytes)) = self.create_bytes {
             within("store.create_bytes", bytes, 16 << 20, 1 << 50)?;
         }
+        if let Some(Bytes(bytes)) = self.object_bytes {
+            within("store.object_bytes", bytes, 512, 1 << 30)?;
+        }
         if self.policy.parse::<varve_cache::Policy>().is_err() {
             let names = "log, log-lru, log-prefetch, log-lru-prefetch, set-mem, set-mem-lru, set or basic";
             return Err(problem(
@@ -517,6 +527,7 @@ impl CacheRules {
         within("cache.heuristic_percent", self.heuristic_percent, 0, 100)?;
         within("cache.heuristic_max_s", self.heuristic_max_s, 0, 31_536_000)?;
         within("cache.stale_if_error_s", self.stale_if_error_s, 0, 31_536_000)?;
+        within("cache.group_ms", self.group_ms, 0, 60_000)?;
         if self.key_headers.len() > 16 {
             return Err(problem("cache.key_headers", "give at most 16"));
         }

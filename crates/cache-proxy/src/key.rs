@@ -13,14 +13,18 @@ pub const KEY_MAX: usize = 1990;
 pub struct Key {
     text: String,
     host: String,
+    /// Bytes of the URL at the beginning of `text`.
+    url_len: usize,
 }
 
 impl Key {
     /// Makes the key of a request.
     pub fn new(scheme: &str, authority: &Authority, path: &PathAndQuery) -> Self {
         let host = normal_authority(scheme, authority);
+        let text = format!("{scheme}://{host}{path}");
         Self {
-            text: format!("{scheme}://{host}{path}"),
+            url_len: text.len(),
+            text,
             host,
         }
     }
@@ -59,6 +63,22 @@ impl Key {
             }
         }
         self
+    }
+
+    /// Returns the URL, without mode and fields.
+    pub fn url(&self) -> &str {
+        &self.text[..self.url_len]
+    }
+
+    /// Returns the tag under which every response of a URL with request fields in its key is stored, so that
+    /// one purge reaches all of them. No tag that an origin gives is equal to it: those have no line feed.
+    pub fn url_tag(&self) -> Vec<u8> {
+        format!("\nurl\n{}", self.url()).into_bytes()
+    }
+
+    /// Whether request fields are part of the key.
+    pub fn has_fields(&self) -> bool {
+        !matches!(&self.text[self.url_len..], "" | " forward")
     }
 
     /// Whether the key is short enough to store a response under it.
@@ -123,5 +143,9 @@ mod tests {
                 .with_fields(&names, &headers)
         };
         assert_ne!(key("1 b:1:2", None), key("1", Some("2")));
+        assert!(key("1", None).has_fields());
+        assert_eq!(key("1", None).url_tag(), key("2", Some("3")).url_tag());
+        let plain = Key::of_url("http://h/").expect("a URL");
+        assert!(!plain.has_fields() && !plain.forward().has_fields());
     }
 }

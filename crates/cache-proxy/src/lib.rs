@@ -1,7 +1,8 @@
 //! An HTTP caching proxy over the HashCache store (`varve-cache`): reverse and forward, RFC 9111.
 //!
 //! # Modules, bottom up
-//! - HTTP semantics: [`headers`], [`cache_control`], [`vary`], [`ranges`], [`conditional`], [`policy`]. Pure.
+//! - HTTP semantics: [`headers`], [`cache_control`], [`vary`], [`ranges`], [`parts`], [`conditional`],
+//!   [`policy`]. Pure.
 //! - Refusals: [`framing`] (ambiguous requests), [`targets`] (addresses that a forward proxy may not reach).
 //! - Storage: [`key`], [`record`], [`storage`].
 //! - I/O: [`body`], [`flights`] (request coalescing), [`origin`], [`guard`], [`seats`], [`proxy`],
@@ -26,6 +27,7 @@ pub mod headers;
 pub mod key;
 pub mod metrics;
 pub mod origin;
+pub mod parts;
 pub mod policy;
 pub mod proxy;
 pub mod ranges;

@@ -4,6 +4,8 @@
 
 mod cli;
 mod run;
+mod top;
+mod warm;
 
 use clap::Parser;
 use std::process::ExitCode;

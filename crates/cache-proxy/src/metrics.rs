@@ -198,6 +198,15 @@ impl Metrics {
             .get()
     }
 
+    /// Returns the bytes of bodies that were sent with this outcome.
+    pub fn bytes(&self, outcome: Outcome) -> u64 {
+        self.bytes
+            .get_or_create(&By {
+                outcome: outcome.label(),
+            })
+            .get()
+    }
+
     /// Returns all counters and those of the store in the text format of Prometheus.
     pub fn text(&self, store: &[(&'static str, u64)]) -> String {
         let mut text = String::new();

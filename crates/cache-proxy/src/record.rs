@@ -1,7 +1,8 @@
-//! Metadata in the store: the status, fields and times of a response, or the list of variants of a key. This
-//! program writes it, but the medium may corrupt it: every length is checked, and a record that does not fit
+//! Metadata in the store: the status, fields and times of a response, the same with a list of its stored parts,
+//! or the list of variants of a key. This program writes it, but the medium may corrupt it: every length is checked, and a record that does not fit
 //! exactly is ignored.
 
+use crate::parts::{SPANS_MAX, Span, Spans};
 use crate::vary::{Selecting, VARIANTS_MAX};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 
@@ -9,6 +10,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 const VERSION: u8 = 1;
 const RESPONSE: u8 = 1;
 const VARIANTS: u8 = 2;
+const PARTS: u8 = 3;
 /// Most fields of a stored response.
 const FIELDS_MAX: usize = 512;
 /// Most bytes of a stored response's fields; a response with more is not stored.
@@ -28,15 +30,6 @@ pub enum Place {
     },
 }
 
-/// The stored part of a representation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Part {
-    /// Offset of its first byte.
-    pub start: u64,
-    /// Length of the whole representation.
-    pub whole_len: u64,
-}
-
 /// A stored response without its body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stored {
@@ -48,10 +41,19 @@ pub struct Stored {
     pub asked_ms: u64,
     /// Time of its arrival, milliseconds since 1970.
     pub came_ms: u64,
-    /// Location of the body.
+    /// Location of the body; of no meaning where the body is stored in parts.
     pub place: Place,
-    /// The stored part, if not the whole is stored.
-    pub part: Option<Part>,
+}
+
+/// A response of which parts are stored, each as an object of its own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Parts {
+    /// Status and fields, as of the whole representation.
+    pub stored: Stored,
+    /// Length of the whole representation, bytes.
+    pub whole_len: u64,
+    /// The parts.
+    pub spans: Spans,
 }
 
 /// One of several responses of a key.
@@ -68,6 +70,8 @@ pub struct Variant {
 pub enum Record {
     /// A response.
     Response(Stored),
+    /// Parts of a response.
+    Parts(Parts),
     /// The variants of the key, newest first.
     Variants(Vec<Variant>),
 }
@@ -120,7 +124,23 @@ impl Record {
     /// Encodes the record.
     pub fn encode(&self) -> Vec<u8> {
         match self {
-            Self::Response(stored) => stored.encode(),
+            Self::Response(stored) => {
+                let mut out = Writer(vec![VERSION, RESPONSE]);
+                stored.encode(&mut out);
+                out.0
+            }
+            Self::Parts(parts) => {
+                let mut out = Writer(vec![VERSION, PARTS]);
+                out.u64(parts.whole_len);
+                out.0.push(parts.spans.len().min(SPANS_MAX) as u8);
+                for span in parts.spans.iter().take(SPANS_MAX) {
+                    out.u64(span.start);
+                    out.u64(span.len);
+                    out.u64(span.id);
+                }
+                parts.stored.encode(&mut out);
+                out.0
+            }
             Self::Variants(variants) => {
                 let mut out = Writer(vec![VERSION, VARIANTS, variants.len().min(VARIANTS_MAX) as u8]);
                 for variant in variants.iter().take(VARIANTS_MAX) {
@@ -146,11 +166,33 @@ impl Record {
         }
         let record = match reader.u8()? {
             RESPONSE => Self::Response(Stored::decode(&mut reader)?),
+            PARTS => Self::Parts(decode_parts(&mut reader)?),
             VARIANTS => Self::Variants(decode_variants(&mut reader)?),
             _ => return None,
         };
         reader.0.is_empty().then_some(record)
     }
+}
+
+fn decode_parts(reader: &mut Reader<'_>) -> Option<Parts> {
+    let whole_len = reader.u64()?;
+    let count = usize::from(reader.u8()?);
+    if count > SPANS_MAX {
+        return None;
+    }
+    let mut spans = Vec::new();
+    for _ in 0..count {
+        spans.push(Span {
+            start: reader.u64()?,
+            len: reader.u64()?,
+            id: reader.u64()?,
+        });
+    }
+    Some(Parts {
+        stored: Stored::decode(reader)?,
+        whole_len,
+        spans: Spans::checked(spans, whole_len)?,
+    })
 }
 
 fn decode_variants(reader: &mut Reader<'_>) -> Option<Vec<Variant>> {
@@ -177,8 +219,7 @@ fn decode_variants(reader: &mut Reader<'_>) -> Option<Vec<Variant>> {
 }
 
 impl Stored {
-    fn encode(&self) -> Vec<u8> {
-        let mut out = Writer(vec![VERSION, RESPONSE]);
+    fn encode(&self, out: &mut Writer) {
         out.0.extend_from_slice(&self.status.as_u16().to_le_bytes());
         out.u64(self.asked_ms);
         out.u64(self.came_ms);
@@ -189,16 +230,14 @@ impl Stored {
         out.0.push(apart);
         out.u64(id);
         out.u64(len);
-        out.0.push(u8::from(self.part.is_some()));
-        out.u64(self.part.map_or(0, |part| part.start));
-        out.u64(self.part.map_or(0, |part| part.whole_len));
+        // Reserved.
+        out.0.extend_from_slice(&[0; 17]);
         out.0
             .extend_from_slice(&(self.headers.len() as u32).to_le_bytes());
         for (name, value) in &self.headers {
             out.bytes(name.as_str().as_bytes());
             out.bytes(value.as_bytes());
         }
-        out.0
     }
 
     fn decode(reader: &mut Reader<'_>) -> Option<Self> {
@@ -209,11 +248,9 @@ impl Stored {
             (1, id, len) => Place::Apart { id, len },
             _ => return None,
         };
-        let part = match (reader.u8()?, reader.u64()?, reader.u64()?) {
-            (0, 0, 0) => None,
-            (1, start, whole_len) if start < whole_len => Some(Part { start, whole_len }),
-            _ => return None,
-        };
+        if reader.take(17)? != [0; 17] {
+            return None;
+        }
         let count = usize::try_from(reader.u32()?).ok()?;
         if count > FIELDS_MAX || reader.0.len() > FIELDS_BYTES_MAX {
             return None;
@@ -241,7 +278,6 @@ impl Stored {
             asked_ms,
             came_ms,
             place,
-            part,
         })
     }
 
@@ -271,10 +307,18 @@ mod tests {
             asked_ms: 5,
             came_ms: 6,
             place: Place::Apart { id: 7, len: 8 },
-            part: Some(Part {
-                start: 1,
-                whole_len: 2,
-            }),
+        }
+    }
+
+    fn parts() -> Parts {
+        let mut spans = Spans::default();
+        for (start, id) in [(0, 3), (20, 4)] {
+            spans.add(Span { start, len: 10, id });
+        }
+        Parts {
+            stored: stored(),
+            whole_len: 30,
+            spans,
         }
     }
 
@@ -284,18 +328,24 @@ mod tests {
             id: 9,
             selecting: vec![("a".into(), None), ("b".into(), Some("c".into()))],
         }];
-        for record in [Record::Response(stored()), Record::Variants(variants)] {
+        for record in [
+            Record::Response(stored()),
+            Record::Parts(parts()),
+            Record::Variants(variants),
+        ] {
             assert_eq!(Record::decode(&record.encode()), Some(record));
         }
     }
 
     #[test]
     fn record_is_none_when_cut_or_longer() {
-        let bytes = Record::Response(stored()).encode();
-        for cut in 0..bytes.len() {
-            assert_eq!(Record::decode(&bytes[..cut]), None);
+        for record in [Record::Response(stored()), Record::Parts(parts())] {
+            let bytes = record.encode();
+            for cut in 0..bytes.len() {
+                assert_eq!(Record::decode(&bytes[..cut]), None);
+            }
+            assert_eq!(Record::decode(&[bytes, vec![0]].concat()), None);
         }
-        assert_eq!(Record::decode(&[bytes, vec![0]].concat()), None);
     }
 
     proptest! {
@@ -304,12 +354,14 @@ mod tests {
             Record::decode(&bytes);
             bytes.splice(0..bytes.len().min(2), [VERSION, RESPONSE]);
             Record::decode(&bytes);
-            let mut real = Record::Response(stored()).encode();
-            for (at, bits) in flips {
-                let len = real.len();
-                real[at % len] ^= bits;
+            for record in [Record::Response(stored()), Record::Parts(parts())] {
+                let mut real = record.encode();
+                for (at, bits) in &flips {
+                    let len = real.len();
+                    real[at % len] ^= bits;
+                }
+                Record::decode(&real);
             }
-            Record::decode(&real);
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The commands.
 
 use crate::cli::{Command, PurgeArgs, What};
+use crate::{top, warm};
 use anyhow::{Context, anyhow, bail};
 use serde_json::{Value, json};
 use std::io::Write;
@@ -25,6 +26,8 @@ pub fn run(command: Command) -> anyhow::Result<()> {
         Command::Serve(args) => serve(&args.config),
         Command::Check(args) => check(&args.config.config, args.json),
         Command::Status(args) => status(&args.at.socket, args.json),
+        Command::Top(args) => top::top(&args),
+        Command::Warm(args) => warm::warm(&args),
         Command::Purge(args) => purge(&args),
         Command::Metrics(args) => print(&admin::ask(&args.socket, "GET", "/metrics", "")?),
         Command::Reload(args) => {
@@ -34,7 +37,7 @@ pub fn run(command: Command) -> anyhow::Result<()> {
     }
 }
 
-fn print(text: &str) -> anyhow::Result<()> {
+pub fn print(text: &str) -> anyhow::Result<()> {
     std::io::stdout().write_all(text.as_bytes())?;
     Ok(())
 }
@@ -177,6 +180,7 @@ async fn serve_config(path: &Path, config: Config) -> anyhow::Result<()> {
         tokio::spawn(admin::serve_metrics(Arc::clone(&proxy), socket));
     }
     tokio::spawn(tick(Arc::clone(&proxy)));
+    tokio::spawn(write_groups(Arc::clone(&proxy)));
     let (stop, stopped) = watch::channel(false);
     let mut serving = tokio::spawn(server::serve(Arc::clone(&proxy), listeners, stopped));
     loop {
@@ -199,6 +203,7 @@ async fn serve_config(path: &Path, config: Config) -> anyhow::Result<()> {
     let _ = stop.send(true);
     serving.await?;
     remove(admin_socket);
+    proxy.storage.write_groups(Duration::ZERO, true).await;
     let cache = Arc::clone(proxy.storage.cache());
     tokio::task::spawn_blocking(move || cache.close()).await??;
     Ok(())
@@ -207,6 +212,17 @@ async fn serve_config(path: &Path, config: Config) -> anyhow::Result<()> {
 fn remove(socket: Option<PathBuf>) {
     if let Some(path) = socket {
         let _ = std::fs::remove_file(path);
+    }
+}
+
+/// Writes the objects of pages that waited for each other long enough.
+async fn write_groups(proxy: Arc<Proxy>) {
+    let mut every = tokio::time::interval(Duration::from_millis(100));
+    every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        every.tick().await;
+        let window = Duration::from_millis(proxy.live().config.cache.group_ms);
+        proxy.storage.write_groups(window, false).await;
     }
 }
 

@@ -240,6 +240,130 @@ fn ranges_come_from_whole_and_from_partial_objects() {
     );
 }
 
+/// Answers any range of 0 to 99 of a body whose bytes are their offsets in letters, with an entity tag by path.
+fn ranged_origin() -> Origin {
+    Origin::start(|seen, before| {
+        let all: String = (0..100u8).map(|n| char::from(b'!' + n % 90)).collect();
+        let tag = match seen.path.as_str() {
+            "/weak" => "ETag: W/\"x\"".to_owned(),
+            "/changes" => format!("ETag: \"{before}\""),
+            _ => "ETag: \"x\"".to_owned(),
+        };
+        let fields = ["Cache-Control: max-age=600", &tag];
+        let range = seen.header("range").and_then(|range| {
+            let (first, last) = range.strip_prefix("bytes=")?.split_once('-')?;
+            Some((first.parse::<usize>().ok()?, last.parse::<usize>().ok()?))
+        });
+        match range {
+            Some((first, last)) => {
+                let part = format!("Content-Range: bytes {first}-{last}/100");
+                reply(
+                    "206 Partial Content",
+                    &[fields[0], fields[1], &part],
+                    &all[first..=last],
+                )
+            }
+            None => reply("200 OK", &fields, &all),
+        }
+    })
+}
+
+#[test]
+fn parts_join_when_their_validator_is_strong_and_the_same() {
+    let origin = ranged_origin();
+    let proxy = Proxy::before(origin.address, "");
+    let all: String = (0..100u8).map(|n| char::from(b'!' + n % 90)).collect();
+    let stored = || {
+        proxy
+            .status()
+            .map_or(0, |status| status["stored"].as_u64().unwrap_or(0))
+    };
+    let fetch = |path: &str, first: usize, last: usize| {
+        let got = ask(
+            proxy.address(),
+            "GET",
+            path,
+            &[&format!("Range: bytes={first}-{last}")],
+        );
+        assert_eq!(
+            (got.status, got.body.as_str()),
+            (206, &all[first..=last]),
+            "{path}"
+        );
+    };
+    let store = |path: &str, first: usize, last: usize| {
+        let before = stored();
+        fetch(path, first, last);
+        wait_until("the part is stored", || stored() == before + 1);
+    };
+    store("/a", 0, 29);
+    store("/a", 50, 79);
+    fetch("/a", 60, 70);
+    assert_eq!(origin.count(), 2);
+    // Over the gap: the origin is asked, and the gap is closed.
+    store("/a", 25, 55);
+    fetch("/a", 10, 75);
+    fetch("/a", 0, 79);
+    assert_eq!(origin.count(), 3, "three parts gave it");
+    store("/a", 80, 99);
+    let whole = get(proxy.address(), "/a");
+    assert_eq!(
+        (whole.status, whole.body.as_str()),
+        (200, all.as_str()),
+        "the parts are the whole"
+    );
+    assert_eq!(
+        (whole.header("content-range"), whole.header("content-length")),
+        (None, Some("100"))
+    );
+    fetch("/a", 3, 96);
+    assert_eq!(origin.count(), 4);
+    // A weak validator joins nothing, and of a resource that changed only the newest part is there.
+    for path in ["/weak", "/changes"] {
+        store(path, 0, 49);
+        store(path, 50, 99);
+        let before = origin.count();
+        fetch(path, 50, 99);
+        assert_eq!(origin.count(), before, "{path}: the newest part is there");
+        store(path, 40, 60);
+        assert_eq!(origin.count(), before + 1, "{path}: no bytes of two versions");
+    }
+}
+
+#[test]
+fn parts_of_many_megabytes_join_too() {
+    let origin = Origin::start(|seen, _| {
+        let (first, last) = match seen.header("range") {
+            Some("bytes=0-1999999") => (0, 1_999_999),
+            Some("bytes=2000000-2999999") => (2_000_000, 2_999_999),
+            other => panic!("not asked for: {other:?}"),
+        };
+        let body: String = (first..=last)
+            .map(|n: u32| char::from(b'a' + (n % 23) as u8))
+            .collect();
+        let part = format!("Content-Range: bytes {first}-{last}/3000000");
+        reply(
+            "206 Partial Content",
+            &["Cache-Control: max-age=600", "ETag: \"x\"", &part],
+            &body,
+        )
+    });
+    let proxy = Proxy::before(origin.address, "");
+    for (n, range) in ["0-1999999", "2000000-2999999"].into_iter().enumerate() {
+        let got = ask(proxy.address(), "GET", "/a", &[&format!("Range: bytes={range}")]);
+        assert_eq!(got.status, 206);
+        wait_until("the part is stored", || {
+            proxy.status().is_some_and(|status| status["stored"] == n + 1)
+        });
+    }
+    let all: String = (0..3_000_000u32)
+        .map(|n| char::from(b'a' + (n % 23) as u8))
+        .collect();
+    assert!(get(proxy.address(), "/a").body == all);
+    let got = ask(proxy.address(), "GET", "/a", &["Range: bytes=1999990-2000009"]);
+    assert_eq!(got.body, all[1_999_990..2_000_010]);
+}
+
 #[test]
 fn large_object_is_stored_beside_its_fields_and_validated_without_its_bytes() {
     let body: String = (0..3_000_000)

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{BINARY, Origin, Proxy, certificate, fresh, get, reply, wait_until};
+use common::{BINARY, Origin, Proxy, ask, certificate, fresh, get, reply, wait_until};
 use rustix::process::Signal;
 use std::process::Command;
 use std::time::Duration;
@@ -72,6 +72,264 @@ fn purge_removes_what_it_names_and_nothing_else() {
     assert!((0..3).all(|n| fetch()[n] != last[n]));
     let wrong = proxy.command("purge", &["--key", "/a"]);
     assert!(!wrong.status.success() && String::from_utf8_lossy(&wrong.stderr).contains("is no URL"));
+}
+
+#[test]
+fn purge_of_a_url_reaches_it_whatever_the_fields_of_its_key_are() {
+    let origin = Origin::start(|_, before| fresh(before));
+    let proxy = Proxy::before(origin.address, "[cache]\nkey_headers = [\"X-Country\"]\n");
+    let fetch = |path: &str, country: &str| {
+        ask(proxy.address(), "GET", path, &[&format!("X-Country: {country}")]).body
+    };
+    let all = || {
+        [
+            fetch("/a", "de"),
+            fetch("/a", "fr"),
+            get(proxy.address(), "/a").body,
+            fetch("/b", "de"),
+        ]
+    };
+    let old = all();
+    assert_eq!(all(), old);
+    let done = proxy.command("purge", &["--key", "http://site.test/a"]);
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    let new = all();
+    assert!(
+        (0..3).all(|n| new[n] != old[n]) && new[3] == old[3],
+        "{old:?} {new:?}"
+    );
+    assert_eq!(all(), new);
+}
+
+#[test]
+fn response_with_more_tags_than_the_store_takes_is_stored_with_the_first_ones() {
+    let origin = Origin::start(|_, before| {
+        let tags: Vec<String> = (0..40).map(|n| format!("t{n}")).collect();
+        let tags = format!("Cache-Tag: {}", tags.join(", "));
+        reply(
+            "200 OK",
+            &["Cache-Control: max-age=600", &tags],
+            &format!("answer {before}"),
+        )
+    });
+    let proxy = Proxy::before(origin.address, "");
+    assert_eq!(get(proxy.address(), "/a").body, "answer 0");
+    assert_eq!(get(proxy.address(), "/a").body, "answer 0");
+    assert!(proxy.command("purge", &["--tag", "t14"]).status.success());
+    assert_eq!(get(proxy.address(), "/a").body, "answer 1");
+}
+
+/// A page, its objects, and what else goes on: `Vary` and cookies of others.
+fn site() -> Origin {
+    Origin::start(|seen, _| {
+        let kind = if seen.path.ends_with(".html") {
+            "Content-Type: text/html; charset=utf-8"
+        } else {
+            "Content-Type: image/png"
+        };
+        let vary = if seen.path.ends_with("3.png") {
+            "Vary: Accept-Encoding"
+        } else {
+            "X-Not: 1"
+        };
+        let body = format!("{} {}", seen.path, "x".repeat(6000));
+        reply("200 OK", &["Cache-Control: max-age=600", kind, vary], &body)
+    })
+}
+
+/// Loads a page and its objects, those of another page in between.
+fn load(proxy: &Proxy, with_referer: bool) {
+    get(proxy.address(), "/page.html");
+    get(proxy.address(), "/other.html");
+    for n in 0..10 {
+        for page in ["page", "other"] {
+            let referer = format!("Referer: http://site.test/{page}.html");
+            let fields: &[&str] = if with_referer { &[&referer] } else { &[] };
+            assert_eq!(
+                ask(proxy.address(), "GET", &format!("/{page}/{n}.png"), fields).status,
+                200
+            );
+        }
+    }
+}
+
+/// How many lookups found their object in memory while a page and its objects were read by a proxy that was
+/// started anew, and how many found it at all.
+fn read_again(mut proxy: Proxy, origin: &Origin) -> (u64, u64) {
+    assert!(proxy.end(Signal::TERM).success());
+    proxy.run();
+    let before = origin.count();
+    for page in ["page", "other"] {
+        for path in
+            std::iter::once(format!("/{page}.html")).chain((0..10).map(|n| format!("/{page}/{n}.png")))
+        {
+            assert!(get(proxy.address(), &path).body.starts_with(&path));
+        }
+    }
+    assert_eq!(origin.count(), before, "all are hits");
+    let store = proxy.status().expect("it runs")["store"].clone();
+    (
+        store["memory_hits"].as_u64().expect("a number"),
+        store["hits"].as_u64().expect("a number"),
+    )
+}
+
+#[test]
+fn objects_of_a_page_are_read_together_with_it() {
+    let prefetching = |config: &str| {
+        let mut proxy = Proxy::before(site().address, "");
+        let origin = site();
+        assert!(proxy.end(Signal::TERM).success());
+        std::fs::remove_file(proxy.path("store")).expect("there is a store");
+        let text = format!(
+            "[[listen]]\naddress = \"127.0.0.1:0\"\n[[site]]\nhosts = [\"*\"]\norigins = [\"http://{}\"]\n{config}",
+            origin.address
+        );
+        proxy.write_config_with(&text, "policy = \"log-prefetch\", ");
+        proxy.run();
+        (proxy, origin)
+    };
+    let (proxy, origin) = prefetching("");
+    load(&proxy, true);
+    // They are found while they wait for each other.
+    assert!(get(proxy.address(), "/page/3.png").header("age").is_some());
+    let (in_memory, all) = read_again(proxy, &origin);
+    // Two pages of one read each; objects that vary are two lookups.
+    assert_eq!(all, 24, "22 objects, 2 of them varying");
+    assert_eq!(in_memory, 22, "all but the two pages");
+
+    let (proxy, origin) = prefetching("");
+    load(&proxy, false);
+    let (in_memory, all) = read_again(proxy, &origin);
+    // A read of a block may bring a small neighbour.
+    assert!(
+        in_memory <= 4 && all == 24,
+        "{in_memory} of {all}: nothing says what belongs together"
+    );
+
+    let (proxy, origin) = prefetching("[cache]\ngroup_ms = 0\n");
+    load(&proxy, true);
+    let (in_memory, all) = read_again(proxy, &origin);
+    assert!(
+        in_memory <= 4 && all == 24,
+        "{in_memory} of {all}: it is switched off"
+    );
+}
+
+#[test]
+fn object_that_waits_for_its_page_is_gone_when_it_is_purged() {
+    let origin = Origin::start(|seen, before| match seen.method.as_str() {
+        "POST" => reply("204 No Content", &[], ""),
+        _ => reply(
+            "200 OK",
+            &[
+                "Cache-Control: max-age=600",
+                "Content-Type: text/html",
+                "Cache-Tag: t",
+            ],
+            &format!("answer {before}"),
+        ),
+    });
+    let mut proxy = Proxy::before(origin.address, "");
+    assert!(proxy.end(Signal::TERM).success());
+    std::fs::remove_file(proxy.path("store")).expect("there is a store");
+    proxy.write_config_with(
+        &format!(
+            "[[listen]]\naddress = \"127.0.0.1:0\"\n[[site]]\nhosts = [\"*\"]\norigins = [\"http://{}\"]\n[cache]\ngroup_ms = 60000\n",
+            origin.address
+        ),
+        "policy = \"log-prefetch\", ",
+    );
+    proxy.run();
+    let mut last = get(proxy.address(), "/a").body;
+    let ways: [&dyn Fn(); 3] = [
+        &|| {
+            assert!(
+                proxy
+                    .command("purge", &["--key", "http://site.test/a"])
+                    .status
+                    .success()
+            )
+        },
+        &|| assert!(proxy.command("purge", &["--tag", "t"]).status.success()),
+        &|| {
+            assert_eq!(
+                ask(proxy.address(), "POST", "/a", &["Content-Length: 0"]).status,
+                204
+            )
+        },
+    ];
+    for way in ways {
+        assert_eq!(get(proxy.address(), "/a").body, last, "it is there");
+        way();
+        let now = get(proxy.address(), "/a").body;
+        assert_ne!(now, last);
+        last = now;
+    }
+    // The end writes what still waits.
+    assert!(proxy.end(Signal::TERM).success());
+    proxy.run();
+    assert_eq!(get(proxy.address(), "/a").body, last);
+}
+
+#[test]
+fn warmed_urls_are_hits_and_top_counts_them() {
+    let origin = Origin::start(|seen, before| match seen.path.as_str() {
+        "/missing" => reply("404 Not Found", &[], "none"),
+        _ => {
+            let language = seen.header("accept-language").unwrap_or("none").to_owned();
+            reply(
+                "200 OK",
+                &["Cache-Control: max-age=600", "Vary: Accept-Language"],
+                &format!("{language} {before}"),
+            )
+        }
+    });
+    let proxy = Proxy::before(origin.address, "");
+    std::fs::write(
+        proxy.path("list"),
+        "# a list\nhttp://site.test/a\n\nhttp://site.test/b\n",
+    )
+    .expect("a file");
+    let list = proxy.path("list").display().to_string();
+    let warm = |more: &[&str]| {
+        let done = proxy.command("warm", more);
+        (
+            done.status.success(),
+            String::from_utf8_lossy(&done.stdout).into_owned(),
+        )
+    };
+    let (right, text) = warm(&["--list", &list, "-H", "Accept-Language: de", "http://site.test/c"]);
+    assert!(
+        right && text.contains("3 URLs, 12 bytes; 3 asked of origins, 0 failed"),
+        "{text}"
+    );
+    assert_eq!(origin.count(), 3);
+    for path in ["/a", "/b", "/c"] {
+        let got = ask(proxy.address(), "GET", path, &["Accept-Language: de"]);
+        assert!(got.body.starts_with("de ") && got.header("age").is_some());
+    }
+    assert_eq!(origin.count(), 3);
+    let (right, text) = warm(&["--json", "http://site.test/missing"]);
+    assert!(!right && text.contains("\"status\":404"), "{text}");
+    assert!(!warm(&["/a"]).0, "no whole URL");
+    let done = proxy.command("top", &["--interval", "0.2", "-n", "1", "--json"]);
+    let look: serde_json::Value = serde_json::from_slice(&done.stdout).expect("JSON");
+    assert_eq!(look["requests_per_s"], 0.0);
+    let address = proxy.address();
+    let load = std::thread::spawn(move || {
+        for _ in 0..40 {
+            ask(address, "GET", "/a", &["Accept-Language: de"]);
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    });
+    let done = proxy.command("top", &["--interval", "0.3", "-n", "1"]);
+    load.join().expect("no panic");
+    let text = String::from_utf8_lossy(&done.stdout).into_owned();
+    assert!(
+        text.contains("hits 100.0 %") && text.contains("    hit"),
+        "{text}"
+    );
 }
 
 #[test]

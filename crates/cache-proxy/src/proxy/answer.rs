@@ -89,9 +89,7 @@ impl Proxy {
             } else {
                 Wanted::Whole
             };
-        let there = stored.part.map_or(0, |part| part.start);
         let (status, range) = match wanted {
-            Wanted::Whole if stored.part.is_some() => return None,
             Wanted::Whole => (stored.status, 0..whole_len),
             Wanted::Unsatisfiable => {
                 let value = HeaderValue::from_str(&format!("bytes */{whole_len}")).ok()?;
@@ -105,22 +103,21 @@ impl Proxy {
                 ));
             }
             Wanted::Part(range) => {
-                if range.start < there || range.end > there + found.body_len() {
-                    return None;
-                }
                 let value = format!("bytes {}-{}/{whole_len}", range.start, range.end - 1);
                 headers.insert(header::CONTENT_RANGE, HeaderValue::from_str(&value).ok()?);
                 (StatusCode::PARTIAL_CONTENT, range)
             }
         };
+        if !found.covers(&range) {
+            return None;
+        }
         if stored.status != StatusCode::NO_CONTENT {
             headers.insert(header::CONTENT_LENGTH, HeaderValue::from(range.end - range.start));
         }
         let body = if asked.method == Method::HEAD {
             Outgoing::empty()
         } else {
-            self.stored_body(found, range.start - there..range.end - there)
-                .await?
+            self.stored_body(found, range).await?
         };
         Some(made(status, headers, body, outcome))
     }
@@ -131,7 +128,7 @@ impl Proxy {
             return Some(Outgoing::empty());
         }
         let end = range.end.min(range.start + PIECE_BYTES);
-        let first = self.storage.read(found, range.start, end).await.ok()?;
+        let first = self.storage.read(found, range.start..end).await.ok()?;
         if end == range.end {
             return Some(Outgoing::Full(Some(first)));
         }
@@ -148,7 +145,7 @@ impl Proxy {
                     return;
                 }
                 let next = range.end.min(at + PIECE_BYTES);
-                piece = storage.read(&found, at, next).await.map_err(|_| BodyError::Gone);
+                piece = storage.read(&found, at..next).await.map_err(|_| BodyError::Gone);
                 at = next;
             }
         });

@@ -6,12 +6,11 @@ use crate::config::Mode;
 use crate::framing::is_host;
 use crate::headers;
 use crate::key::{Key, normal_authority};
-use crate::targets;
 use http::header::{self, HeaderMap};
 use http::request::Parts;
 use http::uri::{Authority, PathAndQuery};
 use http::{Method, StatusCode};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 /// The client and listener of a request.
 #[derive(Debug, Clone, Copy)]
@@ -27,6 +26,8 @@ pub struct Client {
 /// A request to answer.
 #[derive(Debug, Clone)]
 pub struct Asked {
+    /// Address of the client.
+    pub client: IpAddr,
     /// The method.
     pub method: Method,
     /// End-to-end fields, without those that origins may reflect.
@@ -48,18 +49,12 @@ pub struct Asked {
 }
 
 impl Asked {
-    /// Parses a request; the error is the refusal to answer with.
+    /// Parses a request of a client that may use this proxy; the error is the refusal to answer with.
     pub fn of(live: &Live, client: Client, parts: &Parts) -> Result<Self, Box<Answer>> {
         let refuse = |status, text| Box::new(Answer::refuse(status, text));
         let bad = |text| refuse(StatusCode::BAD_REQUEST, text);
         let authority = authority_of(parts).map_err(bad)?;
         let scheme = if is_forward(client.mode) {
-            if !targets::may_use(client.peer.ip(), &live.config.forward) {
-                return Err(refuse(
-                    StatusCode::FORBIDDEN,
-                    "This proxy does not serve your address (forward.clients).",
-                ));
-            }
             match parts.uri.scheme_str() {
                 Some("http") => "http",
                 Some("https") => "https",
@@ -116,6 +111,7 @@ impl Asked {
         }
         let key = key.with_fields(&live.key_headers, &headers);
         Ok(Self {
+            client: client.peer.ip().to_canonical(),
             method: parts.method.clone(),
             headers,
             scheme,

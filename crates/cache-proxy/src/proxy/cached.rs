@@ -117,9 +117,7 @@ impl Proxy {
                 }
             }
             return match found {
-                Some(found) if found.stored.part.is_none() => {
-                    self.validate(live, &asked, found, or_stale, lead).await
-                }
+                Some(found) if found.is_whole() => self.validate(live, &asked, found, or_stale, lead).await,
                 _ => self.miss(live, &asked, lead).await,
             };
         }
@@ -135,11 +133,12 @@ impl Proxy {
     }
 
     async fn find(&self, asked: &Asked) -> Option<Found> {
-        if let Some(found) = self.storage.lookup(&asked.key, &asked.headers).await {
-            return Some(found);
+        let found = self.storage.lookup(&asked.key, &asked.headers).await;
+        if found.as_ref().is_some_and(Found::is_whole) {
+            return found;
         }
         if asked.method == Method::GET && ranges::is_asked(&asked.headers) {
-            return self.storage.lookup_part(&asked.key).await;
+            return self.storage.lookup_parts(&asked.key).await;
         }
         None
     }
@@ -274,7 +273,7 @@ impl Proxy {
             let len = new
                 .get(header::CONTENT_LENGTH)
                 .and_then(|len| len.to_str().ok()?.parse::<u64>().ok());
-            let same_len = len.is_none_or(|len| len == found.body_len());
+            let same_len = len.is_none_or(|len| len == found.whole_len());
             let still = same(&header::ETAG) && same(&header::LAST_MODIFIED) && same_len;
             if still && policy::may_store(&Method::GET, &asked.headers, StatusCode::OK, &new, &rules).is_ok()
             {

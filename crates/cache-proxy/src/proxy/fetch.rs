@@ -7,11 +7,12 @@ use crate::body::{BodyError, Outgoing, Through, Upload};
 use crate::config::Limits;
 use crate::flights::Lead;
 use crate::headers::{self, now_ms};
+use crate::key::Key;
 use crate::metrics::Outcome;
 use crate::origin::OriginError;
 use crate::policy::{self, SURROGATE};
 use crate::record::{Place, Stored};
-use crate::storage::{Sink, Turn, part_of};
+use crate::storage::{Sink, Taken, Turn, part_of};
 use bytes::Bytes;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::uri::Uri;
@@ -184,11 +185,18 @@ impl Proxy {
                 asked_ms,
                 came_ms,
                 place: Place::Here,
-                part,
             };
-            let unknown_max = live.limits().unknown_length_bytes.0;
             self.storage
-                .begin(&asked.key, &asked.headers, stored, len, unknown_max, turn)
+                .begin(Taken {
+                    key: &asked.key,
+                    request: &asked.headers,
+                    stored,
+                    part,
+                    len,
+                    unknown_max: live.limits().unknown_length_bytes.0,
+                    turn,
+                    group: self.group_of(live, asked, &parts.headers),
+                })
                 .await
         } else {
             // A newer response that may not be stored invalidates the stored one.
@@ -219,6 +227,23 @@ impl Proxy {
             response: Response::from_parts(parts, body),
             outcome: Outcome::Miss,
         }
+    }
+
+    /// Returns the group of a response: objects that one client loads within a short time for one page, which is
+    /// the one that `Referer` names, or a page of HTML itself.
+    fn group_of(&self, live: &Live, asked: &Asked, response: &HeaderMap) -> Option<u64> {
+        if live.config.cache.group_ms == 0 {
+            return None;
+        }
+        let is_page = headers::single(response, &header::CONTENT_TYPE)
+            .is_some_and(|kind| kind.trim_start().to_ascii_lowercase().starts_with("text/html"));
+        let page = if is_page {
+            asked.key.url().to_owned()
+        } else {
+            let referer = headers::single(&asked.headers, &header::REFERER)?;
+            Key::of_url(referer.split('#').next()?)?.url().to_owned()
+        };
+        self.storage.group(asked.client, &page)
     }
 
     async fn forget_if_there(&self, asked: &Asked) {

@@ -6,10 +6,12 @@ mod cached;
 mod fetch;
 mod logged;
 mod tunnel;
+mod warm;
 
 pub use answer::Answer;
 pub use asked::{Asked, Client};
 pub use logged::Logged;
+pub use warm::Warmed;
 
 use crate::access_log::AccessLog;
 use crate::body::Outgoing;
@@ -20,6 +22,7 @@ use crate::metrics::{Metrics, Outcome};
 use crate::origin::{Asker, Pool, trust};
 use crate::seats::{Seat, Seats};
 use crate::storage::Storage;
+use crate::targets;
 use http::{HeaderName, Method, Request, Response, StatusCode};
 use hyper::body::{Body, Incoming};
 use parking_lot::RwLock;
@@ -157,6 +160,12 @@ impl Proxy {
         }
         if request.method() == Method::TRACE {
             return Answer::refuse(StatusCode::METHOD_NOT_ALLOWED, "TRACE is not served.");
+        }
+        if is_forward(client.mode) && !targets::may_use(client.peer.ip(), &live.config.forward) {
+            return Answer::refuse(
+                StatusCode::FORBIDDEN,
+                "This proxy does not serve your address (forward.clients).",
+            );
         }
         let (parts, body) = request.into_parts();
         let asked = match Asked::of(&live, client, &parts) {

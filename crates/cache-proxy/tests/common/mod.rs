@@ -247,9 +247,14 @@ impl Proxy {
     }
 
     pub fn write_config(&self, config: &str) {
+        self.write_config_with(config, "");
+    }
+
+    /// As `write_config`, with more keys of the store, each followed by a comma.
+    pub fn write_config_with(&self, config: &str, store_keys: &str) {
         let (store, socket, log) = (self.path("store"), self.path("admin"), self.path("log"));
         let text = format!(
-            "store = {{ devices = [{store:?}], create_bytes = \"64M\", hot_bytes = \"1M\" }}\nadmin = {{ socket = {socket:?} }}\nlog = {{ access = {log:?} }}\n{config}"
+            "store = {{ {store_keys}devices = [{store:?}], create_bytes = \"64M\", hot_bytes = \"1M\" }}\nadmin = {{ socket = {socket:?} }}\nlog = {{ access = {log:?} }}\n{config}"
         );
         std::fs::write(self.path("config"), text).expect("a file");
     }

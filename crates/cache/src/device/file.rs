@@ -9,10 +9,10 @@ use std::io::{self, Seek};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
-/// Bytes that one aligned bounce buffer holds.
-const BOUNCE_BYTES: usize = 1 << 20;
-/// Bounce buffers kept for reuse.
-const IDLE_MAX: usize = 4;
+/// Bytes that a small and a large aligned bounce buffer hold: lookups read a block or two, the log writes segments.
+const BOUNCE_BYTES: [usize; 2] = [64 << 10, 1 << 20];
+/// Bounce buffers of each size kept for reuse.
+const IDLE_MAX: [usize; 2] = [16, 2];
 
 /// An open file; locked against other processes until dropped.
 #[derive(Debug)]
@@ -21,7 +21,8 @@ pub struct FileDevice {
     name: String,
     len_bytes: u64,
     is_direct: bool,
-    idle: Mutex<Vec<Aligned>>,
+    /// Small and large ones.
+    idle: [Mutex<Vec<Aligned>>; 2],
 }
 
 /// Memory with the alignment that direct I/O needs.
@@ -32,9 +33,9 @@ struct Aligned {
 }
 
 impl Aligned {
-    fn new() -> Self {
+    fn new(len: usize) -> Self {
         let align = DEVICE_BLOCK_BYTES as usize;
-        let raw = vec![0; BOUNCE_BYTES + align];
+        let raw = vec![0; len + align];
         // Nothing is pushed to `raw`, so its memory does not move.
         let start = raw.as_ptr().align_offset(align);
         Self { raw, start }
@@ -117,7 +118,7 @@ impl FileDevice {
             name,
             len_bytes: end / DEVICE_BLOCK_BYTES * DEVICE_BLOCK_BYTES,
             is_direct,
-            idle: Mutex::new(Vec::new()),
+            idle: Default::default(),
         })
     }
 
@@ -135,12 +136,14 @@ impl FileDevice {
         all.map_err(|error| DeviceError::new(&self.name, "open", 0, 0, error.into()))
     }
 
-    fn with_bounce<T>(&self, work: impl FnOnce(&mut Aligned) -> T) -> T {
-        let idle = self.idle.lock().pop();
-        let mut buffer = idle.unwrap_or_else(Aligned::new);
-        let result = work(&mut buffer);
-        let mut idle = self.idle.lock();
-        if idle.len() < IDLE_MAX {
+    /// Calls `work` with a buffer for transfers of `len` bytes, and the most that it holds at once.
+    fn with_bounce<T>(&self, len: usize, work: impl FnOnce(&mut Aligned, usize) -> T) -> T {
+        let kind = usize::from(len > BOUNCE_BYTES[0]);
+        let idle = self.idle[kind].lock().pop();
+        let mut buffer = idle.unwrap_or_else(|| Aligned::new(BOUNCE_BYTES[kind]));
+        let result = work(&mut buffer, BOUNCE_BYTES[kind]);
+        let mut idle = self.idle[kind].lock();
+        if idle.len() < IDLE_MAX[kind] {
             idle.push(buffer);
         }
         result
@@ -160,9 +163,9 @@ impl Device for FileDevice {
         check_range(self, "read", off, out.len())?;
         let len = out.len();
         let read = if self.is_direct {
-            self.with_bounce(|buffer| {
+            self.with_bounce(len, |buffer, most| {
                 let mut at = off;
-                for piece in out.chunks_mut(BOUNCE_BYTES) {
+                for piece in out.chunks_mut(most) {
                     let bytes = buffer.bytes(piece.len());
                     self.file.read_exact_at(bytes, at)?;
                     piece.copy_from_slice(bytes);
@@ -179,9 +182,9 @@ impl Device for FileDevice {
     fn write_at(&self, off: u64, data: &[u8]) -> Result<(), DeviceError> {
         check_range(self, "write", off, data.len())?;
         let written = if self.is_direct {
-            self.with_bounce(|buffer| {
+            self.with_bounce(data.len(), |buffer, most| {
                 let mut at = off;
-                for piece in data.chunks(BOUNCE_BYTES) {
+                for piece in data.chunks(most) {
                     let bytes = buffer.bytes(piece.len());
                     bytes.copy_from_slice(piece);
                     self.file.write_all_at(bytes, at)?;

@@ -10,6 +10,7 @@ use super::shard::{Shard, State, Writer};
 use super::stats::Stats;
 use crate::hash::KeyHash;
 use crate::index::LogPoint;
+use parking_lot::Mutex;
 use std::sync::Arc;
 
 /// A segment of the log in memory.
@@ -29,6 +30,32 @@ impl Segment {
         let units = point.0.checked_sub(self.start.0)?;
         let within = usize::try_from(units * u64::from(layout.unit_bytes)).ok()?;
         (units < layout.segment_units()).then(|| self.bytes.get(within..).unwrap_or(&[]))
+    }
+}
+
+/// Buffers of a segment, kept for the next one. Freed and taken again from an allocator, with smaller objects in
+/// between, they would cost a multiple of their size.
+#[derive(Debug, Default)]
+pub(super) struct Spares(Mutex<Vec<Vec<u8>>>);
+
+impl Spares {
+    /// The open segment, the one that it overwrites, and a copy of what is being written.
+    const MOST: usize = 3;
+
+    /// Returns an empty buffer for `capacity` bytes.
+    fn take(&self, capacity: usize) -> Vec<u8> {
+        let spare = self.0.lock().pop();
+        let mut spare = spare.unwrap_or_default();
+        spare.reserve_exact(capacity);
+        spare
+    }
+
+    fn give(&self, mut bytes: Vec<u8>) {
+        bytes.clear();
+        let mut spares = self.0.lock();
+        if spares.len() < Self::MOST {
+            spares.push(bytes);
+        }
     }
 }
 
@@ -94,7 +121,7 @@ impl Shard {
         };
         let old = self.read_second_chances(start);
         self.ensure_promised(writer, end.0)?;
-        let bytes = Vec::with_capacity(self.layout.segment_bytes as usize);
+        let bytes = self.spares.take(self.layout.segment_bytes as usize);
         let segment = Segment {
             start,
             bytes,
@@ -103,6 +130,7 @@ impl Shard {
         self.state.lock().segment = Some(segment);
         if let Some(old) = old {
             self.rescue(writer, start, &old, wanted);
+            self.spares.give(old);
         }
         Ok(())
     }
@@ -133,6 +161,9 @@ impl Shard {
             self.write_device(self.device_off(segment.start) + segment.written as u64, rest)?;
         }
         self.state.lock().flushing = None;
+        if let Ok(segment) = Arc::try_unwrap(segment) {
+            self.spares.give(segment.bytes);
+        }
         if !writer.journal.waiting.is_empty() {
             self.write_journal(writer)?;
         }
@@ -156,16 +187,19 @@ impl Shard {
             };
             let len = segment.bytes.len().next_multiple_of(PAGE as usize);
             segment.bytes.resize(len, 0);
-            let bytes = segment.bytes[segment.written..].to_vec();
+            let mut bytes = self.spares.take(self.layout.segment_bytes as usize);
+            bytes.extend_from_slice(&segment.bytes[segment.written..]);
             (self.device_off(segment.start) + segment.written as u64, bytes)
         };
         if bytes.is_empty() {
+            self.spares.give(bytes);
             return Ok(());
         }
         self.write_device(off, &bytes)?;
         if let Some(segment) = &mut self.state.lock().segment {
             segment.written += bytes.len();
         }
+        self.spares.give(bytes);
         Ok(())
     }
 
@@ -198,7 +232,9 @@ impl Shard {
         if has_table || self.options.second_chance <= 0.0 || start.0 < self.layout.lap_units() {
             return None;
         }
-        let mut bytes = vec![0; self.layout.segment_bytes as usize];
+        let segment_bytes = self.layout.segment_bytes as usize;
+        let mut bytes = self.spares.take(segment_bytes);
+        bytes.resize(segment_bytes, 0);
         match self.device.read_at(self.device_off(start), &mut bytes) {
             Ok(()) => Some(bytes),
             Err(error) => {

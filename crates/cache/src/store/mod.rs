@@ -29,6 +29,7 @@ mod stream;
 pub use admission::Admission;
 pub use get::Hit;
 pub use layout::{Area, DEVICES_MAX, FORMAT_VERSION, StorePlan, Superblock};
+pub use object::TAGS_MAX;
 pub use open::{Identity, Inspection, Opened, inspect};
 pub use purge::ScopeHash;
 pub use put::{Item, PutOptions, PutOutcome};

@@ -2,7 +2,7 @@
 
 use super::journal::Journal;
 use super::layout::Superblock;
-use super::log::Segment;
+use super::log::{Segment, Spares};
 use super::positions::{self, Waiting};
 use super::purge::{Purges, ScopeHash};
 use super::put::Recent;
@@ -92,6 +92,7 @@ pub struct Shard {
     pub(super) state: Mutex<State>,
     pub(super) writer: Mutex<Writer>,
     pub(super) stats: Stats,
+    pub(super) spares: Spares,
     failed: AtomicBool,
     fault: Mutex<Option<String>>,
 }
@@ -119,6 +120,7 @@ impl Shard {
             state: Mutex::new(state),
             writer: Mutex::new(writer),
             stats: Stats::default(),
+            spares: Spares::default(),
             failed: AtomicBool::new(false),
             fault: Mutex::default(),
         }
