@@ -57,7 +57,7 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
             .env("LD_PRELOAD", preload)
             .env_remove(config::STATS)
             .env(config::SESSION_AFTER, args.session_after.to_string());
-        // What a `varve run` around this one said of its mounts does not count here.
+        // The mounts of a `varve run` around this one do not count here.
         for n in 0..config::MOUNTS_MAX {
             for variable in [
                 config::MOUNT,

@@ -1,5 +1,5 @@
-//! `varve cache serve`, `top` and `warm`: the HTTP proxy, a program of its own, in place of this process. Links
-//! nothing of it.
+//! `varve cache serve`, `top` and `warm`: the HTTP proxy, a program of its own, in place of this process.
+//! Links nothing of it.
 
 use anyhow::anyhow;
 use std::ffi::OsString;

@@ -1,5 +1,5 @@
-//! Administration: status, purges, warming, reload and metrics, on a Unix socket that is open only to its owner and
-//! root. The `metrics` address is for Prometheus and serves nothing else.
+//! Administration: status, purges, warming, reload and metrics, on a Unix socket that is open only to its
+//! owner and root. The `metrics` address is for Prometheus and serves nothing else.
 
 use crate::body::BodyError;
 use crate::key::{Key, normal_authority};

@@ -79,8 +79,8 @@ pub struct Store {
     pub devices: Vec<PathBuf>,
     /// Size of the files that are created for missing devices.
     pub create_bytes: Option<Bytes>,
-    /// Mean bytes of an object in a new store: how many the index has room for. None: 8 KiB, and less in small
-    /// stores ([`StorePlan::with_room`](varve_cache::StorePlan::with_room)).
+    /// Mean bytes of an object in a new store: how many the index has room for. None: 8 KiB, and less in
+    /// small stores ([`StorePlan::with_room`](varve_cache::StorePlan::with_room)).
     pub object_bytes: Option<Bytes>,
     /// Index policy of a new store.
     #[serde(default = "default_policy")]

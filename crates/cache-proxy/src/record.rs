@@ -1,6 +1,6 @@
-//! Metadata in the store: the status, fields and times of a response, the same with a list of its stored parts,
-//! or the list of variants of a key. This program writes it, but the medium may corrupt it: every length is checked, and a record that does not fit
-//! exactly is ignored.
+//! Metadata in the store: the status, fields and times of a response, the same with a list of its stored
+//! parts, or the list of variants of a key. This program writes it, but the medium may corrupt it: every
+//! length is checked, and a record that does not fit exactly is ignored.
 
 use crate::parts::{SPANS_MAX, Span, Spans};
 use crate::vary::{Selecting, VARIANTS_MAX};

@@ -15,7 +15,7 @@ struct Look {
     status: Value,
 }
 
-/// What went on between two looks, a second.
+/// Rates between two samples, a second.
 struct Rates<'a> {
     now: &'a Value,
     before: &'a Value,

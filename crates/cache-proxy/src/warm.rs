@@ -22,7 +22,7 @@ fn read_list(path: &Path) -> anyhow::Result<Vec<String>> {
         .collect())
 }
 
-/// What came of all URLs.
+/// The outcomes of all URLs.
 #[derive(Default)]
 struct Sum {
     urls: u64,

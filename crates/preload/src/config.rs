@@ -90,7 +90,7 @@ pub fn nth(variable: &str, nth: usize) -> String {
     }
 }
 
-/// What the library is told.
+/// The mounts' locations and the settings of `varve run`.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// The mounts that are served: at least one, none inside another.
@@ -140,7 +140,8 @@ impl Config {
         self.mounts.iter().any(|mount| mount.could_enter(path))
     }
 
-    /// What follows when `path`, walked from the directory that holds the mount `pool`, leads into a mount.
+    /// Returns the rest of `path` if, walked from the directory that holds the mount `pool`, it leads into a
+    /// mount.
     #[must_use]
     pub fn back_from_above<'a>(&self, pool: PoolId, path: &'a [u8]) -> Option<(PoolId, &'a [u8])> {
         let mount = &self.mounts.get(pool.0)?.mount;
@@ -154,7 +155,7 @@ impl Config {
         mounts.find_map(|(number, mount)| Some((PoolId(number), found(mount)?)))
     }
 
-    /// What the environment says; `None` if it does not ask for the library.
+    /// Reads the environment; `None` if it does not ask for the library.
     #[must_use]
     pub fn from_environment() -> Option<Self> {
         let mounts: Vec<MountConfig> = (0..MOUNTS_MAX).map_while(MountConfig::from_environment).collect();
@@ -170,7 +171,7 @@ impl Config {
 }
 
 impl MountConfig {
-    /// What the environment says of the mount with number `n`, from 0 on.
+    /// Reads the environment's settings of the mount with number `n`, from 0 on.
     fn from_environment(n: usize) -> Option<Self> {
         let mount = std::env::var_os(nth(MOUNT, n)).map(OsString::into_vec)?;
         let device = std::env::var(nth(DEVICE, n)).ok()?.parse().ok()?;

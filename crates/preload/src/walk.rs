@@ -49,7 +49,7 @@ fn of_removed(errno: Errno) -> Stop {
     }
 }
 
-/// What `openat2` asks of a walk beside the path.
+/// The rules of `openat2` for a walk.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Resolve {
     /// The walk does not leave the directory where it starts.
@@ -60,7 +60,7 @@ pub struct Resolve {
     pub no_xdev: bool,
 }
 
-/// What a step out of the directory where the walk starts is.
+/// The result of a step out of the directory where the walk starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scope {
     /// EXDEV (`RESOLVE_BENEATH`).
@@ -162,8 +162,8 @@ pub trait Pools {
     fn session(&self, pool: PoolId) -> Here<&Fs>;
     /// The mount to which an absolute path leads, and what follows the mount's path.
     fn under_mount<'a>(&self, path: &'a [u8]) -> Option<(PoolId, &'a [u8])>;
-    /// What follows when `path`, walked from the directory that holds the mount of `pool`, leads into a mount
-    /// again.
+    /// Returns the rest of `path` if, walked from the directory that holds the mount of `pool`, it leads into
+    /// a mount again.
     fn back_from_above<'a>(&self, pool: PoolId, path: &'a [u8]) -> Option<(PoolId, &'a [u8])>;
 }
 
@@ -197,7 +197,7 @@ impl<P: Pools> Walk<'_, P> {
     /// of `path`, behind the dots at `end`.
     fn up(&mut self, path: &[u8], end: usize) -> Here<Option<usize>> {
         if self.resolve.scope.is_some() && self.above.is_empty() {
-            // Who may not search the directory hears that first.
+            // A missing right to search the directory is reported first.
             self.fs.lookup(self.dir, b".", self.cred)?;
             return match self.resolve.scope {
                 Some(Scope::InRoot) => Ok(Some(end)),

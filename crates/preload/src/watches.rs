@@ -32,7 +32,7 @@ impl Set {
     }
 }
 
-/// What is watched in each pool where anything is.
+/// The watched files of each pool that has any.
 #[derive(Debug, Clone, Default)]
 pub struct Sets(SmallVec<[(PoolId, Set); 1]>);
 

@@ -229,8 +229,8 @@ impl Proxy {
         }
     }
 
-    /// Returns the group of a response: objects that one client loads within a short time for one page, which is
-    /// the one that `Referer` names, or a page of HTML itself.
+    /// Returns the group of a response: objects that one client loads within a short time for one page, which
+    /// is the one that `Referer` names, or a page of HTML itself.
     fn group_of(&self, live: &Live, asked: &Asked, response: &HeaderMap) -> Option<u64> {
         if live.config.cache.group_ms == 0 {
             return None;

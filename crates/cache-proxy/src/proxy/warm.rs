@@ -1,5 +1,5 @@
-//! Requests of the administrator: a URL is fetched as for a client and its body goes nowhere, so that the next
-//! client finds it stored.
+//! Requests of the administrator: a URL is fetched as for a client and its body goes nowhere, so that the
+//! next client finds it stored.
 
 use super::{Answer, Asked, Client, Proxy};
 use crate::config::Mode;
@@ -9,7 +9,7 @@ use http_body_util::BodyExt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
-/// What came of a request.
+/// The outcome of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Warmed {
     /// The status of the answer.

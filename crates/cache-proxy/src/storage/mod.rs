@@ -1,8 +1,8 @@
 //! Responses in the cache store. A response without `Vary` is stored under its key. With `Vary`, it is stored
 //! under a part of the key, and the key holds the list of at most 16 variants. Bodies above 256 KiB are
-//! objects of their own, so that a 304 rewrites only the fields. Parts of a response are objects of their own,
-//! and a list names them; when they are the whole, the list takes the key. No memory is used per object that
-//! is stored; small objects of a page wait a moment for each other (`held`).
+//! objects of their own, so that a 304 rewrites only the fields. Parts of a response are objects of their
+//! own, and a list names them; when they are the whole, the list takes the key. No memory is used per object
+//! that is stored; small objects of a page wait a moment for each other (`held`).
 
 mod held;
 mod sink;
@@ -103,7 +103,7 @@ pub struct Found {
     /// Key of the object with the fields.
     record: Vec<u8>,
     version: u64,
-    /// What is there of the body, in order of start.
+    /// The parts of the body that are stored, in order of start.
     pieces: Vec<Piece>,
 }
 
@@ -286,7 +286,7 @@ impl Storage {
             Record::Parts(parts) => {
                 let mut pieces = Vec::new();
                 for span in parts.spans.iter() {
-                    // What the log has overwritten is left out.
+                    // Parts that the log has overwritten are left out.
                     if let Some(hit) = self.body(key, span.id, span.len).await {
                         let (start, from) = (span.start, Source::Stored(hit));
                         pieces.push(Piece { start, from });
@@ -413,7 +413,7 @@ impl Storage {
                 .collect();
             slots.sort_unstable();
             slots.dedup();
-            // Whoever takes several locks takes them in this order.
+            // Several locks are taken in this order.
             let mut locks = Vec::new();
             for slot in slots {
                 locks.push(self.locks[slot].lock().await);
@@ -513,8 +513,8 @@ impl Storage {
 pub enum Purge {
     /// All responses of a URL that have no request fields in their keys.
     Key(Key),
-    /// All responses of a URL, whatever request fields are part of their keys. Takes one of the store's places
-    /// for purges.
+    /// All responses of a URL, whatever request fields are part of their keys. Takes one of the store's
+    /// places for purges.
     KeyWithFields(Key),
     /// Responses whose `Cache-Tag` or `Surrogate-Key` names this tag.
     Tag(String),

@@ -71,8 +71,8 @@ pub struct Sink {
 }
 
 impl Storage {
-    /// Begins to store a response. `None` if the memory for objects in flight is used up, or the fields or the
-    /// key are too large.
+    /// Begins to store a response. `None` if the memory for objects in flight is used up, or the fields or
+    /// the key are too large.
     pub async fn begin(self: &Arc<Self>, taken: Taken<'_>) -> Option<Sink> {
         let Taken {
             key,
@@ -181,8 +181,8 @@ impl Sink {
         })
     }
 
-    /// Puts a body that does not lie with its fields: a large one, or a part. `None` if the store did not take
-    /// it.
+    /// Puts a body that does not lie with its fields: a large one, or a part. `None` if the store did not
+    /// take it.
     async fn put_body(&mut self) -> Option<Place> {
         let (id, len, outcome) = if let Some((upload, id, len)) = self.apart.take() {
             (id, len, upload.finish().await)

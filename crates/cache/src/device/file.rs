@@ -9,7 +9,8 @@ use std::io::{self, Seek};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
-/// Bytes that a small and a large aligned bounce buffer hold: lookups read a block or two, the log writes segments.
+/// Bytes that a small and a large aligned bounce buffer hold: lookups read a block or two, the log writes
+/// segments.
 const BOUNCE_BYTES: [usize; 2] = [64 << 10, 1 << 20];
 /// Bounce buffers of each size kept for reuse.
 const IDLE_MAX: [usize; 2] = [16, 2];

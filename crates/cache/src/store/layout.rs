@@ -125,10 +125,11 @@ impl StorePlan {
         }
     }
 
-    /// Gives the index of a small store more room than its objects need: a slot for each KiB of the device, up to
-    /// a million slots (4 to 7 MiB of memory). Objects of a set need different tags of eight bits, so that of `n`
-    /// objects in `s` sets some `n² / (510 · s)` take the place of another before the store is full; the room
-    /// makes `s` larger. No effect on policies with a Disk Table, whose sets are blocks, or from 8 GiB on.
+    /// Gives the index of a small store more room than its objects need: a slot for each KiB of the device,
+    /// up to a million slots (4 to 7 MiB of memory). Objects of a set need different tags of eight bits, so
+    /// that of `n` objects in `s` sets some `n² / (510 · s)` take the place of another before the store is
+    /// full; the room makes `s` larger. No effect on policies with a Disk Table, whose sets are blocks, or
+    /// from 8 GiB on.
     #[must_use]
     pub fn with_room(mut self, len_bytes: u64) -> Self {
         const SLOTS: u64 = 1 << 20;

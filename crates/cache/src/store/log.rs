@@ -33,8 +33,8 @@ impl Segment {
     }
 }
 
-/// Buffers of a segment, kept for the next one. Freed and taken again from an allocator, with smaller objects in
-/// between, they would cost a multiple of their size.
+/// Buffers of a segment, kept for the next one. Freed and taken again from an allocator, with smaller objects
+/// in between, they would cost a multiple of their size.
 #[derive(Debug, Default)]
 pub(super) struct Spares(Mutex<Vec<Vec<u8>>>);
 

@@ -124,7 +124,7 @@ fn in_rounds(
     refuse(libc::EFBIG)
 }
 
-/// What earlier rounds of an operation have done.
+/// Progress of an operation by its earlier rounds.
 #[derive(Debug, Clone, Copy)]
 struct SoFar {
     /// Its blocks are allocated.

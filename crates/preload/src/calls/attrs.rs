@@ -12,7 +12,7 @@ use varve_libfs::{AttrChange, Cred, SetTime};
 const BLOCK: i64 = varve_format::BLOCK_SIZE as i64;
 const SECOND: i64 = 1_000_000_000;
 
-/// What a path names, and in which pool.
+/// Returns the attributes of the inode at the end of the path, and its pool.
 fn find(p: &Process, start: Start<'_>, follow: bool) -> Here<(PoolId, InodeAttr)> {
     let walked = p.walk(start, follow)?;
     let attr = walked.target.ok_or(Errno(libc::ENOENT))?;

@@ -129,7 +129,7 @@ fn one(p: &Process, from: &Arc<Ofd>, fd: i32, (from_at, len, to_at): (u64, u64, 
     }
     let (file, target) = (p.file(from)?, p.file(&to)?);
     let (cred, attr) = (p.cred(), target.getattr()?);
-    // Who could open it for writing, and its owner, need not have done so.
+    // The owner, and a user who may open it for writing, need not have done so.
     if !to.access().1 && attr.uid != cred.uid && !may(&attr, &cred, 2) {
         return Ok(-libc::EPERM);
     }

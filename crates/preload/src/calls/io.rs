@@ -476,7 +476,7 @@ fn copy_between(
         match copied {
             Ok(0) => break,
             Ok(count) => done += count,
-            // What was copied is told first.
+            // A short copy is reported before its error.
             Err(_) if done > 0 => break,
             Err(errno) => return Err(errno),
         }

@@ -116,8 +116,8 @@ fn by_mount(p: &Process, a: &Args, ofd: &Arc<Ofd>) -> isize {
     let fd = a.int(4);
     let shared = a.int(3) & libc::MAP_TYPE != libc::MAP_PRIVATE;
     if shared && ofd.access().1 {
-        // What is stored through the map is in the kernel's page cache: whoever reads the file here must read
-        // it there. A map that is made without PROT_WRITE may get it later.
+        // Stores through the map reach the kernel's page cache, so reads of the file in this process must go
+        // through it too. A map made without PROT_WRITE may get it later.
         p.give_inode(ofd.id());
         if let Err(errno) = p.materialise(fd) {
             return error(errno);

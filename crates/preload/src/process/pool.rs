@@ -29,7 +29,7 @@ pub struct Pool {
     anchor: AtomicI32,
     /// Inodes that are mapped for writing: opened through the mount only.
     pub mapped: RwLock<HashMap<InodeKey, ()>>,
-    /// What is watched in mounts' kernels.
+    /// The files watched in mounts' kernels.
     pub(super) watches: Watches,
 }
 

@@ -245,8 +245,8 @@ fn device_of(is: &libc::statx) -> u64 {
     libc::makedev(is.stx_dev_major, is.stx_dev_minor)
 }
 
-/// What the kernel knows of a descriptor, or of the working directory for -1, and has known since it was
-/// opened: a mount is not asked, which would be one more request for each file that is made real.
+/// Returns the kernel's own knowledge of a descriptor, or of the working directory for -1, from when it was
+/// opened: asking the mount would be one more request for each file that is made real.
 fn known(fd: i32, mask: u32) -> Option<libc::statx> {
     let flags = libc::AT_NO_AUTOMOUNT | libc::AT_STATX_DONT_SYNC;
     if fd < 0 {

@@ -117,7 +117,7 @@ fn write(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     written
 }
 
-/// What an earlier process noted of a library. Nothing of it is believed yet.
+/// The notes of an earlier process on a library, not verified yet.
 #[derive(Debug)]
 pub struct Notes {
     path: Option<PathBuf>,

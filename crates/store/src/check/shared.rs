@@ -125,7 +125,7 @@ fn differs(run: &SharedRun, from: u64, to: u64, found: u32) -> Option<Finding> {
     })
 }
 
-/// What is said of an extent that names a number which no run has.
+/// The finding for an extent that names a number of no run.
 pub(crate) const fn no_run(ino: Ino, number: u64) -> Finding {
     Finding::NoRun { ino, number }
 }

@@ -62,8 +62,8 @@ impl TxState<'_> {
         Ok(payload)
     }
 
-    /// What a seeded bug commits in a record of its own before the rest: the counts of shared runs, or all
-    /// but them.
+    /// Returns the ranges that a seeded bug commits in a record of its own before the rest: the counts of
+    /// shared runs, or all but them.
     fn seeded_part(&self) -> Option<RedoRecord> {
         let counts_first = armed(Bug::CountBeforeExtents);
         if !counts_first && !armed(Bug::ExtentsBeforeCount) {
