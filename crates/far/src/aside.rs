@@ -13,7 +13,7 @@ pub struct Slot {
 }
 
 /// The ring. Slots have numbers that never come twice; the slot's address is its number modulo the size.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Ring {
     slots: u64,
     tail: u64,
@@ -41,6 +41,11 @@ impl Ring {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.filled.is_empty()
+    }
+
+    /// What is in the filled slots.
+    pub fn filled(&self) -> impl Iterator<Item = Slot> + '_ {
+        self.filled.iter().flatten().copied()
     }
 
     /// Free slots in one run from the head, at most `most`: the first number and how many.

@@ -314,21 +314,12 @@ impl Space {
         }
     }
 
-    /// The tier of an object, 0 the fastest: for deciding who reads it.
+    /// The tier of an object, 0 the fastest.
     #[must_use]
     pub fn tier_of(&self, place: Place) -> Option<usize> {
         let state = self.state.lock();
         let slab = state.slabs.get(place.slab as usize)?.as_ref()?;
         slab.has(place.object).then_some(slab.tier)
-    }
-
-    /// Whether a read of this tier takes memory speed, so that it may be done while others wait.
-    #[must_use]
-    pub fn is_quick(&self, tier: usize) -> bool {
-        const QUICK_NS: u128 = 10_000;
-        self.tiers
-            .get(tier)
-            .is_some_and(|tier| tier.speed.read.as_nanos() < QUICK_NS)
     }
 
     /// Whether a tier is compressed DRAM.

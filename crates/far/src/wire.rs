@@ -8,6 +8,7 @@
 //! | pager | [`GO`] | to a new program: `/dev/userfaultfd`; to a forked one: its userfaultfd |
 //! | agent, a new program | [`GO`] | the userfaultfd that it made |
 //! | pager, to a new program | [`GO`], when all is registered | – |
+//! | agent's thread | [`GO`], when it answers commands; none is sent before | – |
 //!
 //! From then on the pager sends a command and the agent answers it: [`MOVE`], [`DROP`] or [`OWN`], the number of runs, and
 //! three words for each run; the answer has one word for each run, the bytes done or a negative errno.

@@ -122,6 +122,20 @@ fn connect() -> Option<i32> {
 fn join(kind: u64, aside: usize) -> bool {
     let Some(socket) = connect() else { return false };
     let uffd = greet(socket, kind, aside);
+    if uffd.is_some() && kind == wire::FORKED {
+        // Copies of what the parent had there, and the number. Before this process can fork itself: its own child gets another
+        // number.
+        let args = [
+            aside,
+            wire::ASIDE_BYTES as usize,
+            libc::MADV_DONTNEED as usize,
+            0,
+            0,
+            0,
+        ];
+        // SAFETY: the area holds nothing of the program.
+        unsafe { call(libc::SYS_madvise, args) };
+    }
     // SAFETY: the signals are blocked.
     let start = uffd.and_then(|uffd| unsafe { thread::start(socket, uffd) });
     if let Some(start) = start {

@@ -104,9 +104,13 @@ extern "C" fn main(start: *const Start) -> ! {
     let start = unsafe { &*start };
     let (socket, uffd) = own_descriptors(start.socket, start.uffd);
     give_up_root();
+    // From now on commands are answered, whatever the thread that started this one waits for.
+    let is_heard = send(socket, &[wire::GO], None);
     start.ready.store(1, Ordering::Release);
     wake(&start.ready);
-    serve(socket, uffd);
+    if is_heard {
+        serve(socket, uffd);
+    }
     loop {
         // SAFETY: ends this thread alone; its stack stays mapped.
         unsafe { call(libc::SYS_exit, [0; 6]) };

@@ -37,9 +37,11 @@ pub(super) fn serve(pager: &Arc<Pager>, program: &Arc<Program>) {
             // A call that changes mappings is about to queue its event.
             std::thread::yield_now();
         }
+        // Threads wait from here on, whoever has the lock.
+        let begun = Instant::now();
         let mut pages = program.pages();
         let before = waiting.len();
-        if read_events(pager, program, &mut pages, &mut waiting).is_err() {
+        if read_events(pager, program, &mut pages, &mut waiting, begun).is_err() {
             break;
         }
         if waiting.is_empty() && before == 0 && program.has_ended() {
@@ -82,12 +84,13 @@ fn read_events(
     program: &Arc<Program>,
     pages: &mut Pages,
     waiting: &mut Vec<(u64, Instant)>,
+    begun: Instant,
 ) -> io::Result<()> {
     let mut events = Vec::new();
     while program.faults.read(&mut events)? > 0 {
         for event in events.drain(..) {
             match event {
-                Event::Fault(address) => waiting.push((address & !0xfff, Instant::now())),
+                Event::Fault(address) => waiting.push((address & !0xfff, begun)),
                 Event::Fork(faults) => fork(pager, program, pages, faults),
                 // What the agent does to the set-aside area.
                 Event::Remove { start, .. } if program.area.contains(start) => {}
@@ -100,17 +103,12 @@ fn read_events(
     Ok(())
 }
 
-/// Makes the child's table: pages that are aside are written first, then each object has one user more.
+/// Makes the child's table. Pages that are aside are written first; those that cannot be read any more, since the parent ended
+/// meanwhile, stay aside in the child, until it joins.
 fn fork(pager: &Arc<Pager>, parent: &Arc<Program>, pages: &mut Pages, faults: Faults) {
     add(&pager.counters.forks, 1);
     write_out::flush(pager, parent, pages, Some(&faults));
-    let table = pages.table.clone();
-    table.each(|_, entry| {
-        if let Some(stored) = entry.stored() {
-            pager.space.retain(stored.place);
-        }
-    });
-    pager.add_child(parent, faults, table);
+    pager.add_child(parent, faults, pages.fork(&pager.space));
 }
 
 /// Brings the page of a fault back.
@@ -163,7 +161,11 @@ fn failed_read(program: &Program, error: &io::Error) -> Outcome {
     if program.has_ended() || error.raw_os_error() == Some(libc::ESRCH) {
         return Outcome::Gone;
     }
-    tracing::error!("cannot read the memory of {:?}: {error}", program.pid());
+    // A child that is about to join.
+    if program.pid().is_some() {
+        tracing::error!("cannot read the memory of {:?}: {error}", program.pid());
+    }
+    std::thread::sleep(Duration::from_millis(1));
     Outcome::Later
 }
 

@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 use varve_far::{PAGE_BYTES, Page, wire};
 
-use super::agent::{Agent, Run, receive, send};
+use super::agent::{Agent, receive, send};
 use super::pager::Pager;
 use super::program::Area;
+use super::write_out;
 use crate::sys::{Faults, Pagemap, read_memory};
 use crate::types::Pid;
 
@@ -84,35 +85,47 @@ fn new(pager: &Arc<Pager>, line: OwnedFd, device: &OwnedFd, pid: Pid, area: Area
     let faults = Faults::begin(uffd)?;
     faults.register(area.start, wire::ASIDE_BYTES)?;
     send(&line, &[wire::GO], None)?;
+    pager.add_new(faults, area, pid, ready(line)?)
+}
+
+/// Waits until the agent's thread runs. A command before that would hold the lock that faults of the program need, of the thread that
+/// starts the agent too.
+fn ready(line: OwnedFd) -> io::Result<Agent> {
+    let (words, _) = receive(&line, 1)?;
+    if words != [wire::GO] {
+        return Err(io::Error::other("its agent did not start"));
+    }
     sockopt::set_socket_timeout(&line, sockopt::Timeout::Recv, None)?;
-    pager.add_new(faults, area, pid, Agent::new(line))
+    Ok(Agent::new(line))
 }
 
 /// A child of the C library's fork: which userfaultfd it has says the number in its mailbox.
 fn forked(pager: &Arc<Pager>, line: OwnedFd, pid: Pid, area: Area) -> io::Result<()> {
     let begun = Instant::now();
     let program = loop {
-        if let Some(program) = mailbox(pid, area)?.and_then(|number| pager.child(number)) {
-            break program;
+        if let Some(number) = mailbox(pid, area)? {
+            // A number that no child has is that of an ancestor which did not join: this one cannot be told from it.
+            let unknown = || io::Error::other("it is the child of a program that did not join");
+            break pager.child(number).ok_or_else(unknown)?;
         }
         if begun.elapsed() > PATIENCE {
             return Err(io::Error::other("its parent's fork was not followed"));
         }
         std::thread::sleep(Duration::from_millis(1));
     };
+    program.set_pid(pid);
+    {
+        // What its parent could not be asked for. The child empties the area when it hears of us.
+        let mut pages = program.pages();
+        write_out::flush(pager, &program, &mut pages, None);
+        if !pages.empty_ring() {
+            return Err(io::Error::other("its set-aside area cannot be read"));
+        }
+    }
     let uffd = rustix::io::fcntl_dupfd_cloexec(&program.faults, 0)?;
     send(&line, &[wire::GO], Some(&uffd))?;
     drop(uffd);
-    sockopt::set_socket_timeout(&line, sockopt::Timeout::Recv, None)?;
-    let agent = Agent::new(line);
-    // Copies of the parent's pages, and the mailbox.
-    let all = Run {
-        first: area.start,
-        second: 0,
-        len: wire::ASIDE_BYTES,
-    };
-    agent.command(wire::DROP, &[all])?;
-    program.join(pid, agent);
+    program.join(pid, ready(line)?);
     pager.evict(&program)
 }
 

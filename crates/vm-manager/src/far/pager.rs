@@ -7,13 +7,12 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use varve_far::table::Table;
 use varve_far::{Dram, FileSlabs, PAGE_BYTES, Page, Space, TierConfig};
 
 use super::agent::Agent;
 use super::config::{FarConfig, Local};
 use super::counters::{Counters, FaultKind, Latencies};
-use super::program::{Area, Program};
+use super::program::{Area, Pages, Program};
 use super::{evict, faults};
 use crate::sys::Faults;
 use crate::types::Pid;
@@ -165,16 +164,16 @@ impl Pager {
         for old in self.programs.lock().iter().filter(|old| old.pid() == Some(pid)) {
             old.end();
         }
-        let program = Arc::new(Program::new(faults, area, Table::default()));
+        let program = Arc::new(Program::new(faults, area, Pages::new()));
         program.join(pid, agent);
         self.serve(&program)?;
         self.evict(&program)
     }
 
     /// Takes in a child that `parent` forked. It is served at once; an agent may come later.
-    pub(super) fn add_child(self: &Arc<Self>, parent: &Program, faults: Faults, table: Table) {
+    pub(super) fn add_child(self: &Arc<Self>, parent: &Program, faults: Faults, pages: Pages) {
         let number = self.numbers.fetch_add(1, Ordering::Relaxed) + 1;
-        let program = Arc::new(Program::new(faults, parent.area, table));
+        let program = Arc::new(Program::new(faults, parent.area, pages));
         let mut mailbox = Page::default();
         mailbox.0[..8].copy_from_slice(&number.to_ne_bytes());
         match program.faults.copy(parent.area.mailbox(), &mailbox) {

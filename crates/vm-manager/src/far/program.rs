@@ -54,12 +54,39 @@ pub(super) struct Pages {
 }
 
 impl Pages {
-    pub(super) fn new(table: Table) -> Self {
+    pub(super) fn new() -> Self {
         Self {
-            table,
+            table: Table::default(),
             ring: Ring::new(Area::SLOTS),
             quarantine: Vec::new(),
         }
+    }
+
+    /// What is known of the pages of a child, forked now: its set-aside area holds what this one's does. Each object has one user
+    /// more.
+    pub(super) fn fork(&self, space: &Space) -> Self {
+        self.table.each(|_, entry| {
+            if let Some(stored) = entry.stored() {
+                space.retain(stored.place);
+            }
+        });
+        for stored in self.ring.filled().filter_map(|slot| slot.kept) {
+            space.retain(stored.place);
+        }
+        Self {
+            table: self.table.clone(),
+            ring: self.ring.clone(),
+            quarantine: self.quarantine.clone(),
+        }
+    }
+
+    /// Starts with an empty set-aside area. False if a page is still there.
+    pub(super) fn empty_ring(&mut self) -> bool {
+        let is_empty = self.ring.filled().next().is_none();
+        if is_empty {
+            self.ring = Ring::new(Area::SLOTS);
+        }
+        is_empty
     }
 
     /// Whether a page is left alone for now.
@@ -146,13 +173,13 @@ pub(super) struct Program {
 }
 
 impl Program {
-    pub(super) fn new(faults: Faults, area: Area, table: Table) -> Self {
+    pub(super) fn new(faults: Faults, area: Area, pages: Pages) -> Self {
         Self {
             faults,
             area,
             pid: AtomicU64::new(0),
             agent: Mutex::new(None),
-            pages: Mutex::new(Pages::new(table)),
+            pages: Mutex::new(pages),
             is_gone: AtomicBool::new(false),
             number: AtomicU64::new(0),
             resident: AtomicU64::new(0),
@@ -170,6 +197,11 @@ impl Program {
     /// Gives it its agent: from now on pages can leave.
     pub(super) fn join(&self, pid: Pid, agent: Agent) {
         *self.agent.lock() = Some(agent);
+        self.set_pid(pid);
+    }
+
+    /// Says which process it is: its set-aside area can be read.
+    pub(super) fn set_pid(&self, pid: Pid) {
         self.pid.store(pid.0 as u64, Ordering::Release);
     }
 

@@ -186,7 +186,7 @@ fn orphan() {
         err(&output)
     );
     let status = status(&err(&output));
-    assert!(status["forks"] == 1 && status["joined"] == 2, "{status}");
+    assert!(status["forks"] == 2 && status["joined"] == 3, "{status}");
     assert!(
         status["evicted"].as_u64() > Some(2_000),
         "the child's memory leaves too: {status}"

@@ -307,6 +307,14 @@ pub fn orphan(seconds: f64, mib: usize) {
     if unsafe { libc::fork() } != 0 {
         std::process::exit(0);
     }
+    // A child that forks at once: its own child must be told from it.
+    // SAFETY: as above; the grandchild looks at its memory and ends.
+    let grandchild = unsafe { libc::fork() };
+    if grandchild == 0 {
+        region.look_at_all();
+        // SAFETY: ends the grandchild alone.
+        unsafe { libc::_exit(0) };
+    }
     let until = Instant::now() + Duration::from_secs_f64(seconds);
     while Instant::now() < until {
         region.look_at_all();
@@ -316,6 +324,10 @@ pub fn orphan(seconds: f64, mib: usize) {
         }
     }
     region.look_at_all();
+    let mut status = 1;
+    // SAFETY: waits for the grandchild that was made above.
+    unsafe { libc::waitpid(grandchild, &raw mut status, 0) };
+    assert_eq!(status, 0, "the grandchild saw something wrong");
     println!("the child found all");
 }
 
