@@ -4,6 +4,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use crate::far::FarConfig;
 use crate::ingens::IngensConfig;
 use crate::multiclock::MultiClockConfig;
 use crate::tracker::DamonConfig;
@@ -97,6 +98,8 @@ pub struct PolicyFile {
     pub ingens: IngensConfig,
     /// DAMON.
     pub damon: DamonConfig,
+    /// Far memory.
+    pub far: FarConfig,
 }
 
 impl Default for PolicyFile {
@@ -120,6 +123,7 @@ impl Default for PolicyFile {
             multi_clock: MultiClockConfig::default(),
             ingens: IngensConfig::default(),
             damon: DamonConfig::default(),
+            far: FarConfig::default(),
         }
     }
 }
@@ -279,7 +283,7 @@ impl PolicyFile {
                 (1u64 << 30) as f64,
             ),
         ];
-        for (field, value, least, most) in bounds.iter().copied() {
+        for (field, value, least, most) in bounds.iter().copied().chain(self.far.bounds()) {
             // This form of the test rejects NaN too.
             if !(least..=most).contains(&value) {
                 return Err(ConfigError::Bounds {
@@ -307,6 +311,9 @@ impl PolicyFile {
             if let Some(node) = tier.nodes.iter().find(|n| !seen.insert(**n)) {
                 return Err(ConfigError::Tiers(format!("node {node} is in two tiers")));
             }
+        }
+        if let Some(wrong) = self.far.wrong_tiers() {
+            return Err(ConfigError::Tiers(wrong));
         }
         if self.tier.len() > 8 {
             return Err(ConfigError::Tiers("more than 8 tiers".to_owned()));

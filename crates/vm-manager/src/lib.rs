@@ -1,4 +1,4 @@
-//! Memory tiers for unmodified programs: MULTI-CLOCK page tiering and Ingens huge pages, from user space.
+//! Memory tiers for unmodified programs, from user space: MULTI-CLOCK page tiering, Ingens huge pages, far memory.
 //!
 //! Three small interfaces ([`interfaces`]): trackers see which pages are touched, policies decide, actuators
 //! act. The policies are pure: one code runs over a kernel ([`tracker`], [`actuator`], [`sys`]) and over
@@ -14,6 +14,7 @@ pub mod cli;
 pub mod config;
 pub mod coop;
 pub mod engine;
+pub mod far;
 pub mod governor;
 pub mod heat;
 pub mod ingens;

@@ -69,6 +69,7 @@ impl Engine {
         let share = |s: f64| s / uptime_s.max(0.001);
         let tiers = (0..self.tiers.len()).map(|i| self.tier_status(i)).collect();
         Snapshot {
+            far: None,
             version: 1,
             manager: std::process::id(),
             uptime_s,

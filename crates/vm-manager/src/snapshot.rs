@@ -114,6 +114,9 @@ pub struct Snapshot {
     pub fairness: f64,
     /// Heat of each process.
     pub heat: Vec<HeatMap>,
+    /// Far memory, where the manager is a pager.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub far: Option<crate::far::FarStatus>,
 }
 
 /// Returns the directory for state files of the calling user; creates it, private to the user.

@@ -181,10 +181,10 @@ fn bookkeeping(bytes: u64, pages: u64) -> String {
 }
 
 /// Flags of received signals.
-struct Signals([(libc::c_int, Arc<AtomicBool>); 3]);
+pub(super) struct Signals([(libc::c_int, Arc<AtomicBool>); 3]);
 
 impl Signals {
-    fn watch() -> anyhow::Result<Self> {
+    pub(super) fn watch() -> anyhow::Result<Self> {
         let signals =
             [libc::SIGINT, libc::SIGTERM, libc::SIGHUP].map(|s| (s, Arc::new(AtomicBool::new(false))));
         for (signal, flag) in &signals {
@@ -200,7 +200,7 @@ impl Signals {
 
     /// Forwards the received signals to the program. A terminal sends its interrupt and hangup to the program
     /// itself.
-    fn pass_on(&self, pid: Pid) {
+    pub(super) fn pass_on(&self, pid: Pid) {
         let terminal = std::io::stdin().is_terminal() || std::io::stderr().is_terminal();
         for (signal, flag) in &self.0 {
             let came = flag.swap(false, Ordering::Relaxed);
@@ -217,7 +217,7 @@ impl Signals {
     }
 }
 
-fn exit_code(status: ExitStatus) -> ExitCode {
+pub(super) fn exit_code(status: ExitStatus) -> ExitCode {
     let code = status
         .code()
         .unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
@@ -225,6 +225,9 @@ fn exit_code(status: ExitStatus) -> ExitCode {
 }
 
 pub(super) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
+    if let Some(local) = args.local {
+        return super::far::run(args, local);
+    }
     let mut session = Session::open(&args.manage)?;
     let signals = Signals::watch()?;
     let mut command = Command::new(&args.program[0]);

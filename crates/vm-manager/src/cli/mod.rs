@@ -1,5 +1,6 @@
 //! `varve vm`: the command line of the memory half.
 
+mod far;
 mod manage;
 mod out;
 mod show;
@@ -62,6 +63,12 @@ pub struct RunArgs {
     /// Common ones.
     #[command(flatten)]
     pub manage: ManageArgs,
+    /// Keep at most this much of the program's memory local, such as 8G or 60% of all of it; the rest goes to far memory.
+    #[arg(long, value_name = "SIZE|SHARE")]
+    pub local: Option<crate::far::Local>,
+    /// With --local: keep far pages in this directory too, such as /dev/shm=4G; again for further ones.
+    #[arg(long, value_name = "DIR=SIZE", requires = "local", value_parser = crate::far::config::tier)]
+    pub far: Vec<crate::far::config::FarTier>,
     /// The program and its arguments.
     #[arg(
         required = true,

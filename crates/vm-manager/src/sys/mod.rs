@@ -5,6 +5,7 @@
 
 mod advise;
 mod arena;
+mod faults;
 mod numa;
 mod pagemap;
 mod process;
@@ -12,6 +13,7 @@ mod uffd;
 
 pub use advise::{Advice, ProcessHandle};
 pub use arena::Arenas;
+pub use faults::{Event, Faults, read_memory, userfault_device};
 pub use numa::{move_pages, page_nodes};
 pub use pagemap::{FrameFlags, Frames, PageCategories, PageRun, Pagemap};
 pub use process::{ThpDisable, disable_thp, restrict_child_thp, run_until, thread_cpu_time};

@@ -1,0 +1,196 @@
+//! The `[far]` table of the policy file, and what `--local` says.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// How much of the programs' memory stays local.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Local {
+    /// This number of bytes.
+    Bytes(u64),
+    /// This share of all private memory of the programs, local and far, above 0 and at most 1.
+    Share(f64),
+}
+
+/// Least `--local`, in bytes.
+pub const LOCAL_MIN_BYTES: u64 = 4 << 20;
+
+impl FromStr for Local {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("`{text}` is not a size such as 8G or 512M, nor a share such as 60%");
+        if let Some(percent) = text.strip_suffix('%') {
+            let percent: f64 = percent.parse().map_err(|_| wrong())?;
+            if !(1.0..=100.0).contains(&percent) {
+                return Err(format!("a share is between 1% and 100%, not {text}"));
+            }
+            return Ok(Self::Share(percent / 100.0));
+        }
+        let bytes = bytes(text).ok_or_else(wrong)?;
+        if bytes < LOCAL_MIN_BYTES {
+            return Err(format!(
+                "{text} is too little: a program needs at least 4M of local memory"
+            ));
+        }
+        Ok(Self::Bytes(bytes))
+    }
+}
+
+/// A size such as 8G, in bytes.
+fn bytes(text: &str) -> Option<u64> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let shift = match text[digits.len()..].to_ascii_uppercase().as_str() {
+        "" | "B" => 0,
+        "K" | "KIB" => 10,
+        "M" | "MIB" => 20,
+        "G" | "GIB" => 30,
+        "T" | "TIB" => 40,
+        _ => return None,
+    };
+    digits.parse::<u64>().ok()?.checked_mul(1 << shift)
+}
+
+/// Reads what `--far` says: a directory and a size.
+///
+/// # Errors
+/// A sentence for people.
+pub fn tier(text: &str) -> Result<FarTier, String> {
+    let wrong = || format!("`{text}` is not a directory and a size, such as /dev/shm=4G");
+    let (dir, size) = text.rsplit_once('=').ok_or_else(wrong)?;
+    let mib = bytes(size).ok_or_else(wrong)? >> 20;
+    let limit_mib = u32::try_from(mib).ok().filter(|mib| (1..=MIB_MAX).contains(mib));
+    Ok(FarTier {
+        dir: PathBuf::from(dir),
+        limit_mib: limit_mib.ok_or_else(|| format!("{size} is not between 1M and 16T"))?,
+    })
+}
+
+/// A directory that holds slabs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FarTier {
+    /// The directory. A nameless file is made in it.
+    pub dir: PathBuf,
+    /// Most space, MiB (1..=16777216).
+    pub limit_mib: u32,
+}
+
+/// Far memory.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct FarConfig {
+    /// Most compressed memory, as a share of the local memory (0..=0.9); 0: nothing is compressed.
+    pub compressed_share: f64,
+    /// Most compressed memory where the local memory is a share, MiB (0..=16777216).
+    pub compressed_mib: u32,
+    /// T: a slab that is not accessed for twice as long is cold, seconds (1..=3600).
+    pub t_s: u64,
+    /// Pages that wait in the set-aside area before they are written, as a share of those in memory (0.001..=0.5).
+    pub aside_share: f64,
+    /// z-score of the faults of 2 MiB above which the hand passes over them once (0.1..=10).
+    pub z_active: f64,
+    /// Slab files.
+    pub tier: Vec<FarTier>,
+}
+
+impl Default for FarConfig {
+    fn default() -> Self {
+        Self {
+            compressed_share: 0.5,
+            compressed_mib: 1024,
+            t_s: 5,
+            aside_share: 1.0 / 16.0,
+            z_active: varve_far::regions::Z_ACTIVE,
+            tier: Vec::new(),
+        }
+    }
+}
+
+const MIB_MAX: u32 = 1 << 24;
+
+impl FarConfig {
+    /// Fields with their bounds: name, value, least, most.
+    #[must_use]
+    pub fn bounds(&self) -> [(&'static str, f64, f64, f64); 5] {
+        [
+            ("far.compressed_share", self.compressed_share, 0.0, 0.9),
+            (
+                "far.compressed_mib",
+                f64::from(self.compressed_mib),
+                0.0,
+                f64::from(MIB_MAX),
+            ),
+            ("far.t_s", self.t_s as f64, 1.0, 3_600.0),
+            ("far.aside_share", self.aside_share, 0.001, 0.5),
+            ("far.z_active", self.z_active, 0.1, 10.0),
+        ]
+    }
+
+    /// What is wrong with the tiers.
+    #[must_use]
+    pub fn wrong_tiers(&self) -> Option<String> {
+        let wrong = self
+            .tier
+            .iter()
+            .find(|tier| !(1..=MIB_MAX).contains(&tier.limit_mib));
+        if let Some(tier) = wrong {
+            return Some(format!(
+                "`limit_mib` of {} is not between 1 and {MIB_MAX}",
+                tier.dir.display()
+            ));
+        }
+        (self.tier.len() > 8).then(|| "more than 8 tables [[far.tier]]".to_owned())
+    }
+
+    /// Most slabs of compressed memory.
+    #[must_use]
+    pub fn compressed_slabs(&self, local: Local) -> u32 {
+        let bytes = match local {
+            Local::Bytes(bytes) => bytes as f64 * self.compressed_share,
+            Local::Share(_) if self.compressed_share > 0.0 => f64::from(self.compressed_mib) * 1_048_576.0,
+            Local::Share(_) => 0.0,
+        };
+        (bytes / varve_far::backend::SLAB_BYTES as f64) as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn local_sizes_are_read_and_bad_ones_refused() {
+        assert_eq!("8G".parse(), Ok(Local::Bytes(8 << 30)));
+        assert_eq!("64MiB".parse(), Ok(Local::Bytes(64 << 20)));
+        assert_eq!("60%".parse(), Ok(Local::Share(0.6)));
+        for bad in [
+            "",
+            "0",
+            "0%",
+            "101%",
+            "-1G",
+            "G",
+            "4X",
+            "1K",
+            "99999999999999999999",
+            "16777216T",
+            "nan%",
+            "stall=1%",
+        ] {
+            assert!(bad.parse::<Local>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn directories_with_sizes_are_read_and_bad_ones_refused() {
+        let far = tier("/a=b=4G").unwrap();
+        assert_eq!((far.dir, far.limit_mib), (PathBuf::from("/a=b"), 4096));
+        for bad in ["/dev/shm", "/dev/shm=", "/dev/shm=1K", "/dev/shm=17T", "=x"] {
+            assert!(tier(bad).is_err(), "{bad}");
+        }
+    }
+}

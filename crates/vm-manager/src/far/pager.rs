@@ -1,0 +1,374 @@
+//! The pager of a run: its programs, the limit of local memory, and the clock of the slabs.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use varve_far::{Dram, FileSlabs, PAGE_BYTES, Page, Space, TierConfig};
+
+use super::agent::Agent;
+use super::config::{FarConfig, Local};
+use super::counters::{Counters, FaultKind, Latencies};
+use super::program::{Area, Pages, Program};
+use super::{evict, faults};
+use crate::sys::Faults;
+use crate::types::Pid;
+
+/// How often memory is compared with the limit.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+/// How long eviction rests after far space was full.
+const REST: Duration = Duration::from_secs(1);
+
+/// The pager.
+pub struct Pager {
+    pub(super) space: Space,
+    pub(super) counters: Counters,
+    pub(super) config: FarConfig,
+    local: Local,
+    programs: Mutex<Vec<Arc<Program>>>,
+    numbers: AtomicU64,
+    joined: AtomicU64,
+    full: Mutex<Option<Instant>>,
+    is_over: AtomicBool,
+    is_ended: AtomicBool,
+}
+
+/// One tier, for people.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct FarTierStatus {
+    /// Its directory, or that it is compressed memory.
+    pub name: String,
+    /// Median of 4 KiB reads when it joined, nanoseconds.
+    pub read_ns: u64,
+    /// 1 MiB slabs in it.
+    pub slabs: u32,
+    /// Most slabs.
+    pub capacity_slabs: u32,
+    /// Hot, warm and cold slabs.
+    pub by_temperature: [u32; 3],
+    /// Pages in it.
+    pub pages: u64,
+    /// Faults that it served.
+    pub faults: Latencies,
+}
+
+/// Far memory, for people: in the state file, in `--json`.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct FarStatus {
+    /// Programs that are served.
+    pub programs: usize,
+    /// Programs that ever joined.
+    pub joined: u64,
+    /// Forks that were followed.
+    pub forks: u64,
+    /// Private memory of the programs that is in memory, and compressed pages, bytes.
+    pub local_bytes: u64,
+    /// What `local_bytes` is held below.
+    pub limit_bytes: u64,
+    /// Pages in slabs or kept as one word.
+    pub far_pages: u64,
+    /// Bytes of tables.
+    pub table_bytes: u64,
+    /// Pages moved aside, ever.
+    pub moved_aside: u64,
+    /// Pages that left, ever.
+    pub evicted: u64,
+    /// Of these, pages that needed no writing.
+    pub unwritten: u64,
+    /// Pages that went back since far space was full.
+    pub turned_back: u64,
+    /// Pages that the kernel did not move.
+    pub refused: u64,
+    /// First touches of ranges that were evicted from.
+    pub zero_faults: Latencies,
+    /// Faults on pages in the set-aside area.
+    pub aside_faults: Latencies,
+    /// Faults on pages of one repeated word.
+    pub repeated_faults: Latencies,
+    /// Pages that are lost.
+    pub poisoned: u64,
+    /// Slabs moved up and down.
+    pub migrated: [u64; 2],
+    /// Why a page was lost or not written, the last time.
+    pub reason: Option<String>,
+    /// Tiers, fastest first.
+    pub tiers: Vec<FarTierStatus>,
+}
+
+impl Pager {
+    /// Opens and measures the tiers and starts to watch the limit. Gives also a sentence for each tier that is not used.
+    ///
+    /// # Errors
+    /// When a directory cannot hold slabs, or no tier is left.
+    pub fn start(config: &FarConfig, local: Local) -> io::Result<(Arc<Self>, Vec<String>)> {
+        let mut joining = Vec::new();
+        let compressed = config.compressed_slabs(local);
+        if compressed > 0 {
+            joining.push(TierConfig {
+                backend: Box::new(Dram::new(compressed)),
+                is_compressed: true,
+            });
+        }
+        for tier in &config.tier {
+            let file = FileSlabs::open(&tier.dir, tier.limit_mib);
+            let file = file.map_err(|error| {
+                io::Error::new(
+                    error.kind(),
+                    format!("no slabs in {}: {error}", tier.dir.display()),
+                )
+            })?;
+            joining.push(TierConfig {
+                backend: Box::new(file),
+                is_compressed: false,
+            });
+        }
+        let (space, refused) = Space::new(joining, config.t_s);
+        if space.is_empty() {
+            return Err(io::Error::other(
+                "there is no place for far pages: compressed memory is switched off and no [[far.tier]] works",
+            ));
+        }
+        let pager = Arc::new(Self {
+            space,
+            counters: Counters::default(),
+            config: config.clone(),
+            local,
+            programs: Mutex::default(),
+            numbers: AtomicU64::new(0),
+            joined: AtomicU64::new(0),
+            full: Mutex::default(),
+            is_over: AtomicBool::new(false),
+            is_ended: AtomicBool::new(false),
+        });
+        let watching = Arc::downgrade(&pager);
+        thread("far limit", move || watch(&watching))?;
+        let ticking = Arc::downgrade(&pager);
+        thread("far tiers", move || tick(&ticking))?;
+        Ok((pager, refused))
+    }
+
+    /// Takes in a program that was just started.
+    pub(super) fn add_new(
+        self: &Arc<Self>,
+        faults: Faults,
+        area: Area,
+        pid: Pid,
+        agent: Agent,
+    ) -> io::Result<()> {
+        // The same process, before it ran another program.
+        for old in self.programs.lock().iter().filter(|old| old.pid() == Some(pid)) {
+            old.end();
+        }
+        let program = Arc::new(Program::new(faults, area, Pages::new()));
+        program.join(pid, agent);
+        self.serve(&program)?;
+        self.evict(&program)
+    }
+
+    /// Takes in a child that `parent` forked. It is served at once; an agent may come later.
+    pub(super) fn add_child(self: &Arc<Self>, parent: &Program, faults: Faults, pages: Pages) {
+        let number = self.numbers.fetch_add(1, Ordering::Relaxed) + 1;
+        let program = Arc::new(Program::new(faults, parent.area, pages));
+        let mut mailbox = Page::default();
+        mailbox.0[..8].copy_from_slice(&number.to_ne_bytes());
+        match program.faults.copy(parent.area.mailbox(), &mailbox) {
+            Ok(()) => program.set_number(number),
+            // The parent has not emptied its own: neither can be told from the other.
+            Err(_) => parent.set_number(0),
+        }
+        if let Err(error) = self.serve(&program) {
+            tracing::error!("cannot serve a forked child, which waits for ever at its far pages: {error}");
+        }
+    }
+
+    /// Finds the child with a number, which joins now.
+    pub(super) fn child(&self, number: u64) -> Option<Arc<Program>> {
+        let programs = self.programs.lock();
+        let found = programs
+            .iter()
+            .find(|program| number != 0 && program.number() == number && program.pid().is_none());
+        found.cloned()
+    }
+
+    /// Starts the thread that serves the faults of a program.
+    fn serve(self: &Arc<Self>, program: &Arc<Program>) -> io::Result<()> {
+        self.programs.lock().push(program.clone());
+        let (pager, served) = (self.clone(), program.clone());
+        thread("far faults", move || faults::serve(&pager, &served))
+    }
+
+    /// Starts the thread that evicts from a program that joined.
+    pub(super) fn evict(self: &Arc<Self>, program: &Arc<Program>) -> io::Result<()> {
+        self.joined.fetch_add(1, Ordering::Relaxed);
+        let (pager, evicted) = (self.clone(), program.clone());
+        thread("far eviction", move || evict::run(&pager, &evicted))
+    }
+
+    /// Lets go of a program that has ended.
+    pub(super) fn forget(&self, program: &Arc<Program>) {
+        self.programs.lock().retain(|other| !Arc::ptr_eq(other, program));
+    }
+
+    /// Pages that are to wait in the set-aside area of a program.
+    pub(super) fn aside_pages(&self, program: &Program) -> u64 {
+        (program.resident() as f64 * self.config.aside_share) as u64 / PAGE_BYTES as u64
+    }
+
+    /// Notes that far space was full.
+    pub(super) fn note_full(&self) {
+        *self.full.lock() = Some(Instant::now());
+    }
+
+    /// Whether far space was full lately.
+    pub(super) fn was_full(&self) -> bool {
+        self.full.lock().is_some_and(|full| full.elapsed() < REST)
+    }
+
+    /// Programs that are served now.
+    #[must_use]
+    pub fn served(&self) -> usize {
+        let programs = self.programs.lock();
+        programs.iter().filter(|program| !program.has_ended()).count()
+    }
+
+    /// Whether a program ever joined.
+    #[must_use]
+    pub fn has_joined(&self) -> bool {
+        self.joined.load(Ordering::Relaxed) > 0
+    }
+
+    /// Ends the threads of the pager.
+    pub fn end(&self) {
+        self.is_ended.store(true, Ordering::Release);
+    }
+
+    /// The limit, with `far_bytes` of far pages and `local_bytes` of local ones.
+    fn limit(&self, local_bytes: u64, far_bytes: u64) -> u64 {
+        match self.local {
+            Local::Bytes(bytes) => bytes,
+            Local::Share(share) => ((local_bytes + far_bytes) as f64 * share) as u64,
+        }
+    }
+
+    /// Compares memory with the limit and says how many pages are to leave.
+    fn balance(&self) {
+        let programs: Vec<Arc<Program>> = self.programs.lock().clone();
+        let mut resident = 0;
+        let mut far_pages = 0;
+        for program in programs.iter().filter(|program| !program.is_gone()) {
+            resident += program.look();
+            if matches!(self.local, Local::Share(_))
+                && let Some(pages) = program.try_pages()
+            {
+                far_pages += pages.table.far_pages();
+            }
+        }
+        let local = resident + self.space.dram_bytes();
+        let limit = self.limit(resident, far_pages * PAGE_BYTES as u64);
+        let (high, low) = (limit - limit / 128, limit - limit / 64);
+        let was_over = self.is_over.load(Ordering::Relaxed);
+        let is_over = local > high || (was_over && local > low);
+        self.is_over.store(is_over, Ordering::Relaxed);
+        let excess = if is_over && !self.was_full() {
+            local.saturating_sub(low)
+        } else {
+            0
+        };
+        for program in &programs {
+            let share = excess as f64 * program.resident() as f64 / resident.max(1) as f64;
+            program.want((share / PAGE_BYTES as f64).ceil() as u64);
+        }
+    }
+
+    /// Counts of now.
+    #[must_use]
+    pub fn status(&self) -> FarStatus {
+        let programs: Vec<Arc<Program>> = self.programs.lock().clone();
+        let space = self.space.stats();
+        let mut status = FarStatus {
+            programs: self.served(),
+            joined: self.joined.load(Ordering::Relaxed),
+            reason: space.reason.clone(),
+            migrated: [space.promoted, space.demoted],
+            local_bytes: self.space.dram_bytes(),
+            ..FarStatus::default()
+        };
+        for program in programs.iter().filter(|program| !program.is_gone()) {
+            status.local_bytes += program.resident();
+            // A program that was stopped in the middle of a move keeps its lock.
+            if let Some(pages) = program.try_pages() {
+                status.far_pages += pages.table.far_pages();
+                status.table_bytes += pages.table.bytes();
+            }
+        }
+        status.limit_bytes = self.limit(status.local_bytes, status.far_pages * PAGE_BYTES as u64);
+        let counters = &self.counters;
+        for (to, from) in [
+            (&mut status.forks, &counters.forks),
+            (&mut status.moved_aside, &counters.moved_aside),
+            (&mut status.evicted, &counters.evicted),
+            (&mut status.unwritten, &counters.unwritten),
+            (&mut status.turned_back, &counters.turned_back),
+            (&mut status.refused, &counters.refused),
+        ] {
+            *to = from.load(Ordering::Relaxed);
+        }
+        status.zero_faults = counters.latencies(FaultKind::Zero);
+        status.aside_faults = counters.latencies(FaultKind::Aside);
+        status.repeated_faults = counters.latencies(FaultKind::Repeated);
+        status.poisoned = counters.latencies(FaultKind::Poisoned).count;
+        let tiers = space.tiers.into_iter().enumerate();
+        status.tiers = tiers
+            .map(|(number, tier)| FarTierStatus {
+                name: tier.name,
+                read_ns: tier.speed.read.as_nanos() as u64,
+                slabs: tier.slabs,
+                capacity_slabs: tier.capacity_slabs,
+                by_temperature: tier.by_temperature,
+                pages: tier.objects,
+                faults: counters.latencies(FaultKind::Tier(number)),
+            })
+            .collect();
+        status
+    }
+}
+
+/// Starts a thread of the pager. One that panics ends the pager: its programs would wait for ever otherwise.
+fn thread(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    let guarded = move || {
+        if std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).is_err() {
+            std::process::abort();
+        }
+    };
+    std::thread::Builder::new()
+        .name(name.to_owned())
+        .spawn(guarded)
+        .map(drop)
+}
+
+/// Runs `each` now and then, until the pager is gone.
+fn every(period: Duration, pager: &Weak<Pager>, mut each: impl FnMut(&Pager)) {
+    loop {
+        std::thread::sleep(period);
+        match pager.upgrade() {
+            Some(pager) if !pager.is_ended.load(Ordering::Acquire) => each(&pager),
+            _ => return,
+        }
+    }
+}
+
+fn watch(pager: &Weak<Pager>) {
+    every(LOOK_EVERY, pager, Pager::balance);
+}
+
+fn tick(pager: &Weak<Pager>) {
+    let begun = Instant::now();
+    every(Duration::from_secs(1), pager, |pager| {
+        pager.space.tick(begun.elapsed().as_secs());
+    });
+}
