@@ -43,7 +43,7 @@ impl Ring {
         self.filled.is_empty()
     }
 
-    /// What is in the filled slots.
+    /// The contents of the filled slots.
     pub fn filled(&self) -> impl Iterator<Item = Slot> + '_ {
         self.filled.iter().flatten().copied()
     }
@@ -62,7 +62,7 @@ impl Ring {
         self.tail + self.len() - 1
     }
 
-    /// What is in a slot.
+    /// The content of a slot.
     #[must_use]
     pub fn get(&self, number: u64) -> Option<Slot> {
         let index = number.checked_sub(self.tail)?;

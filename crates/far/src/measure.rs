@@ -23,7 +23,7 @@ const ROUNDS: usize = 33;
 /// Measures with one slab, which is freed again.
 ///
 /// # Errors
-/// What the backend gave; it should not join then.
+/// The backend's error; it should not join then.
 pub fn measure(backend: &dyn Backend) -> Result<Speed, BackendError> {
     let begun = Instant::now();
     let slot = backend.alloc()?;

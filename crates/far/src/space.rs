@@ -33,7 +33,7 @@ pub enum SpaceError {
     Io {
         /// The backend's name.
         tier: String,
-        /// What it said.
+        /// Its message.
         error: BackendError,
     },
     /// The bytes that were read are not those that were stored.
@@ -89,7 +89,7 @@ struct Incoming<'a> {
     object: Option<(Class, Vec<u8>)>,
 }
 
-/// What `load` needs to know of a slab while it reads.
+/// The properties of a slab that `load` needs while it reads.
 struct Pinned {
     tier: usize,
     slot: Slot,

@@ -196,7 +196,7 @@ impl Chunk {
     }
 }
 
-/// What a chunk did lately.
+/// Recent activity of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Activity {
     /// Number of the chunk: an address divided by [`CHUNK_BYTES`].

@@ -1,4 +1,4 @@
-//! What the agent in a program and the pager say to each other, over a SOCK_SEQPACKET socket of the Unix domain.
+//! Messages between the agent in a program and the pager, over a SOCK_SEQPACKET socket of the Unix domain.
 //!
 //! Every packet is a row of 64-bit words of this machine. The agent speaks first:
 //!

@@ -11,10 +11,10 @@ const UFFDIO_MOVE: usize = 0xc028_aa05;
 /// Whom the thread becomes when the program starts as root.
 const NOBODY: usize = 65_534;
 
-/// What a starting thread is told, in the last page of its stack.
+/// The arguments of a starting thread, in the last page of its stack.
 #[repr(C)]
 pub(super) struct Start {
-    /// What `fs` points to: its own address, as thread-local storage on x86-64 begins. Nothing uses it.
+    /// The target of `fs`: its own address, as thread-local storage on x86-64 begins. Nothing uses it.
     this: usize,
     socket: i32,
     uffd: i32,
@@ -181,7 +181,7 @@ fn serve(socket: i32, uffd: i32) {
         }
     }
     if has_moved {
-        // What was moved is lost with the pager: better to end than to wait for ever.
+        // Moved pages are lost with the pager: better to end than to wait for ever.
         // SAFETY: neither takes a pointer.
         unsafe {
             let process = call(libc::SYS_getpid, [0; 6]);

@@ -3,7 +3,7 @@
 use super::{Backend, BackendError, Slot};
 use parking_lot::Mutex;
 
-/// What goes wrong from now on.
+/// The faults from now on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Fault {
     /// Nothing.

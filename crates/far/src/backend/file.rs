@@ -30,7 +30,7 @@ impl FileSlabs {
     /// the file system has it, so that far pages take no page cache; tmpfs has none and needs none.
     ///
     /// # Errors
-    /// What opening gave: `ENOENT`, `EACCES`, `EOPNOTSUPP` on file systems without nameless files.
+    /// The error of opening: `ENOENT`, `EACCES`, `EOPNOTSUPP` on file systems without nameless files.
     pub fn open(dir: &Path, capacity_slabs: u32) -> std::io::Result<Self> {
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         let mode = Mode::RUSR | Mode::WUSR;

@@ -46,7 +46,7 @@ impl Default for Counters {
 pub struct TierStats {
     /// Name of the backend.
     pub name: String,
-    /// What it was measured at when it joined.
+    /// The speed measured when it joined.
     pub speed: Speed,
     /// Most slabs.
     pub capacity_slabs: u32,

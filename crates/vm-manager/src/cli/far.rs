@@ -70,7 +70,7 @@ impl Drop for StateFile {
     }
 }
 
-/// What there is to say at the end.
+/// The report at the end.
 fn summary(last: &FarStatus, time: Duration) -> String {
     let mut text = format!(
         "varve vm: {:.1} s; {} pages left ({} of them unwritten), {} came back from where they waited",

@@ -1,4 +1,4 @@
-//! What is refused before the program starts, each in a sentence.
+//! Refusals before the program starts, each in a sentence.
 
 use std::ffi::OsStr;
 use std::io::{self, Read};
@@ -23,7 +23,7 @@ const SECCOMP: &str = "far memory needs system calls that a seccomp filter of th
 /// Looks at the kernel and at our rights. Gives `/dev/userfaultfd`.
 ///
 /// # Errors
-/// What is missing.
+/// The missing requirement.
 pub(super) fn machine() -> anyhow::Result<OwnedFd> {
     if !cfg!(all(target_arch = "x86_64", target_os = "linux")) {
         bail!("far memory works on x86-64 only");
@@ -114,7 +114,7 @@ pub(super) fn limit(local: Local) -> anyhow::Result<()> {
 /// # Errors
 /// Why it cannot have far memory.
 pub(super) fn program(name: &OsStr) -> anyhow::Result<()> {
-    // What is not found, `exec` tells better.
+    // `exec` reports a missing file better.
     let Some(mut path) = find(name) else { return Ok(()) };
     for _ in 0..SCRIPTS_MAX {
         let meta = std::fs::metadata(&path)?;
@@ -145,7 +145,7 @@ pub(super) fn program(name: &OsStr) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What a program's first bytes say.
+/// The kind of a program by its first bytes.
 #[derive(Debug, PartialEq, Eq)]
 enum Kind {
     Dynamic,

@@ -129,7 +129,7 @@ impl FarConfig {
         ]
     }
 
-    /// What is wrong with the tiers.
+    /// The fault in the tiers.
     #[must_use]
     pub fn wrong_tiers(&self) -> Option<String> {
         let wrong = self

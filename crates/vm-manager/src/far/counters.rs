@@ -1,4 +1,4 @@
-//! What a run counts: faults by where the page was, with their latencies, and what left.
+//! Counters of a run: faults by where the page was, with their latencies, and what left.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

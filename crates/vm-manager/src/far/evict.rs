@@ -60,7 +60,7 @@ pub(super) fn run(pager: &Arc<Pager>, program: &Arc<Program>) {
     }
 }
 
-/// What the thread works with.
+/// The state that the thread works with.
 struct Evictor<'a> {
     pager: &'a Pager,
     program: &'a Program,

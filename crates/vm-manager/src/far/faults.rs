@@ -17,7 +17,7 @@ use crate::sys::{Event, Faults};
 /// How often a program without faults is looked at whether it has ended.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// What became of a fault.
+/// The outcome of a fault.
 enum Outcome {
     /// The thread goes on.
     Served(FaultKind),
@@ -92,7 +92,7 @@ fn read_events(
             match event {
                 Event::Fault(address) => waiting.push((address & !0xfff, begun)),
                 Event::Fork(faults) => fork(pager, program, pages, faults),
-                // What the agent does to the set-aside area.
+                // The agent's own changes of the set-aside area.
                 Event::Remove { start, .. } if program.area.contains(start) => {}
                 Event::Remove { start, end } => pages.forget(start, end, true, &pager.space),
                 Event::Unmap { start, end } => pages.forget(start, end, false, &pager.space),
@@ -179,7 +179,7 @@ fn came_back(pager: &Pager, pages: &mut Pages, page: PageNo, entry: Entry, kind:
             Entry::Local { lives: 2, kept }
         }
         Entry::Far(stored) => {
-            // What is in DRAM is not kept twice.
+            // Pages in DRAM are not kept twice.
             let keeps = matches!(kind, FaultKind::Tier(tier) if !pager.space.is_dram(tier));
             release(&pager.space, (!keeps).then_some(stored));
             Entry::Local {

@@ -115,7 +115,7 @@ fn forked(pager: &Arc<Pager>, line: OwnedFd, pid: Pid, area: Area) -> io::Result
     };
     program.set_pid(pid);
     {
-        // What its parent could not be asked for. The child empties the area when it hears of us.
+        // The state that its parent could not be asked for. The child empties the area when it hears of us.
         let mut pages = program.pages();
         write_out::flush(pager, &program, &mut pages, None);
         if !pages.empty_ring() {

@@ -68,7 +68,7 @@ pub struct FarStatus {
     pub forks: u64,
     /// Private memory of the programs that is in memory, and compressed pages, bytes.
     pub local_bytes: u64,
-    /// What `local_bytes` is held below.
+    /// The bound on `local_bytes`.
     pub limit_bytes: u64,
     /// Pages in slabs or kept as one word.
     pub far_pages: u64,

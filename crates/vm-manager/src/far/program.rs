@@ -44,7 +44,7 @@ impl Area {
     }
 }
 
-/// What is known of the pages of a program.
+/// The state of the pages of a program.
 #[derive(Debug)]
 pub(super) struct Pages {
     pub table: Table,
@@ -62,7 +62,7 @@ impl Pages {
         }
     }
 
-    /// What is known of the pages of a child, forked now: its set-aside area holds what this one's does. Each object has one user
+    /// The state of the pages of a child, forked now: its set-aside area holds what this one's does. Each object has one user
     /// more.
     pub(super) fn fork(&self, space: &Space) -> Self {
         self.table.each(|_, entry| {
@@ -240,7 +240,7 @@ impl Program {
         self.pages.lock()
     }
 
-    /// What is known of its pages, unless another thread keeps it for long.
+    /// Returns the state of its pages, unless another thread keeps it for long.
     pub(super) fn try_pages(&self) -> Option<MutexGuard<'_, Pages>> {
         self.pages.try_lock_for(Duration::from_millis(5))
     }

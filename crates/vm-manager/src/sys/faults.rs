@@ -96,7 +96,7 @@ impl Faults {
     /// A userfaultfd of the calling process, to find out what is possible.
     ///
     /// # Errors
-    /// What the kernel gave.
+    /// The kernel's error.
     pub fn of_this_process(device: BorrowedFd<'_>) -> io::Result<OwnedFd> {
         const NEW: libc::c_ulong = 0xaa00;
         // SAFETY: the call takes flags and gives a descriptor that nobody else owns.
@@ -187,7 +187,7 @@ impl Faults {
     /// Reads what waits, at most 16 events, into `events`. Gives their number; does not block.
     ///
     /// # Errors
-    /// What reading gave, but for `EAGAIN`.
+    /// The error of reading, except `EAGAIN`.
     pub fn read(&self, events: &mut Vec<Event>) -> io::Result<usize> {
         let mut messages = [Message::default(); MESSAGES];
         // SAFETY: the buffer is as long as is said and holds plain numbers.
