@@ -138,8 +138,8 @@ pub(super) fn rest<'a>(tx: &Tx<'_>, range: &Range, compare: bool) -> Result<LogO
     })
 }
 
-/// Gives the target of a share that takes more records what a change of its data leaves: `flags` say which set-id
-/// bits go. No later record may be made.
+/// Gives the target of a share that takes more records what a change of its data leaves: `flags` say which
+/// set-id bits go. No later record may be made.
 pub(super) fn note_changed(
     tx: &mut Tx<'_>,
     range: &Range,

@@ -110,8 +110,8 @@ impl<'k> Recovery<'k> {
         Ok(())
     }
 
-    /// Frees the blocks that files have beyond their sizes, as a share leaves them that was cut off. No client
-    /// knows them.
+    /// Frees the blocks that files have beyond their sizes, as a share leaves them that was cut off. No
+    /// client knows them.
     fn end_shares(&self) -> Result<(), StoreError> {
         for key in self.core.store.orphans()? {
             if self.core.store.get_key(key)?.attr.nlink == 0 {

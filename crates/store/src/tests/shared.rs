@@ -460,8 +460,8 @@ fn runs_whose_leaf_is_lost_are_lost_for_all_their_owners_and_named() {
     assert_eq!(files.len(), 4, "{report:?}");
 }
 
-/// A copy that a crash left while the feature was set is no damage, and is written anew; a flipped bit is, also in
-/// the words that the feature changes.
+/// A copy that a crash left while the feature was set is no damage, and is written anew; a flipped bit is,
+/// also in the words that the feature changes.
 #[test]
 fn copy_of_the_superblock_is_written_anew_only_where_a_crash_may_have_left_it() {
     let rig = prepared(SimMedium::Dax);

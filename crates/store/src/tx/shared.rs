@@ -30,8 +30,8 @@ use zerocopy::IntoBytes;
 pub(crate) const SHARED: SharedRuns = SharedRuns::new();
 /// Shared runs that one step changes at most.
 pub(super) const STEP_RUNS: usize = 64;
-/// Extents of the target that one step of sharing frees at most, and how many of them may be shared: their runs may
-/// lie in as many nodes.
+/// Extents of the target that one step of sharing frees at most, and how many of them may be shared: their
+/// runs may lie in as many nodes.
 const STEP_EXTENTS: usize = 32;
 const STEP_SHARED: usize = 8;
 
