@@ -411,7 +411,8 @@ fn truncations_of_clones_in_a_full_pool_fail_or_are_digested() {
     check(&embedded);
 }
 
-/// A write over a part of a shared run cuts it, so the tree of the runs grows by more than was reserved for it.
+/// A write over a part of a shared run cuts it, so the tree of the runs grows by more than was reserved for
+/// it.
 #[test]
 fn writes_over_clones_in_a_full_pool_are_refused_or_digested() {
     let pool = SimPool { ssd_bytes: 0, ..POOL };
@@ -458,7 +459,8 @@ fn writes_over_clones_in_a_full_pool_are_refused_or_digested() {
     check(&embedded);
 }
 
-/// A clone of many extents takes several records; what a crash between them leaves is freed at the next start.
+/// A clone of many extents takes several records; what a crash between them leaves is freed at the next
+/// start.
 #[test]
 fn clone_that_is_cut_off_leaves_nothing_after_the_next_start() {
     let pool = SimPool {

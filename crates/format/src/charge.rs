@@ -24,8 +24,8 @@ pub fn charge_write(offset: u64, len: u64) -> u32 {
     span(offset, len) + TREE_BLOCKS
 }
 
-/// Returns the most blocks that the digest of `op` allocates. Operations that always free space cost nothing:
-/// they use the reserve.
+/// Returns the most blocks that the digest of `op` allocates. Operations that always free space cost
+/// nothing: they use the reserve.
 #[must_use]
 pub fn charge(op: &LogOp<'_>) -> u32 {
     match op {

@@ -422,8 +422,8 @@ impl DataPlane {
     /// Sets the length. Needs the write lease.
     ///
     /// # Errors
-    /// `EFBIG`, `ENOSPC`, `EROFS`, `EIO`; `SessionLost`. Where it finds no space the daemon may still do it,
-    /// out of the pool's reserve.
+    /// `EFBIG`, `ENOSPC`, `EROFS`, `EIO`; `SessionLost`. Where it finds no space the daemon may still do
+    /// it, out of the pool's reserve.
     pub fn truncate(&self, inode: &Arc<Inode>, size: u64, clear: EntryFlags) -> OpResult<()> {
         if size > FILE_SIZE_MAX {
             return Err(OpError::Failed(Errno(libc::EFBIG)));

@@ -98,8 +98,8 @@ pub(crate) fn bad_superblocks(devices: &Devices, good: &Superblock) -> Result<Ve
 /// Bytes of a write to NVM that a crash leaves whole or not done.
 const WORD_BYTES: usize = 8;
 
-/// Returns the copies that a crash left behind while a feature was set or cleared: each word of them is that
-/// of the good copy, or of the one before or after it. Any other copy is damaged.
+/// Returns the copies that a crash left behind while a feature was set or cleared: each word of them is
+/// that of the good copy, or of the one before or after it. Any other copy is damaged.
 pub(crate) fn interrupted_superblocks(devices: &Devices, good: &Superblock) -> Result<Vec<u64>> {
     let (mut interrupted, others) = (Vec::new(), neighbours(good));
     for number in bad_superblocks(devices, good)? {
