@@ -1,5 +1,6 @@
 //! What is measured: programs that touch memory and print nanoseconds for one touch.
 
+use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
@@ -90,18 +91,28 @@ fn nothing(threads: usize, is_apart: bool) -> f64 {
     let memory = memory(pages * PAGE);
     let device = userfault_device().expect("/dev/userfaultfd");
     let fd = Faults::of_this_process(device.as_fd()).expect("a userfaultfd");
-    let faults = Faults::begin(fd).expect("its features");
-    faults
-        .register(memory.as_ptr().addr() as u64, (pages * PAGE) as u64)
-        .expect("memory can be registered");
+    let start = memory.as_ptr().addr() as u64;
+    let begin = move || {
+        let faults = Faults::begin(fd).expect("its features");
+        faults
+            .register(start, (pages * PAGE) as u64)
+            .expect("memory can be registered");
+        faults
+    };
     if is_apart {
+        // The handler's process asks for events and registers: a fork after that would wait for its event to be read.
+        let (mut ready, mut is_ready) = std::io::pipe().expect("a pipe");
         // SAFETY: this process has one thread.
         if unsafe { libc::fork() } == 0 {
             // SAFETY: this call takes integers only.
             unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+            let faults = begin();
+            is_ready.write_all(b"r").expect("the program waits");
             answer(&faults);
         }
+        ready.read_exact(&mut [0]).expect("the handler begins");
     } else {
+        let faults = begin();
         std::thread::spawn(move || answer(&faults));
     }
     touch(memory, (0..pages).collect(), threads)

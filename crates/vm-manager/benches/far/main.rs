@@ -68,6 +68,17 @@ fn measure(vm: Option<&[&str]>, load: &[&str], group: Option<&sides::Group>) -> 
         );
         return None;
     }
+    // A program that could not join runs without far memory, at the speed of DRAM: that is no time of ours.
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    let status = told
+        .lines()
+        .rev()
+        .find_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+    let evicted = status.and_then(|status| status["evicted"].as_u64());
+    if vm.is_some() && evicted.unwrap_or(0) == 0 {
+        eprintln!("far: {load:?} {vm:?}: nothing was evicted, so nothing was measured: {told}");
+        return None;
+    }
     String::from_utf8_lossy(&output.stdout).trim().parse().ok()
 }
 
