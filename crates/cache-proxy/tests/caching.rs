@@ -134,10 +134,13 @@ fn stale_response_is_served_while_the_origin_is_asked() {
     });
     let proxy = Proxy::before(origin.address, "");
     get(proxy.address(), "/a");
-    assert_eq!(get(proxy.address(), "/a").body, "answer 0");
+    // More than once: a request that comes while the first answer is being stored takes part in its fetch.
+    let mut bodies = Vec::new();
     wait_until("the origin is asked behind the client's back", || {
-        origin.count() == 2
+        bodies.push(get(proxy.address(), "/a").body);
+        origin.count() > 1
     });
+    assert_eq!(bodies.first().map(String::as_str), Some("answer 0"));
     wait_until("the new answer is served", || {
         get(proxy.address(), "/a").body != "answer 0"
     });
