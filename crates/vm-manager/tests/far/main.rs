@@ -42,7 +42,7 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         ["--reader"] => {
-            torture::reader(48);
+            torture::reader(READER_MIB as usize);
             ExitCode::SUCCESS
         }
         _ => checks(),
@@ -193,6 +193,17 @@ fn orphan() {
     );
 }
 
+/// Memory of the reader.
+const READER_MIB: u64 = 48;
+
+/// Resident memory of a process, in MiB.
+fn resident_mib(pid: i32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = line.and_then(|line| line.trim().split(' ').next()?.parse::<u64>().ok());
+    kib.unwrap_or(0) / 1024
+}
+
 /// The pager is killed: the program ends, and never reads zeros.
 fn killed_pager() {
     use std::io::{BufRead, Read};
@@ -223,7 +234,12 @@ fn killed_pager() {
     let pid: i32 = line.trim().parse().expect("a pid");
     let program = rustix::process::Pid::from_raw(pid).expect("a pid");
     let handle = rustix::process::pidfd_open(program, rustix::process::PidfdFlags::empty()).expect("it runs");
-    std::thread::sleep(std::time::Duration::from_millis(300));
+    // Until much of its memory has left: a program that was not joined yet goes on without its pager.
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while resident_mib(pid) > READER_MIB / 2 {
+        assert!(std::time::Instant::now() < until, "its memory never leaves");
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
     pager.kill().expect("the pager can be killed");
     pager.wait().expect("it ends");
     let mut fds = [rustix::event::PollFd::new(&handle, rustix::event::PollFlags::IN)];
