@@ -12,8 +12,8 @@
 //! the rounds are shown. *LibFS* is a session of a separate daemon process with leases, checksums and digest;
 //! a write row writes at least ten times the log in each round. *Embedded* is the same without a daemon's
 //! process, *no digest* has a log that holds the whole round, *new blocks* is *LibFS* with a digest that
-//! overwrites nothing in place. The *limit* is a non-temporal copy of the data and of one line, then one fence;
-//! for reads a copy out of the mapping.
+//! overwrites nothing in place. The *limit* is a non-temporal copy of the data and of one line, then one
+//! fence; for reads a copy out of the mapping.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -1,7 +1,8 @@
-//! Tells `src/far/library.rs` where cargo puts the agent of far memory: beside the other dependencies of this build.
+//! Tells `src/far/library.rs` where cargo puts the agent of far memory: beside the other dependencies of this
+//! build.
 //!
-//! `crates/far-agent` is a dependency with the crate types `cdylib` and `rlib`, so cargo has linked the library before it compiles
-//! this crate. `cargo check` links nothing; an empty file stands in for it then.
+//! `crates/far-agent` is a dependency with the crate types `cdylib` and `rlib`, so cargo has linked the
+//! library before it compiles this crate. `cargo check` links nothing; an empty file stands in for it then.
 
 use std::path::PathBuf;
 

@@ -28,8 +28,8 @@ fn image(block: u64, version: u64) -> Vec<u8> {
         .repeat(BLOCK / 16)
 }
 
-/// Of each block the version that was begun last, and the last that had returned. Outside of the pool, in a file
-/// that outlives who writes it.
+/// Of each block the version that was begun last, and the last that had returned. Outside of the pool, in a
+/// file that outlives who writes it.
 struct Ledger(File);
 
 impl Ledger {

@@ -202,7 +202,8 @@ fn answered(command: &mut Command) -> Output {
     output
 }
 
-/// A pool and the compiled program, the pool open to an ordinary user where there can be one, and as whom to ask.
+/// A pool and the compiled program, the pool open to an ordinary user where there can be one, and as whom to
+/// ask.
 fn place(program: &str) -> Option<(Pool, Vec<Question>)> {
     if cannot_run() || !has("cc") {
         return None;

@@ -243,7 +243,8 @@ fn ranges_come_from_whole_and_from_partial_objects() {
     );
 }
 
-/// Answers any range of 0 to 99 of a body whose bytes are their offsets in letters, with an entity tag by path.
+/// Answers any range of 0 to 99 of a body whose bytes are their offsets in letters, with an entity tag by
+/// path.
 fn ranged_origin() -> Origin {
     Origin::start(|seen, before| {
         let all: String = (0..100u8).map(|n| char::from(b'!' + n % 90)).collect();

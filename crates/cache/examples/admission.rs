@@ -1,5 +1,6 @@
-//! Hit ratio against bytes written, for each admission policy: a zipf load of objects of many sizes on a store in
-//! memory that holds a twentieth of them, each missed object put. `admission [REQUESTS]` (default 1,000,000).
+//! Hit ratio against bytes written, for each admission policy: a zipf load of objects of many sizes on a
+//! store in memory that holds a twentieth of them, each missed object put. `admission [REQUESTS]` (default
+//! 1,000,000).
 
 use std::sync::Arc;
 use varve_cache::device::{Device, MemoryDevice};

@@ -1,5 +1,5 @@
-//! Objects that are lost although there is room: two of a set with the same tag. Each loss has that cause, there
-//! are as many as chance says, and the room that small stores get makes them rare.
+//! Objects that are lost although there is room: two of a set with the same tag. Each loss has that cause,
+//! there are as many as chance says, and the room that small stores get makes them rare.
 #![allow(clippy::unwrap_used)]
 
 mod common;

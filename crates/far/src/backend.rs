@@ -1,7 +1,7 @@
 //! Backends: what holds slabs (RapidSwap, table 4.2).
 //!
-//! A backend gives slots of [`SLAB_BYTES`] and moves bytes in and out of them. It keeps no record of what is in a slot and
-//! knows no temperature: [`crate::Space`] does.
+//! A backend gives slots of [`SLAB_BYTES`] and moves bytes in and out of them. It keeps no record of what is
+//! in a slot and knows no temperature: [`crate::Space`] does.
 
 mod dram;
 mod faulty;
@@ -34,8 +34,8 @@ pub enum BackendError {
 
 /// A device that holds slabs. Every method may be called by several threads at once, on different slots.
 ///
-/// Nothing is durable: slabs end with the run. A backend over slabs that a daemon grants from a pool implements
-/// this trait too.
+/// Nothing is durable: slabs end with the run. A backend over slabs that a daemon grants from a pool
+/// implements this trait too.
 pub trait Backend: Send + Sync {
     /// Name for people, such as a path.
     fn name(&self) -> &str;

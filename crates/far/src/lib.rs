@@ -1,8 +1,8 @@
 //! Far memory, the pure part: 1 MiB slabs over tiers of different speed, their temperature and migration
 //! (RapidSwap, sections 4.1 and 4.2), and the table that says where each page of a program is.
 //!
-//! Owns where bytes are and whether they are the ones that were stored. Knows no process, no fault and no clock:
-//! `varve-vm-manager` moves pages and gives the time.
+//! Owns where bytes are and whether they are the ones that were stored. Knows no process, no fault and no
+//! clock: `varve-vm-manager` moves pages and gives the time.
 
 #![forbid(unsafe_code)]
 

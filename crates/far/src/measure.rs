@@ -1,4 +1,5 @@
-//! Speed of a backend when it joins (RapidSwap, section 4.1.2): allocation, reads and writes of 4 KiB, freeing.
+//! Speed of a backend when it joins (RapidSwap, section 4.1.2): allocation, reads and writes of 4 KiB,
+//! freeing.
 
 use crate::backend::{Backend, BackendError, SLAB_BYTES};
 use crate::page::{PAGE_BYTES, Page};

@@ -1,4 +1,5 @@
-//! Active and inactive chunks by z-score (RapidSwap, section 4.2.1: the algorithm is named there, its threshold is not).
+//! Active and inactive chunks by z-score (RapidSwap, section 4.2.1: the algorithm is named there, its
+//! threshold is not).
 
 use crate::table::Activity;
 

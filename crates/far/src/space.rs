@@ -1,7 +1,8 @@
 //! The storage front end (RapidSwap, sections 4.1.1 and 4.2.2): objects in slabs, slabs in tiers.
 //!
-//! Owns which slab is in which tier and which objects are in use. One lock guards the records; bytes are copied without it. A
-//! slab that is being read or written is pinned, and what it left is freed when the last pin goes.
+//! Owns which slab is in which tier and which objects are in use. One lock guards the records; bytes are
+//! copied without it. A slab that is being read or written is pinned, and what it left is freed when the last
+//! pin goes.
 
 mod migrate;
 pub use migrate::MOVES_MAX;
@@ -97,8 +98,8 @@ struct Pinned {
 }
 
 impl Space {
-    /// Measures the backends and sorts them, fastest reads first; compressed DRAM stays in front. Gives also a sentence for
-    /// each that did not join. `t_s` is the seed's T, in seconds.
+    /// Measures the backends and sorts them, fastest reads first; compressed DRAM stays in front. Gives also
+    /// a sentence for each that did not join. `t_s` is the seed's T, in seconds.
     #[must_use]
     pub fn new(joining: Vec<TierConfig>, t_s: u64) -> (Self, Vec<String>) {
         let mut refused = Vec::new();
@@ -130,8 +131,8 @@ impl Space {
         (space, refused)
     }
 
-    /// Stores pages, neighbours together where they can be. A page that does not shrink, or finds no room in DRAM, goes as it is to
-    /// the fastest other tier with room.
+    /// Stores pages, neighbours together where they can be. A page that does not shrink, or finds no room in
+    /// DRAM, goes as it is to the fastest other tier with room.
     pub fn store(&self, pages: &[Page]) -> Vec<Result<Stored, SpaceError>> {
         let compresses = self.tiers.first().is_some_and(|tier| tier.is_compressed);
         let incoming: Vec<Incoming<'_>> = pages

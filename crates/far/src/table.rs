@@ -1,7 +1,8 @@
 //! The table of one program: where each page of its memory is.
 //!
-//! An entry takes 12 bytes, in chunks of 512 pages (2 MiB) that are made when the first page of a chunk leaves. Owns the packing;
-//! does not know who counts the users of a place: every method that forgets an entry gives it back.
+//! An entry takes 12 bytes, in chunks of 512 pages (2 MiB) that are made when the first page of a chunk
+//! leaves. Owns the packing; does not know who counts the users of a place: every method that forgets an
+//! entry gives it back.
 
 use crate::page::HASH_MASK;
 use crate::place::Place;
@@ -269,7 +270,8 @@ impl Table {
         taken
     }
 
-    /// Moves what is known of `count` pages from `from` to `to` (`mremap`), and gives what was known of the target.
+    /// Moves what is known of `count` pages from `from` to `to` (`mremap`), and gives what was known of the
+    /// target.
     #[must_use = "the old entries may count as users of objects"]
     pub fn move_range(&mut self, from: PageNo, to: PageNo, count: u64) -> Vec<(PageNo, Entry)> {
         let moving = self.take_range(from, PageNo(from.0 + count));
@@ -292,7 +294,8 @@ impl Table {
         }
     }
 
-    /// Forgets the objects that are kept for local pages, in at most `most` chunks that have any, and gives them.
+    /// Forgets the objects that are kept for local pages, in at most `most` chunks that have any, and gives
+    /// them.
     #[must_use = "the table was a user of these objects"]
     pub fn take_kept(&mut self, most: usize) -> Vec<Stored> {
         let mut taken = Vec::new();
@@ -342,8 +345,8 @@ impl Table {
         }
     }
 
-    /// Whether the hand passes this chunk over: its fault count is above `threshold`, and it was not passed over the last
-    /// time.
+    /// Whether the hand passes this chunk over: its fault count is above `threshold`, and it was not passed
+    /// over the last time.
     pub fn pass_over(&mut self, chunk: u64, threshold: f64) -> bool {
         let Some(chunk) = self.chunks.get_mut(&chunk) else {
             return false;

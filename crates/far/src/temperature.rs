@@ -36,7 +36,8 @@ impl History {
         self.accessed = true;
     }
 
-    /// Looks at the access bit and clears it. `t_s` is the seed's T, in seconds: the slab is cold after 2 × T.
+    /// Looks at the access bit and clears it. `t_s` is the seed's T, in seconds: the slab is cold after 2 ×
+    /// T.
     pub fn look(&mut self, now_s: u64, t_s: u64) -> Temperature {
         if std::mem::take(&mut self.accessed) {
             self.since_s = now_s;

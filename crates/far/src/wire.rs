@@ -10,8 +10,9 @@
 //! | pager, to a new program | [`GO`], when all is registered | – |
 //! | agent's thread | [`GO`], when it answers commands; none is sent before | – |
 //!
-//! From then on the pager sends a command and the agent answers it: [`MOVE`], [`DROP`] or [`OWN`], the number of runs, and
-//! three words for each run; the answer has one word for each run, the bytes done or a negative errno.
+//! From then on the pager sends a command and the agent answers it: [`MOVE`], [`DROP`] or [`OWN`], the number
+//! of runs, and three words for each run; the answer has one word for each run, the bytes done or a negative
+//! errno.
 
 /// First word of a greeting.
 pub const MAGIC: u64 = 0x7261_665f_6576_7276;
@@ -38,8 +39,8 @@ pub const WORDS_MAX: usize = 2 + 3 * RUNS_MAX;
 
 /// Bytes of the set-aside area, the mailbox included.
 pub const ASIDE_BYTES: u64 = 256 << 20;
-/// The end of the set-aside area that holds no page of the program. The pager puts a number into it to find which userfaultfd a
-/// forked child has.
+/// The end of the set-aside area that holds no page of the program. The pager puts a number into it to find
+/// which userfaultfd a forked child has.
 pub const MAILBOX_BYTES: u64 = 4096;
 
 /// The environment variable that names the pager's socket.

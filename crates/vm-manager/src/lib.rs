@@ -1,4 +1,5 @@
-//! Memory tiers for unmodified programs, from user space: MULTI-CLOCK page tiering, Ingens huge pages, far memory.
+//! Memory tiers for unmodified programs, from user space: MULTI-CLOCK page tiering, Ingens huge pages, far
+//! memory.
 //!
 //! Three small interfaces ([`interfaces`]): trackers see which pages are touched, policies decide, actuators
 //! act. The policies are pure: one code runs over a kernel ([`tracker`], [`actuator`], [`sys`]) and over

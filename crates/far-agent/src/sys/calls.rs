@@ -93,7 +93,8 @@ pub(super) fn send(socket: i32, words: &[u64], fd: Option<i32>) -> bool {
     }
 }
 
-/// Receives a packet into `words`. Gives the number of words, 0 when the other side is gone, and the descriptor that came, or −1.
+/// Receives a packet into `words`. Gives the number of words, 0 when the other side is gone, and the
+/// descriptor that came, or −1.
 pub(super) fn receive(socket: i32, words: &mut [u64]) -> (usize, i32) {
     let mut vec = libc::iovec {
         iov_base: words.as_mut_ptr().cast(),

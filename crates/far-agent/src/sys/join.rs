@@ -123,8 +123,8 @@ fn join(kind: u64, aside: usize) -> bool {
     let Some(socket) = connect() else { return false };
     let uffd = greet(socket, kind, aside);
     if uffd.is_some() && kind == wire::FORKED {
-        // Copies of what the parent had there, and the number. Before this process can fork itself: its own child gets another
-        // number.
+        // Copies of what the parent had there, and the number. Before this process can fork itself: its own
+        // child gets another number.
         let args = [
             aside,
             wire::ASIDE_BYTES as usize,

@@ -22,8 +22,8 @@ pub(super) struct Start {
     pub ready: AtomicU32,
 }
 
-/// Starts the thread. Gives the word that says when it has taken over both descriptors; `None` if it could not be
-/// started.
+/// Starts the thread. Gives the word that says when it has taken over both descriptors; `None` if it could
+/// not be started.
 ///
 /// # Safety
 /// The calling thread has all signals blocked, which the new one inherits for ever.
@@ -49,7 +49,8 @@ pub(super) unsafe fn start(socket: i32, uffd: i32) -> Option<&'static Start> {
         uffd,
         ready: AtomicU32::new(0),
     };
-    // SAFETY: the page was just mapped, is not used by anybody, and `at` is aligned to half a page. It is never unmapped.
+    // SAFETY: the page was just mapped, is not used by anybody, and `at` is aligned to half a page. It is
+    // never unmapped.
     let start = unsafe {
         at.write(start);
         &*at
@@ -72,8 +73,8 @@ unsafe fn spawn(top: usize, tls: usize) -> isize {
         | libc::CLONE_SYSVSEM
         | libc::CLONE_SETTLS;
     let result: isize;
-    // SAFETY: the parent goes on behind the block with its own stack. The child starts with `rax` 0 on the new stack, aligned as
-    // a call needs it, and never returns from `main`.
+    // SAFETY: the parent goes on behind the block with its own stack. The child starts with `rax` 0 on the
+    // new stack, aligned as a call needs it, and never returns from `main`.
     unsafe {
         std::arch::asm!(
             "syscall",
@@ -117,8 +118,8 @@ extern "C" fn main(start: *const Start) -> ! {
     }
 }
 
-/// Takes a descriptor table of its own with nothing but these two, as numbers 0 and 1: the program may close all of its
-/// descriptors, and its pipes end when it closes them.
+/// Takes a descriptor table of its own with nothing but these two, as numbers 0 and 1: the program may close
+/// all of its descriptors, and its pipes end when it closes them.
 fn own_descriptors(socket: i32, uffd: i32) -> (i32, i32) {
     // SAFETY: none of these takes a pointer. The table is this thread's alone after the first.
     unsafe {
@@ -196,8 +197,8 @@ fn serve(socket: i32, uffd: i32) {
 /// One run of one command: bytes done, or a negative errno.
 fn command(what: u64, uffd: i32, first: u64, second: u64, len: u64) -> isize {
     let advise = |advice: i32| {
-        // SAFETY: the pager names memory of the set-aside area or pages that only change owner; contents that the program
-        // can see stay.
+        // SAFETY: the pager names memory of the set-aside area or pages that only change owner; contents that
+        // the program can see stay.
         let result = unsafe {
             call(
                 libc::SYS_madvise,
@@ -209,7 +210,8 @@ fn command(what: u64, uffd: i32, first: u64, second: u64, len: u64) -> isize {
     match what {
         wire::MOVE => {
             let mut argument = [first, second, len, 0, 0];
-            // SAFETY: `argument` is a `uffdio_move`. Pages leave a registered range, so the next touch waits for the pager.
+            // SAFETY: `argument` is a `uffdio_move`. Pages leave a registered range, so the next touch waits
+            // for the pager.
             let result = unsafe {
                 call(
                     libc::SYS_ioctl,

@@ -26,8 +26,9 @@ struct Slots {
 }
 
 impl FileSlabs {
-    /// Opens a nameless file in the directory `dir`, mode 0600, for at most `capacity_slabs` slabs. With direct I/O where
-    /// the file system has it, so that far pages take no page cache; tmpfs has none and needs none.
+    /// Opens a nameless file in the directory `dir`, mode 0600, for at most `capacity_slabs` slabs. With
+    /// direct I/O where the file system has it, so that far pages take no page cache; tmpfs has none and
+    /// needs none.
     ///
     /// # Errors
     /// The error of opening: `ENOENT`, `EACCES`, `EOPNOTSUPP` on file systems without nameless files.

@@ -1,6 +1,7 @@
 //! Temperature and migration, once a second (RapidSwap, section 4.1.1).
 //!
-//! Unlike the seed, a slab is copied and compared before its old place is freed, so no crash of a copy loses it.
+//! Unlike the seed, a slab is copied and compared before its old place is freed, so no crash of a copy loses
+//! it.
 
 use super::{Space, State};
 use crate::backend::{SLAB_BYTES, Slot};
@@ -19,8 +20,8 @@ struct Move {
 }
 
 impl Space {
-    /// Looks at all slabs, at second `now_s` of any clock that does not go back, and moves those that are hot or cold. Gives the number of slabs
-    /// that moved. Faults go on meanwhile.
+    /// Looks at all slabs, at second `now_s` of any clock that does not go back, and moves those that are hot
+    /// or cold. Gives the number of slabs that moved. Faults go on meanwhile.
     pub fn tick(&self, now_s: u64) -> usize {
         let (hot, cold) = self.look(now_s);
         let mut moved = 0;
@@ -39,7 +40,8 @@ impl Space {
         moved
     }
 
-    /// Classifies all slabs. Gives hot ones that are not at the top, and cold ones that are not at the bottom.
+    /// Classifies all slabs. Gives hot ones that are not at the top, and cold ones that are not at the
+    /// bottom.
     fn look(&self, now_s: u64) -> (Vec<u32>, Vec<u32>) {
         let mut state = self.state.lock();
         state.now_s = now_s;
@@ -67,8 +69,8 @@ impl Space {
         usize::from(dram && !is_compressed)
     }
 
-    /// Moves a hot slab up, to the fastest tier with room. Where none has any, the slab of the top tier that was idle longest makes room
-    /// first. Gives the number of moves.
+    /// Moves a hot slab up, to the fastest tier with room. Where none has any, the slab of the top tier that
+    /// was idle longest makes room first. Gives the number of moves.
     fn promote(&self, number: u32, now_s: u64) -> usize {
         let Some((top, from)) = self.range(number) else {
             return 0;
@@ -129,7 +131,8 @@ impl Space {
         used < self.tiers[tier].backend.capacity_slabs() as usize
     }
 
-    /// Allocates, copies, verifies, switches, frees. False where any of it did not work; the slab is where it was then.
+    /// Allocates, copies, verifies, switches, frees. False where any of it did not work; the slab is where it
+    /// was then.
     fn relocate(&self, wanted: Move, now_s: u64) -> bool {
         let Some((from, old, new)) = self.begin(wanted) else {
             self.state.lock().stats.failed_moves += 1;

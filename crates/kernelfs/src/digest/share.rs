@@ -64,18 +64,16 @@ pub(super) fn range(tx: &Tx<'_>, op: &LogOp<'_>) -> Result<Option<(Range, bool)>
         0 if !compare => end.checked_sub(source_offset).ok_or_else(invalid)?,
         len => len,
     };
+    let range = Range {
+        key,
+        offset,
+        source,
+        source_offset,
+        len,
+        size,
+    };
     if len == 0 {
-        return Ok(Some((
-            Range {
-                key,
-                offset,
-                source,
-                source_offset,
-                len,
-                size,
-            },
-            compare,
-        )));
+        return Ok(Some((range, compare)));
     }
     let source_end = source_offset
         .checked_add(len)
@@ -92,14 +90,6 @@ pub(super) fn range(tx: &Tx<'_>, op: &LogOp<'_>) -> Result<Option<(Range, bool)>
     if !aligned(offset) || !aligned(source_offset) || !ends_well || !is_there || overlaps || is_too_long {
         return Err(invalid());
     }
-    let range = Range {
-        key,
-        offset,
-        source,
-        source_offset,
-        len,
-        size,
-    };
     Ok(Some((range, compare)))
 }
 

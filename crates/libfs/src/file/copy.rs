@@ -15,6 +15,14 @@ const SHARE_LEAST: u64 = 1 << 20;
 /// Bytes that the daemon compares in one operation.
 const DEDUPE_MOST: u64 = 16 << 20;
 
+/// A range of a file and its place in another one, in bytes.
+#[derive(Debug, Clone, Copy)]
+struct Part {
+    from: u64,
+    to: u64,
+    len: u64,
+}
+
 impl OpenFile {
     /// Lets a range of `to` be the same blocks as a range of this file, as `FICLONERANGE` does; `len` 0: up
     /// to the end of this file. The offsets and the length are multiples of 4,096 bytes, but the range may
@@ -35,7 +43,12 @@ impl OpenFile {
         cred: &Cred,
     ) -> Result<()> {
         self.may_copy_to(to)?;
-        self.share(offset, to, to_offset, len, false, cred)
+        let part = Part {
+            from: offset,
+            to: to_offset,
+            len,
+        };
+        self.share(to, part, false, cred)
     }
 
     /// As [`clone_range_to`](Self::clone_range_to), but only if both ranges hold the same bytes, which `to`
@@ -58,10 +71,14 @@ impl OpenFile {
         self.same_pool(to)?;
         let mut done = 0;
         while done < len {
-            let part = (len - done).min(DEDUPE_MOST);
             let at = |start: u64| start.checked_add(done).ok_or(Errno(libc::EINVAL));
-            match self.share(at(offset)?, to, at(to_offset)?, part, true, cred) {
-                Ok(()) => done += part,
+            let part = Part {
+                from: at(offset)?,
+                to: at(to_offset)?,
+                len: (len - done).min(DEDUPE_MOST),
+            };
+            match self.share(to, part, true, cred) {
+                Ok(()) => done += part.len,
                 Err(Errno(libc::EILSEQ)) => return Ok(false),
                 Err(errno) => return Err(errno),
             }
@@ -80,21 +97,14 @@ impl OpenFile {
         self.same_pool(to)
     }
 
-    fn share(
-        &self,
-        offset: u64,
-        to: &OpenFile,
-        to_offset: u64,
-        len: u64,
-        compare: bool,
-        cred: &Cred,
-    ) -> Result<()> {
+    /// Has the daemon share a part of this file with `to`.
+    fn share(&self, to: &OpenFile, part: Part, compare: bool, cred: &Cred) -> Result<()> {
         let op = LogOp::Share {
             key: to.key(),
-            offset: to_offset,
+            offset: part.to,
             source: self.key(),
-            source_offset: offset,
-            len,
+            source_offset: part.from,
+            len: part.len,
             compare,
         };
         let mut keys = vec![to.key(), self.key()];
@@ -107,34 +117,27 @@ impl OpenFile {
     }
 
     /// Shares the whole blocks of a large copy; returns the number of bytes. 0: they are to be copied.
-    fn clone_blocks_to(
-        &self,
-        offset: u64,
-        to: &OpenFile,
-        to_offset: u64,
-        len: u64,
-        cred: &Cred,
-    ) -> Result<u64> {
-        if len < SHARE_LEAST || !offset.is_multiple_of(BLOCK_BYTES) || !to_offset.is_multiple_of(BLOCK_BYTES)
-        {
+    fn clone_blocks_to(&self, to: &OpenFile, part: Part, cred: &Cred) -> Result<u64> {
+        let aligned = (part.from | part.to).is_multiple_of(BLOCK_BYTES);
+        if part.len < SHARE_LEAST || !aligned {
             return Ok(0);
         }
         let size = self.getattr()?.size_bytes;
-        let all = len.min(size.saturating_sub(offset));
-        let ends_both = offset + all == size && to_offset.saturating_add(all) >= to.getattr()?.size_bytes;
-        let bytes = if ends_both {
+        let all = part.len.min(size.saturating_sub(part.from));
+        let ends_both = part.from + all == size && part.to.saturating_add(all) >= to.getattr()?.size_bytes;
+        let len = if ends_both {
             all
         } else {
             all / BLOCK_BYTES * BLOCK_BYTES
         };
-        if bytes < SHARE_LEAST {
+        if len < SHARE_LEAST {
             return Ok(0);
         }
         // Whatever is in the way of sharing, such as a file that has changed since, may not be in the way of
         // copying.
         Ok(self
-            .share(offset, to, to_offset, bytes, false, cred)
-            .map_or(0, |()| bytes))
+            .share(to, Part { len, ..part }, false, cred)
+            .map_or(0, |()| len))
     }
 
     /// Copies bytes between files; may copy fewer.
@@ -155,7 +158,12 @@ impl OpenFile {
         } else {
             len
         };
-        let mut done = self.clone_blocks_to(offset, to, to_offset, len, cred)?;
+        let part = Part {
+            from: offset,
+            to: to_offset,
+            len,
+        };
+        let mut done = self.clone_blocks_to(to, part, cred)?;
         // By value, in pieces that each hold one lease at a time: neither file is held during the wait for
         // the other.
         let mut buffer = vec![0; (1 << 20).min(len as usize)];

@@ -359,14 +359,20 @@ impl Posix {
     /// # Errors
     /// As `ioctl_ficlonerange`.
     pub fn clone_range(&self, from: Fd, offset: u64, to: Fd, to_offset: u64, len: u64) -> Result<()> {
-        let (source, target) = (self.table.get(from)?, self.table.get(to)?);
-        if source.is_dir || target.is_dir {
-            return Err(Errno(libc::EISDIR));
-        }
+        let (source, target) = self.no_directories(from, to)?;
         let cred = self.cred();
         source
             .file
             .clone_range_to(offset, &target.file, to_offset, len, &cred)
+    }
+
+    /// Returns two descriptions, neither of which is a directory.
+    fn no_directories(&self, one: Fd, other: Fd) -> Result<(Arc<Open>, Arc<Open>)> {
+        let (one, other) = (self.table.get(one)?, self.table.get(other)?);
+        if one.is_dir || other.is_dir {
+            return Err(Errno(libc::EISDIR));
+        }
+        Ok((one, other))
     }
 
     /// As [`clone_range`](Self::clone_range), but only if both ranges hold the same bytes; returns whether
@@ -375,10 +381,7 @@ impl Posix {
     /// # Errors
     /// As `ioctl_fideduperange`.
     pub fn dedupe_range(&self, from: Fd, offset: u64, to: Fd, to_offset: u64, len: u64) -> Result<bool> {
-        let (source, target) = (self.table.get(from)?, self.table.get(to)?);
-        if source.is_dir || target.is_dir {
-            return Err(Errno(libc::EISDIR));
-        }
+        let (source, target) = self.no_directories(from, to)?;
         let cred = self.cred();
         source
             .file

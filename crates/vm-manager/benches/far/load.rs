@@ -100,7 +100,8 @@ fn nothing(threads: usize, is_apart: bool) -> f64 {
         faults
     };
     if is_apart {
-        // The handler's process asks for events and registers: a fork after that would wait for its event to be read.
+        // The handler's process asks for events and registers: a fork after that would wait for its event to
+        // be read.
         let (mut ready, mut is_ready) = std::io::pipe().expect("a pipe");
         // SAFETY: this process has one thread.
         if unsafe { libc::fork() } == 0 {
@@ -147,7 +148,8 @@ fn absent(memory: &[AtomicU8]) -> Vec<usize> {
     (0..is_there.len()).filter(|page| !is_there[*page]).collect()
 }
 
-/// Touches pages that were evicted. Without `is_steady` there is so much room then that nothing is evicted meanwhile.
+/// Touches pages that were evicted. Without `is_steady` there is so much room then that nothing is evicted
+/// meanwhile.
 fn refault(threads: usize, is_steady: bool) -> f64 {
     let cold = memory(32 * MIB);
     fill(cold);

@@ -1,8 +1,9 @@
 //! What far memory costs, all sides in one run on the same memory, with ratios.
 //!
-//! Faults against a handler that does nothing; first touches against the kernel's; random access with half of the memory local
-//! against the kernel's swap in the same memory and on zram. As root; swap needs `/dev/zram0` or a loop device and a memory control
-//! group (version 1), and is undone at the end. `cargo bench --bench far [-- --quick]`.
+//! Faults against a handler that does nothing; first touches against the kernel's; random access with half of
+//! the memory local against the kernel's swap in the same memory and on zram. As root; swap needs
+//! `/dev/zram0` or a loop device and a memory control group (version 1), and is undone at the end. `cargo
+//! bench --bench far [-- --quick]`.
 
 mod load;
 mod sides;

@@ -41,8 +41,8 @@ impl Group {
     pub fn enter(&self, command: &mut Command) {
         use std::os::unix::process::CommandExt;
         let procs = self.0.join("cgroup.procs");
-        // SAFETY: the closure runs in a child of one thread's fork, before `exec`. It opens and writes one file; this program
-        // has no other thread then, so no lock of the allocator is held.
+        // SAFETY: the closure runs in a child of one thread's fork, before `exec`. It opens and writes one
+        // file; this program has no other thread then, so no lock of the allocator is held.
         unsafe { command.pre_exec(move || std::fs::write(&procs, "0")) };
     }
 }

@@ -63,7 +63,8 @@ pub struct RunArgs {
     /// Common ones.
     #[command(flatten)]
     pub manage: ManageArgs,
-    /// Keep at most this much of the program's memory local, such as 8G or 60% of all of it; the rest goes to far memory.
+    /// Keep at most this much of the program's memory local, such as 8G or 60% of all of it; the rest goes to
+    /// far memory.
     #[arg(long, value_name = "SIZE|SHARE")]
     pub local: Option<crate::far::Local>,
     /// With --local: keep far pages in this directory too, such as /dev/shm=4G; again for further ones.

@@ -29,7 +29,8 @@ impl Agent {
         Self { socket }
     }
 
-    /// Has the agent carry out a command and waits for it. Gives for each run the bytes done or a negative errno.
+    /// Has the agent carry out a command and waits for it. Gives for each run the bytes done or a negative
+    /// errno.
     ///
     /// # Errors
     /// When the program has ended.

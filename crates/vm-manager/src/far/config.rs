@@ -88,7 +88,8 @@ pub struct FarConfig {
     pub compressed_mib: u32,
     /// T: a slab that is not accessed for twice as long is cold, seconds (1..=3600).
     pub t_s: u64,
-    /// Pages that wait in the set-aside area before they are written, as a share of those in memory (0.001..=0.5).
+    /// Pages that wait in the set-aside area before they are written, as a share of those in memory
+    /// (0.001..=0.5).
     pub aside_share: f64,
     /// z-score of the faults of 2 MiB above which the hand passes over them once (0.1..=10).
     pub z_active: f64,

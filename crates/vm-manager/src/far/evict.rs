@@ -72,7 +72,8 @@ struct Evictor<'a> {
 }
 
 impl Evictor<'_> {
-    /// Fills the set-aside area and writes `wanted` of its oldest pages. False when none moved and none was written.
+    /// Fills the set-aside area and writes `wanted` of its oldest pages. False when none moved and none was
+    /// written.
     fn step(&mut self, wanted: u64) -> io::Result<bool> {
         let aside = self.pager.aside_pages(self.program);
         let goal = aside.clamp(ASIDE_MIN, Area::SLOTS / 2) + wanted;
@@ -193,8 +194,9 @@ fn may_move(pages: &mut Pages, page: PageNo) -> bool {
     }
 }
 
-/// Moves a batch under the lock. Gives the number of pages, and those that a fork shares. Where they were made the process' own
-/// already (`is_again`), the hand passes over those that the kernel still does not move.
+/// Moves a batch under the lock. Gives the number of pages, and those that a fork shares. Where they were
+/// made the process' own already (`is_again`), the hand passes over those that the kernel still does not
+/// move.
 fn move_batch(
     pager: &Pager,
     program: &Program,
@@ -212,7 +214,8 @@ fn move_batch(
         if count == 0 {
             break;
         }
-        // Invariant 1: registered before moved. The 2 MiB as far as the mapping goes, so that few mappings are split.
+        // Invariant 1: registered before moved. The 2 MiB as far as the mapping goes, so that few mappings
+        // are split.
         if around != Some(candidate.around) {
             let Mapping { start, end } = candidate.around;
             if program.faults.register(start, end - start).is_err()
@@ -256,8 +259,8 @@ fn move_batch(
     Ok((moved, shared.collect()))
 }
 
-/// Notes which pages are aside now. Gives their number, and for each run the part that the kernel did not move since it is
-/// shared or pinned.
+/// Notes which pages are aside now. Gives their number, and for each run the part that the kernel did not
+/// move since it is shared or pinned.
 fn note_moves(pager: &Pager, pages: &mut Pages, runs: &[Run], answers: &[i64]) -> (u64, Vec<Option<Run>>) {
     let (mut moved, mut refused) = (0, Vec::new());
     for (run, answer) in runs.iter().zip(answers) {
@@ -310,7 +313,8 @@ fn pass_over(pages: &mut Pages, run: Run, lives: u8) {
     }
 }
 
-/// Makes pages the program's own that a fork shared, without the lock: it may wait for a fault. Whether there were any.
+/// Makes pages the program's own that a fork shared, without the lock: it may wait for a fault. Whether there
+/// were any.
 fn own(program: &Program, shared: &[Present]) -> io::Result<bool> {
     if shared.is_empty() {
         return Ok(false);

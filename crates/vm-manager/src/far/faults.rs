@@ -78,7 +78,8 @@ fn wait(faults: &Faults) {
     let _ = poll(&mut fds, Some(&time));
 }
 
-/// Reads all that waits. Events are applied in their order; faults are kept for later, since they see what the events did.
+/// Reads all that waits. Events are applied in their order; faults are kept for later, since they see what
+/// the events did.
 fn read_events(
     pager: &Arc<Pager>,
     program: &Arc<Program>,
@@ -103,8 +104,8 @@ fn read_events(
     Ok(())
 }
 
-/// Makes the child's table. Pages that are aside are written first; those that cannot be read any more, since the parent ended
-/// meanwhile, stay aside in the child, until it joins.
+/// Makes the child's table. Pages that are aside are written first; those that cannot be read any more, since
+/// the parent ended meanwhile, stay aside in the child, until it joins.
 fn fork(pager: &Arc<Pager>, parent: &Arc<Program>, pages: &mut Pages, faults: Faults) {
     add(&pager.counters.forks, 1);
     write_out::flush(pager, parent, pages, Some(&faults));

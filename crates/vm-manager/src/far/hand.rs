@@ -8,8 +8,8 @@ use super::program::Area;
 use crate::sys::{PageCategories, Pagemap};
 use crate::types::Pid;
 
-/// Mappings smaller than this are left alone, bytes: the C library and others keep small ones that a child of a fork must find
-/// empty.
+/// Mappings smaller than this are left alone, bytes: the C library and others keep small ones that a child of
+/// a fork must find empty.
 const LEAST_BYTES: u64 = 64 << 10;
 /// How long the list of mappings is believed.
 const FRESH: Duration = Duration::from_millis(500);
@@ -52,7 +52,8 @@ impl Hand {
         })
     }
 
-    /// The present pages of the next 2 MiB, and whether the hand began from the start again. `skip` says whether to pass over a chunk.
+    /// The present pages of the next 2 MiB, and whether the hand began from the start again. `skip` says
+    /// whether to pass over a chunk.
     ///
     /// # Errors
     /// When the process has ended.
@@ -100,8 +101,8 @@ impl Hand {
     }
 }
 
-/// Mappings whose pages may leave: private, anonymous, readable and writable, not a stack of the kernel's making, not the
-/// data of a library, and not the set-aside area.
+/// Mappings whose pages may leave: private, anonymous, readable and writable, not a stack of the kernel's
+/// making, not the data of a library, and not the set-aside area.
 fn mappings(text: &str, area: Area) -> Vec<Mapping> {
     let mut found = Vec::new();
     // End of the last mapping of a file: the zero-initialised data of a library follows it.

@@ -19,7 +19,8 @@ use crate::types::Pid;
 /// Longest wait for a word of a program that joins.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Listens at `path` and takes in every program that comes, as long as the process lives. `device` is `/dev/userfaultfd`.
+/// Listens at `path` and takes in every program that comes, as long as the process lives. `device` is
+/// `/dev/userfaultfd`.
 ///
 /// # Errors
 /// When the socket cannot be made.
@@ -88,8 +89,8 @@ fn new(pager: &Arc<Pager>, line: OwnedFd, device: &OwnedFd, pid: Pid, area: Area
     pager.add_new(faults, area, pid, ready(line)?)
 }
 
-/// Waits until the agent's thread runs. A command before that would hold the lock that faults of the program need, of the thread that
-/// starts the agent too.
+/// Waits until the agent's thread runs. A command before that would hold the lock that faults of the program
+/// need, of the thread that starts the agent too.
 fn ready(line: OwnedFd) -> io::Result<Agent> {
     let (words, _) = receive(&line, 1)?;
     if words != [wire::GO] {
@@ -104,7 +105,8 @@ fn forked(pager: &Arc<Pager>, line: OwnedFd, pid: Pid, area: Area) -> io::Result
     let begun = Instant::now();
     let program = loop {
         if let Some(number) = mailbox(pid, area)? {
-            // A number that no child has is that of an ancestor which did not join: this one cannot be told from it.
+            // A number that no child has is that of an ancestor which did not join: this one cannot be told
+            // from it.
             let unknown = || io::Error::other("it is the child of a program that did not join");
             break pager.child(number).ok_or_else(unknown)?;
         }

@@ -14,8 +14,8 @@ pub(super) struct RunDir {
 }
 
 impl RunDir {
-    /// Makes the directory and puts the library in. Others may read the library, since a program may change its user and start
-    /// others; the socket is this user's.
+    /// Makes the directory and puts the library in. Others may read the library, since a program may change
+    /// its user and start others; the socket is this user's.
     ///
     /// # Errors
     /// When it cannot be made, or this binary was built without the library.

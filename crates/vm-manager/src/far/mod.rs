@@ -1,7 +1,8 @@
 //! Far memory of unmodified programs: the pager (ADR 36).
 //!
-//! Owns the programs of a run, their tables of far pages, and the threads that serve them. Where pages lie, and which slab is hot,
-//! is `varve_far`'s; what only the program itself can do is the agent's (`varve-far-agent`).
+//! Owns the programs of a run, their tables of far pages, and the threads that serve them. Where pages lie,
+//! and which slab is hot, is `varve_far`'s; what only the program itself can do is the agent's
+//! (`varve-far-agent`).
 //!
 //! Lock order: a program's pages, then its agent, then the slab space. The list of programs is locked alone.
 

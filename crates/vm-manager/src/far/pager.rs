@@ -101,7 +101,8 @@ pub struct FarStatus {
 }
 
 impl Pager {
-    /// Opens and measures the tiers and starts to watch the limit. Gives also a sentence for each tier that is not used.
+    /// Opens and measures the tiers and starts to watch the limit. Gives also a sentence for each tier that
+    /// is not used.
     ///
     /// # Errors
     /// When a directory cannot hold slabs, or no tier is left.

@@ -62,8 +62,8 @@ impl Pages {
         }
     }
 
-    /// The state of the pages of a child, forked now: its set-aside area holds what this one's does. Each object has one user
-    /// more.
+    /// The state of the pages of a child, forked now: its set-aside area holds what this one's does. Each
+    /// object has one user more.
     pub(super) fn fork(&self, space: &Space) -> Self {
         self.table.each(|_, entry| {
             if let Some(stored) = entry.stored() {
@@ -250,7 +250,8 @@ impl Program {
         self.agent.lock()
     }
 
-    /// Whether the address space has ended. Asks the kernel for something that it cannot do, and looks at the reason.
+    /// Whether the address space has ended. Asks the kernel for something that it cannot do, and looks at the
+    /// reason.
     pub(super) fn has_ended(&self) -> bool {
         let answer = self.faults.zero(NEVER_MAPPED);
         self.is_gone() || answer.is_err_and(|error| error.raw_os_error() == Some(libc::ESRCH))
@@ -274,7 +275,8 @@ impl Program {
         }
     }
 
-    /// Takes at most `most` of the pages that are to leave; waits until there are any. 0 when the program is gone.
+    /// Takes at most `most` of the pages that are to leave; waits until there are any. 0 when the program is
+    /// gone.
     pub(super) fn take_wanted(&self, most: u64) -> u64 {
         let mut want = self.want.lock();
         while *want == 0 && !self.is_gone() {

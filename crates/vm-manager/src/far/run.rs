@@ -1,4 +1,5 @@
-//! `varve vm run --local`: starts the pager, then the program, and stays until all of its programs have ended.
+//! `varve vm run --local`: starts the pager, then the program, and stays until all of its programs have
+//! ended.
 
 use std::ffi::OsString;
 use std::process::{Child, Command, ExitStatus};
@@ -16,8 +17,8 @@ use super::{check, join};
 /// How often the program is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// Runs `program` with at most `local` of its memory local. `look` is called many times a second, with the pid until the program has
-/// ended, and the pager.
+/// Runs `program` with at most `local` of its memory local. `look` is called many times a second, with the
+/// pid until the program has ended, and the pager.
 ///
 /// # Errors
 /// Why it was not started.

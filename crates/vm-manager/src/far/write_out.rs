@@ -23,7 +23,8 @@ enum Target {
     Failed(SpaceError),
 }
 
-/// Writes the oldest pages of the set-aside area, at most `most`, and empties their slots. Gives the number of pages that left.
+/// Writes the oldest pages of the set-aside area, at most `most`, and empties their slots. Gives the number
+/// of pages that left.
 ///
 /// # Errors
 /// When the program has ended.
@@ -78,8 +79,8 @@ fn empty(program: &Program, first: u64, count: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes all that is aside, under the lock: the program forks. Where far space is full, the pages go back, into the
-/// child too.
+/// Writes all that is aside, under the lock: the program forks. Where far space is full, the pages go back,
+/// into the child too.
 pub(super) fn flush(pager: &Pager, program: &Program, pages: &mut Pages, child: Option<&Faults>) {
     let mut places: Vec<&Faults> = vec![&program.faults];
     places.extend(child);

@@ -146,12 +146,12 @@ impl Faults {
     /// Puts a page in and wakes threads that wait for it.
     ///
     /// # Errors
-    /// `EEXIST` when one is there, `EAGAIN` while an event waits to be read, `ENOENT` when nothing is mapped or registered
-    /// there, `ESRCH` when the process has ended.
+    /// `EEXIST` when one is there, `EAGAIN` while an event waits to be read, `ENOENT` when nothing is mapped
+    /// or registered there, `ESRCH` when the process has ended.
     pub fn copy(&self, address: u64, page: &Page) -> io::Result<()> {
         let mut copy = [address, page.0.as_ptr() as u64, PAGE_BYTES as u64, 0, 0];
-        // SAFETY: five words are the `uffdio_copy` that the number encodes; the source is a page that lives over the call and is
-        // only read. The target is memory of another process that waits for it.
+        // SAFETY: five words are the `uffdio_copy` that the number encodes; the source is a page that lives
+        // over the call and is only read. The target is memory of another process that waits for it.
         unsafe { ioctl(self.as_fd(), COPY, &mut copy) }
     }
 
@@ -237,17 +237,20 @@ fn event(message: &Message) -> Option<Event> {
 /// An ioctl on a userfaultfd.
 ///
 /// # Safety
-/// `argument` has the length that `number` encodes, and pointers in it are valid for what the kernel does with them.
+/// `argument` has the length that `number` encodes, and pointers in it are valid for what the kernel does
+/// with them.
 unsafe fn ioctl(fd: BorrowedFd<'_>, number: libc::c_ulong, argument: &mut [u64]) -> io::Result<()> {
     // SAFETY: the caller's promise.
     let result = unsafe { libc::ioctl(fd.as_raw_fd(), number, argument.as_mut_ptr()) };
     check(libc::c_long::from(result)).map(drop)
 }
 
-/// Reads memory of another process: for each range first byte and number of pages, into `pages` one after the other.
+/// Reads memory of another process: for each range first byte and number of pages, into `pages` one after the
+/// other.
 ///
 /// # Errors
-/// `ESRCH` when it has ended, `EPERM`, `EFAULT` when the first range is not mapped. `UnexpectedEof` when only a part could be read.
+/// `ESRCH` when it has ended, `EPERM`, `EFAULT` when the first range is not mapped. `UnexpectedEof` when only
+/// a part could be read.
 pub fn read_memory(pid: Pid, ranges: &[(u64, usize)], pages: &mut [Page]) -> io::Result<()> {
     let total: usize = ranges.iter().map(|(_, count)| count * PAGE_BYTES).sum();
     if total > size_of_val(pages) || ranges.len() > libc::UIO_MAXIOV as usize {
@@ -264,8 +267,8 @@ pub fn read_memory(pid: Pid, ranges: &[(u64, usize)], pages: &mut [Page]) -> io:
             iov_len: count * PAGE_BYTES,
         })
         .collect();
-    // SAFETY: `local` is memory of `pages`, at least `total` bytes, which may hold anything; `remote` is only looked at in the other
-    // process.
+    // SAFETY: `local` is memory of `pages`, at least `total` bytes, which may hold anything; `remote` is only
+    // looked at in the other process.
     let got = check(unsafe {
         libc::process_vm_readv(
             pid.0,

@@ -1,6 +1,8 @@
-//! Far memory on the kernel that runs this: a program that knows all its bytes at 10 % local, and what is refused.
+//! Far memory on the kernel that runs this: a program that knows all its bytes at 10 % local, and what is
+//! refused.
 //!
-//! Needs root, Linux 6.8 and `/dev/userfaultfd`; is skipped loudly elsewhere. Longer: `VARVE_FAR_SECONDS=600`.
+//! Needs root, Linux 6.8 and `/dev/userfaultfd`; is skipped loudly elsewhere. Longer:
+//! `VARVE_FAR_SECONDS=600`.
 
 mod torture;
 
@@ -96,7 +98,8 @@ fn checks() -> ExitCode {
     );
     full(&seconds);
     orphan();
-    // An open fault: on a loaded machine a program was seen to wait for more than 60 s after its pager was killed.
+    // An open fault: on a loaded machine a program was seen to wait for more than 60 s after its pager was
+    // killed.
     if std::env::var_os("VARVE_FAR_KILL").is_some() {
         killed_pager();
     } else {

@@ -1,7 +1,8 @@
-//! A program that knows every byte of its memory, does to it what programs do, and looks at it again and again.
+//! A program that knows every byte of its memory, does to it what programs do, and looks at it again and
+//! again.
 //!
-//! Each thread owns a region. The contents of a page follow from its number and its version, so there is nothing to compare with
-//! but the rule. Version 0 is a page of zeros.
+//! Each thread owns a region. The contents of a page follow from its number and its version, so there is
+//! nothing to compare with but the rule. Version 0 is a page of zeros.
 
 use std::io::{Read, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -144,8 +145,8 @@ impl Region {
         }
     }
 
-    /// Moves some pages to another address and back. The kernel may refuse where they lie in several mappings; then they are
-    /// mapped anew. Whether they moved.
+    /// Moves some pages to another address and back. The kernel may refuse where they lie in several
+    /// mappings; then they are mapped anew. Whether they moved.
     fn move_away(&mut self) -> bool {
         let (first, count) = self.some(200);
         let (bytes, home) = (count * PAGE, self.at(first));
@@ -253,10 +254,11 @@ impl Region {
         self.look(to);
     }
 
-    /// A child with the C library's fork, or with a bare `clone`: it sees what the parent had, and its writes are its own.
+    /// A child with the C library's fork, or with a bare `clone`: it sees what the parent had, and its writes
+    /// are its own.
     fn fork(&mut self, bare: bool) {
-        // SAFETY: the child uses this region, which no other thread has, and ends without running anything else. It allocates
-        // nothing.
+        // SAFETY: the child uses this region, which no other thread has, and ends without running anything
+        // else. It allocates nothing.
         let child = unsafe {
             if bare {
                 libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) as libc::pid_t
@@ -298,7 +300,8 @@ impl Region {
     }
 }
 
-/// Forks, ends, and leaves the child behind, which looks at its memory and writes to it for `seconds` and says how it was.
+/// Forks, ends, and leaves the child behind, which looks at its memory and writes to it for `seconds` and
+/// says how it was.
 pub fn orphan(seconds: f64, mib: usize) {
     let mut region = Region::new(0, (mib << 20) / PAGE, 1);
     (0..region.pages()).for_each(|page| region.write(page));
@@ -331,7 +334,8 @@ pub fn orphan(seconds: f64, mib: usize) {
     println!("the child found all");
 }
 
-/// Fills memory, says so, and reads it for ever. Says `WRONG` and ends when it reads something else than it wrote.
+/// Fills memory, says so, and reads it for ever. Says `WRONG` and ends when it reads something else than it
+/// wrote.
 pub fn reader(mib: usize) {
     let mut region = Region::new(0, (mib << 20) / PAGE, 1);
     (0..region.pages()).for_each(|page| region.write(page));
