@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 /// One slot that was filled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Slot {
+pub struct AsideSlot {
     /// The page that was moved here.
     pub page: PageNo,
     /// The object that held it before, if that is still there.
@@ -17,7 +17,7 @@ pub struct Slot {
 pub struct Ring {
     slots: u64,
     tail: u64,
-    filled: VecDeque<Option<Slot>>,
+    filled: VecDeque<Option<AsideSlot>>,
 }
 
 impl Ring {
@@ -44,7 +44,7 @@ impl Ring {
     }
 
     /// The contents of the filled slots.
-    pub fn filled(&self) -> impl Iterator<Item = Slot> + '_ {
+    pub fn filled(&self) -> impl Iterator<Item = AsideSlot> + '_ {
         self.filled.iter().flatten().copied()
     }
 
@@ -57,14 +57,14 @@ impl Ring {
     }
 
     /// Fills the slot at the head; `None` for one that stays empty.
-    pub fn push(&mut self, slot: Option<Slot>) -> u64 {
+    pub fn push(&mut self, slot: Option<AsideSlot>) -> u64 {
         self.filled.push_back(slot);
         self.tail + self.len() - 1
     }
 
     /// The content of a slot.
     #[must_use]
-    pub fn get(&self, number: u64) -> Option<Slot> {
+    pub fn get(&self, number: u64) -> Option<AsideSlot> {
         let index = number.checked_sub(self.tail)?;
         self.filled.get(usize::try_from(index).ok()?).copied().flatten()
     }
@@ -78,7 +78,7 @@ impl Ring {
     }
 
     /// Gives up what is in a slot: the page came back or was dropped.
-    pub fn take(&mut self, number: u64) -> Option<Slot> {
+    pub fn take(&mut self, number: u64) -> Option<AsideSlot> {
         let index = number.checked_sub(self.tail)?;
         self.filled.get_mut(usize::try_from(index).ok()?)?.take()
     }
@@ -92,7 +92,7 @@ impl Ring {
 
     /// Frees the `count` oldest slots, after their memory was emptied. Gives what was still in them.
     #[must_use = "what is still in them is lost otherwise"]
-    pub fn retire(&mut self, count: u64) -> Vec<Slot> {
+    pub fn retire(&mut self, count: u64) -> Vec<AsideSlot> {
         let count = count.min(self.len());
         self.tail += count;
         self.filled.drain(..count as usize).flatten().collect()
@@ -114,7 +114,7 @@ mod tests {
         let mut ring = Ring::new(8);
         assert_eq!(ring.room(64), (0, 8));
         for page in 0..6 {
-            let slot = Slot {
+            let slot = AsideSlot {
                 page: PageNo(page),
                 kept: None,
             };

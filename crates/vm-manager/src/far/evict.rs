@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use varve_far::aside::Slot;
+use varve_far::aside::AsideSlot;
 use varve_far::table::{Entry, PageNo};
 use varve_far::{PAGE_BYTES, wire};
 
@@ -279,7 +279,7 @@ fn note_moves(pager: &Pager, pages: &mut Pages, runs: &[Run], answers: &[i64]) -
                     None
                 }
             };
-            let slot = pages.ring.push(Some(Slot { page, kept }));
+            let slot = pages.ring.push(Some(AsideSlot { page, kept }));
             pages.set(page, Entry::Aside(slot));
         }
         moved += done;
