@@ -1,4 +1,5 @@
-//! The agent's thread: a stack, a start that the C library does not see, and the loop over commands.
+//! The agent's threads: stacks, a start that the C library does not see, the loop over commands, and the guard
+//! that ends the program when its pager is gone.
 
 use super::calls::{call, close, receive, send, wake};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -20,6 +21,10 @@ pub(super) struct Start {
     uffd: i32,
     /// 0 until the thread has descriptors of its own.
     pub ready: AtomicU32,
+    /// Not 0 once pages were moved, which are lost with the pager.
+    has_moved: AtomicU32,
+    /// The agent that this thread guards; `None`: it is the agent.
+    guarded: Option<&'static Start>,
 }
 
 /// Starts the thread. Gives the word that says when it has taken over both descriptors; `None` if it could
@@ -28,6 +33,15 @@ pub(super) struct Start {
 /// # Safety
 /// The calling thread has all signals blocked, which the new one inherits for ever.
 pub(super) unsafe fn start(socket: i32, uffd: i32) -> Option<&'static Start> {
+    // SAFETY: the caller's.
+    unsafe { start_thread(socket, uffd, None) }
+}
+
+/// Starts the agent, or the guard of one.
+///
+/// # Safety
+/// As [`start`].
+unsafe fn start_thread(socket: i32, uffd: i32, guarded: Option<&'static Start>) -> Option<&'static Start> {
     let protection = (libc::PROT_READ | libc::PROT_WRITE) as usize;
     let kind = (libc::MAP_SHARED | libc::MAP_ANONYMOUS) as usize;
     // SAFETY: a new mapping anywhere.
@@ -48,6 +62,8 @@ pub(super) unsafe fn start(socket: i32, uffd: i32) -> Option<&'static Start> {
         socket,
         uffd,
         ready: AtomicU32::new(0),
+        has_moved: AtomicU32::new(0),
+        guarded,
     };
     // SAFETY: the page was just mapped, is not used by anybody, and `at` is aligned to half a page. It is
     // never unmapped.
@@ -102,19 +118,63 @@ unsafe fn spawn(top: usize, tls: usize) -> isize {
 /// The thread. `start` stays for ever.
 extern "C" fn main(start: *const Start) -> ! {
     // SAFETY: `spawn`'s caller vouches for it.
-    let start = unsafe { &*start };
-    let (socket, uffd) = own_descriptors(start.socket, start.uffd);
-    give_up_root();
-    // From now on commands are answered, whatever the thread that started this one waits for.
-    let is_heard = send(socket, &[wire::GO], None);
-    start.ready.store(1, Ordering::Release);
-    wake(&start.ready);
-    if is_heard {
-        serve(socket, uffd);
+    let start: &'static Start = unsafe { &*start };
+    match start.guarded {
+        None => agent(start),
+        Some(agent) => guard(start.socket, agent),
     }
     loop {
         // SAFETY: ends this thread alone; its stack stays mapped.
         unsafe { call(libc::SYS_exit, [0; 6]) };
+    }
+}
+
+/// Takes over the descriptors and does what the pager says.
+fn agent(start: &'static Start) {
+    let (socket, uffd) = own_descriptors(start.socket, start.uffd);
+    give_up_root();
+    // Shares this thread's descriptors and rights.
+    // SAFETY: this thread has all signals blocked, too.
+    let is_guarded = unsafe { start_thread(socket, uffd, Some(start)) }.is_some();
+    // From now on commands are answered, whatever the thread that started this one waits for.
+    let is_heard = is_guarded && send(socket, &[wire::GO], None);
+    start.ready.store(1, Ordering::Release);
+    wake(&start.ready);
+    if is_heard {
+        serve(socket, uffd, &start.has_moved);
+    }
+}
+
+/// Waits until the pager is gone, and ends the program then if pages were moved: they are lost, and better to end
+/// than to wait for ever. Not the agent's task: it may be waiting in the kernel for the pager to read an event,
+/// which nobody ends while the agent itself has the descriptor of the faults open.
+fn guard(socket: i32, agent: &Start) {
+    /// A `pollfd` without events: a hang-up is told all the same.
+    #[repr(C)]
+    struct Poll {
+        fd: i32,
+        events: i16,
+        found: i16,
+    }
+    let mut poll = Poll {
+        fd: socket,
+        events: 0,
+        found: 0,
+    };
+    while poll.found == 0 {
+        // SAFETY: one `pollfd`, which lives on this stack.
+        unsafe { call(libc::SYS_poll, [&raw mut poll as usize, 1, usize::MAX, 0, 0, 0]) };
+    }
+    if agent.has_moved.load(Ordering::Acquire) == 0 {
+        return;
+    }
+    // SAFETY: neither takes a pointer.
+    unsafe {
+        let process = call(libc::SYS_getpid, [0; 6]);
+        call(
+            libc::SYS_kill,
+            [process as usize, libc::SIGKILL as usize, 0, 0, 0, 0],
+        );
     }
 }
 
@@ -159,10 +219,9 @@ fn give_up_root() {
 }
 
 /// Does what the pager says until it is gone.
-fn serve(socket: i32, uffd: i32) {
+fn serve(socket: i32, uffd: i32, has_moved: &AtomicU32) {
     let mut words = [0u64; wire::WORDS_MAX];
     let mut answers = [0u64; wire::RUNS_MAX];
-    let mut has_moved = false;
     loop {
         let (count, fd) = receive(socket, &mut words);
         if fd >= 0 {
@@ -172,24 +231,15 @@ fn serve(socket: i32, uffd: i32) {
             break;
         }
         let runs = (words[1] as usize).min(wire::RUNS_MAX).min((count - 2) / 3);
-        has_moved |= words[0] == wire::MOVE;
+        if words[0] == wire::MOVE {
+            has_moved.store(1, Ordering::Release);
+        }
         for run in 0..runs {
             let [first, second, len] = [words[2 + run * 3], words[3 + run * 3], words[4 + run * 3]];
             answers[run] = command(words[0], uffd, first, second, len) as u64;
         }
         if !send(socket, &answers[..runs], None) {
             break;
-        }
-    }
-    if has_moved {
-        // Moved pages are lost with the pager: better to end than to wait for ever.
-        // SAFETY: neither takes a pointer.
-        unsafe {
-            let process = call(libc::SYS_getpid, [0; 6]);
-            call(
-                libc::SYS_kill,
-                [process as usize, libc::SIGKILL as usize, 0, 0, 0, 0],
-            );
         }
     }
 }
