@@ -1,9 +1,8 @@
-//! File data in a transaction: new blocks, holes, allocation, truncation, migration.
+//! File data in a transaction: new blocks, holes, allocation, truncation.
 
 use super::TxState;
 use super::shared::STEP_RUNS;
 use crate::pool::read::{fill, plan};
-use crate::reader::checksums::{compare, sums};
 use crate::reader::{file_root, is_shared};
 use crate::seeded::{Bug, armed};
 use crate::space::Span;
@@ -19,8 +18,6 @@ use varve_format::{
 const STEP_EXTENTS: usize = 4096;
 /// Maximum number of blocks whose bits one step of freeing changes.
 pub(super) const STEP_BLOCKS: u64 = 1 << 16;
-/// Blocks moved to another tier in one buffer.
-const MOVE_BLOCKS: u64 = 1024;
 /// Bytes fetched at once on their way to NVM, and to a device.
 const FETCH_BYTES: usize = 32 << 10;
 const FETCH_FAR_BYTES: usize = 1 << 20;
@@ -230,23 +227,6 @@ impl Tx<'_> {
             core.put(&inode)?;
             Ok(progress)
         })
-    }
-
-    /// Copies `len` blocks of a file, which lie in one run at `from`, to another tier and remaps them; their
-    /// checksums are verified on the way. Returns false, with nothing changed, if they do not lie there any
-    /// more.
-    ///
-    /// # Errors
-    /// `NoInode`, `WrongKind`, `NoSpace`, `DataChecksum`.
-    pub fn migrate(
-        &mut self,
-        ino: Ino,
-        at: FileBlock,
-        len: u32,
-        from: (Tier, BlockNo),
-        to: DataTarget,
-    ) -> Result<bool> {
-        self.guard(|core| core.migrate(ino, at.0, u64::from(len), from, to))
     }
 }
 
@@ -737,95 +717,6 @@ impl TxState<'_> {
             at += span.len;
         }
         Ok(Progress::Done)
-    }
-
-    fn migrate(
-        &mut self,
-        ino: Ino,
-        at: u64,
-        len: u64,
-        from: (Tier, BlockNo),
-        to: DataTarget,
-    ) -> Result<bool> {
-        if self.store.may_be_torn(ino) {
-            return Ok(false);
-        }
-        let mut inode = self.reader().get(ino)?;
-        let mut root = file_root(&inode)?;
-        let range = FileBlock(at)..FileBlock(at + len);
-        let old = self.reader().unresolved(ino, &root, at, at + len, 2)?;
-        let [old] = old[..] else {
-            return Ok(false);
-        };
-        if is_shared(&old) && old.file_block == range.start && u64::from(old.len) == len {
-            return self.migrate_shared(old.block.0..old.block.0 + len, from, to);
-        }
-        if len == 0
-            || is_shared(&old)
-            || u64::from(old.len) != len
-            || old.file_block != range.start
-            || (old.tier, old.block) != from
-        {
-            return Ok(false);
-        }
-        let tree = ExtentTree::of(ino);
-        let unwritten = old.flags.contains(ExtentFlags::UNWRITTEN);
-        let mut done = 0;
-        while done < len {
-            let start = from.1.0 + done;
-            let span = if unwritten {
-                self.alloc_data(to, (len - done).min(MOVE_BLOCKS))?
-            } else {
-                self.copy_blocks(from.0, start, len - done, to)?
-            };
-            let part = FileBlock(at + done)..FileBlock(at + done + span.len);
-            let moved = tree.remap(
-                self,
-                &mut root,
-                part,
-                (from.0, BlockNo(start)),
-                (span.tier, BlockNo(span.start)),
-            )?;
-            if !moved {
-                return Err(StoreError::Damaged(format!(
-                    "inode {ino}: an extent changed under a migration"
-                )));
-            }
-            done += span.len;
-        }
-        inode.content = Content::File(root);
-        self.put(&inode)?;
-        self.free_span(
-            Span {
-                tier: from.0,
-                start: from.1.0,
-                len,
-            },
-            true,
-        )?;
-        Ok(true)
-    }
-
-    /// Copies at most `most` blocks to a new place, their checksums verified on the way; where they are then.
-    pub(super) fn copy_blocks(&mut self, tier: Tier, start: u64, most: u64, to: DataTarget) -> Result<Span> {
-        let span = self.alloc_data(to, most.min(MOVE_BLOCKS))?;
-        let mut buffer = vec![0; span.len as usize * BLOCK_SIZE];
-        self.read_verified(tier, start, &mut buffer)?;
-        let touched = self.touched;
-        self.write_new(span, &buffer)?;
-        if armed(Bug::MoveNotFlushed) {
-            self.touched = touched;
-        }
-        Ok(span)
-    }
-
-    /// Reads data blocks and verifies them on every tier.
-    fn read_verified(&self, tier: Tier, start: u64, out: &mut [u8]) -> Result<()> {
-        self.store_read(tier, start, out)?;
-        let blocks = (out.len() / BLOCK_SIZE) as u64;
-        let sums = sums(&self.reader(), tier, start, blocks)?
-            .resolve(|tier, unit, row| self.store.footer(tier, unit, row))?;
-        compare(tier, start, out, &sums)
     }
 }
 

@@ -2,13 +2,14 @@
 //! transaction leaves no trace.
 //!
 //! From the ground up: `state` (dirty blocks), `alloc`, `units`, `relocate`, `in_place`, `commit`, `inode`,
-//! `shared`, `data`, `session_rows`.
+//! `shared`, `data`, `migrate`, `session_rows`.
 
 mod alloc;
 mod commit;
 mod data;
 mod in_place;
 mod inode;
+mod migrate;
 mod relocate;
 mod session_rows;
 pub(crate) mod shared;
