@@ -2,7 +2,8 @@
 //! ranges may be shared, and the comparison of their bytes. The store shares the blocks.
 
 use super::commit::free_tail;
-use super::forwarded::{ForwardError, parse};
+use super::forwarded::parse;
+use super::types::ForwardError;
 use varve_format::{BLOCK_BYTES, EntryFlags, FileBlock, InodeKey, LogOp, TimeNs, XATTR_CAPABILITY};
 use varve_ipc::ForwardedOp;
 use varve_store::{ShareRange, Store, StoreError, Tx};

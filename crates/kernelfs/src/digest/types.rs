@@ -5,6 +5,7 @@ use varve_digest::{Batch, Counts, RefusedTx};
 use varve_format::session::GrantRow;
 use varve_format::{InodeKey, LeaseNo, LogSeq, SessionId, TimeNs, TxId};
 use varve_media::Region;
+use varve_store::StoreError;
 
 /// Rights of a grant row. A row without rights still lets its session add and remove names of the inode
 /// (given the directory's row).
@@ -121,4 +122,23 @@ impl Applied {
             .binary_search_by_key(&lease, |(lease, _)| *lease)
             .is_ok()
     }
+}
+
+/// Why a forwarded operation was not done. It had no effect.
+#[derive(Debug, thiserror::Error)]
+pub enum ForwardError {
+    /// The call fails with this errno.
+    #[error("errno {0}")]
+    Errno(i32),
+    /// The store failed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// A check of a forwarded operation, or its result.
+pub(super) type Check<T> = Result<T, ForwardError>;
+
+/// Fails with an errno of the call.
+pub(super) const fn refuse<T>(errno: i32) -> Check<T> {
+    Err(ForwardError::Errno(errno))
 }
