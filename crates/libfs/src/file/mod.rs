@@ -3,4 +3,6 @@
 pub(crate) mod attr;
 mod copy;
 pub(crate) mod open;
+pub(crate) mod read;
+mod write;
 pub(crate) mod xattr;
