@@ -254,10 +254,14 @@ impl Drop for SmallCuts {
 /// One in 40 recoveries is also crashed in its own recovery.
 const DEEPER_STRIDE: u64 = 40;
 
-/// A number that depends only on a workload, a point and a crash.
-fn number_of(what: &str, depth: usize, point: &CrashPoint, crash: Crash) -> u64 {
+/// The purpose of a [`number_of`]: whether a recovery cuts batches at every operation. Other purposes are
+/// depths of crashed recoveries.
+const CUTS: usize = usize::MAX;
+
+/// A number that depends only on a workload, a purpose, a point and a crash.
+fn number_of(what: &str, purpose: usize, point: &CrashPoint, crash: Crash) -> u64 {
     let mut hasher = DefaultHasher::new();
-    (what, depth, point.index, format!("{crash:?}")).hash(&mut hasher);
+    (what, purpose, point.index, format!("{crash:?}")).hash(&mut hasher);
     hasher.finish()
 }
 
@@ -403,8 +407,9 @@ impl Recorded {
         }
         let world = image.into_world();
         // Half of the recoveries cut the logs' batches at every operation: a digest does not know where an
-        // interrupted one cut them.
-        let _cuts = content.is_multiple_of(2).then(SmallCuts::begin);
+        // interrupted one cut them. Not chosen by content, which has a pool's random identity.
+        let cuts = number_of(&self.what, CUTS, point, crash).is_multiple_of(2);
+        let _cuts = cuts.then(SmallCuts::begin);
         let (hash, cut) = if again {
             let (recovery, rig) = world.clone().record(|| Rig::start(world, self.shape));
             let found = self.judge(rig.map_err(say)?, &bounds, self.keeps_sealed(crash))?;

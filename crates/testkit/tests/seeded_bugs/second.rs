@@ -246,7 +246,7 @@ const IN_PLACE: [(Bug, Part); 2] = [
         Bug::InPlaceNotFenced,
         Part::Work(Level::Parts, OVERWRITES, DAX, 4),
     ),
-    (Bug::PartialInPlace, Part::Work(Level::Torn, OVERWRITES, DAX, 8)),
+    (Bug::PartialInPlace, Part::Work(Level::Whole, OVERWRITES, DAX, 27)),
 ];
 
 /// What was tried, or what is wrong and how many images that took.
@@ -442,7 +442,10 @@ fn bugs_of_the_second_list_are_caught_by_the_parts_that_are_named() {
 
 #[test]
 fn bugs_of_overwrites_in_place_are_caught_by_the_parts_that_are_named() {
-    try_table(&IN_PLACE);
+    // Each by itself: one takes many seeds, the other parts of what is pending.
+    IN_PLACE
+        .iter()
+        .for_each(|bug| try_table(std::slice::from_ref(bug)));
 }
 
 #[test]
