@@ -199,6 +199,14 @@ pub enum Bug {
     CountBeforeExtents,
     /// Counts of shared runs are durable in a record after that of the extents.
     ExtentsBeforeCount,
+
+    // Names and attributes in the kernel above a mount.
+    /// A lease goes though the kernel may believe answers that rest on it.
+    RecallBeforeExpiry,
+    /// An answer gets a timeout though a lease was recalled between its operation and it.
+    AnswerAcrossRecall,
+    /// Other sessions change what a mount's session held, as soon as that session was sealed.
+    ChangeAfterSealedMount,
 }
 
 #[cfg(all(feature = "test-support", debug_assertions))]

@@ -2,8 +2,8 @@
 //!
 //! Architecture invariants:
 //! - Every request is served by `varve_libfs::Fs`; nothing here touches media or talks to the daemon.
-//! - Names and attributes are cached by the kernel only while this mount is alone in its pool (time-outs of
-//!   [`DENTRY_TTL`](varve_ipc::DENTRY_TTL)); in shared mode time-outs are zero. So no name is ever
+//! - Names and attributes are cached by the kernel under leases of this mount
+//!   ([`DENTRY_TTL`](varve_ipc::DENTRY_TTL)), which stay until the answers have expired. So no name is ever
 //!   invalidated by a notification, and no deadlock with the kernel's directory locks is possible.
 //! - File data may be in the kernel's page cache as long as LibFS holds a lease on the file; LibFS' worker
 //!   thread calls [`KernelCaches`] before it lets a lease go. No request thread ever sends a notification.

@@ -8,7 +8,7 @@ use crate::mount::{MountError, MountRequest, Mounted, THREADS};
 use crate::ops::DATA_MAX;
 use crate::transport::{
     AttrRequests, DataRequests, DirRequests, Filesystem, LookupRequests, ReplyAttr, ReplyCreate, ReplyData,
-    ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyWrite, Request, Session, XattrRequests,
+    ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyWrite, Request, Session, Timeouts, XattrRequests,
 };
 use fuser::{
     Errno, FileAttr, FileHandle, FileType, FopenFlags, Generation, INodeNo, InitFlags, KernelConfig,
@@ -23,6 +23,7 @@ use std::time::{Duration, UNIX_EPOCH};
 pub const NULL_FILE_BYTES: u64 = 1 << 30;
 const DATA_INO: u64 = 2;
 const TTL: Duration = Duration::from_secs(1);
+const TIMEOUTS: Timeouts = Timeouts { name: TTL, attr: TTL };
 
 /// A file system that does nothing.
 #[derive(Debug)]
@@ -86,7 +87,7 @@ impl Filesystem for NullFs {
 impl LookupRequests for NullFs {
     fn lookup(&self, _request: &Request, _parent: INodeNo, name: &OsStr, reply: ReplyEntry<'_>) {
         if name == "data" {
-            reply.entry(&TTL, &attr_of(DATA_INO), Generation(0));
+            reply.entry(&TIMEOUTS, &attr_of(DATA_INO), Generation(0));
         } else {
             reply.error(Errno::ENOENT);
         }
@@ -125,7 +126,7 @@ impl DataRequests for NullFs {
     ) {
         let ino = self.next.fetch_add(1, Ordering::Relaxed);
         reply.created(
-            &TTL,
+            &TIMEOUTS,
             &attr_of(ino),
             Generation(0),
             FileHandle(1),

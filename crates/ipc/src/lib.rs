@@ -25,8 +25,8 @@ pub use page::{Page, PageState, SessionPage, heavy_barrier, light_barrier};
 pub use service::{Descriptors, Opened, Peer, Service, UPCALLS_MAX, UpcallQueue};
 pub use wire::FRAME_MAX;
 
-/// Dentry and attribute timeout of the kernel above a mount in exclusive mode.
-pub const DENTRY_TTL: std::time::Duration = std::time::Duration::from_millis(800);
+/// Dentry and attribute timeout of the kernel above a mount.
+pub const DENTRY_TTL: std::time::Duration = std::time::Duration::from_millis(100);
 /// Upper bound on the lifetime of a cached answer, from its sending on. The kernel starts to count when the
-/// asking thread runs again; a quarter of a second is allowed for that.
-pub const DENTRY_TTL_MAX: std::time::Duration = std::time::Duration::from_millis(1_050);
+/// asking thread runs again, for which a quarter of a second is allowed, and counts in ticks of up to 10 ms.
+pub const DENTRY_TTL_MAX: std::time::Duration = std::time::Duration::from_millis(370);

@@ -9,7 +9,7 @@ use varve_format::{
 };
 
 /// Version of this protocol; it must be equal on both sides.
-pub const PROTOCOL_VERSION: u32 = 16;
+pub const PROTOCOL_VERSION: u32 = 17;
 
 /// Most ranges of one [`Request::SyncLog`].
 pub const SYNC_RANGES_MAX: usize = 1024;
@@ -107,7 +107,7 @@ pub struct Welcome {
     pub read_only: bool,
     /// The reason why the pool is latched, if it is.
     pub latched: Option<String>,
-    /// Other sessions exist: a shim starts with zero timeouts.
+    /// Other sessions exist: see [`Upcall::Sharing`].
     pub shared: bool,
     /// Initial length of the log, in bytes.
     pub log_bytes: u64,
@@ -321,12 +321,9 @@ impl Watched {
 pub enum Request {
     /// Opens a session; the first message on a connection, and only the first.
     Hello(Hello),
-    /// Confirms [`Upcall::Sharing`]: the kernel does not cache the shim's answers from here on, and files are
-    /// opened as in shared mode, except in calls under way. The newcomer may begin.
+    /// Confirms [`Upcall::Sharing`]: files are opened as in shared mode from here on, except in calls under
+    /// way. The newcomer may begin.
     SharingNoted,
-    /// Follows [`Request::SharingNoted`]: all that the shim's kernel cached has expired. The newcomer may
-    /// change inodes that others see.
-    SharingAck,
     /// Asks for the inode of `name` in `dir`. Needs a lease on `dir` (any mode).
     Lookup {
         /// Directory.
@@ -589,13 +586,13 @@ pub enum Upcall {
         /// Files whose blocks moved or were replaced.
         keys: Vec<InodeKey>,
     },
-    /// Other sessions come (sent once, until [`Upcall::Exclusive`]): use zero timeouts, send
-    /// [`Request::SharingNoted`], let the old ones expire, send [`Request::SharingAck`].
+    /// Other sessions come (sent to mounts, once until [`Upcall::Exclusive`]): open files for writing past the
+    /// kernel's page cache, send [`Request::SharingNoted`].
     Sharing,
     /// Space is short: return unused reserved blocks with [`Request::ReturnReservation`] within `lease_ms`,
     /// even if there are none.
     ReclaimReservations,
-    /// The session is alone again: return to exclusive mode.
+    /// The session is alone again: open files through the kernel's page cache.
     Exclusive,
     /// The session is sealed: resume.
     Sealed,

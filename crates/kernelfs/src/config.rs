@@ -153,8 +153,8 @@ pub struct Config {
     /// Tiers that are slowed down to a model of their medium, to estimate a load's performance there. Default
     /// none. `status` names them.
     pub emulate: Vec<Emulated>,
-    /// Time that a mount must be the only session before its kernel caches names again, in milliseconds; ten
-    /// times the wait of other sessions for it, if that is longer. Default 100; 0 to 3,600,000.
+    /// Time that a mount must be the only session before it opens files for writing through the kernel's page
+    /// cache again, in milliseconds. Default 100; 0 to 3,600,000.
     pub solo_ms: u64,
     /// Interval at which idle logs are digested in the background, in milliseconds. Default 500; 10 to
     /// 60,000.

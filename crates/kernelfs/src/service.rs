@@ -72,10 +72,6 @@ impl KernelFs {
                 Sharing::of(self).shared_mode_noted(session.id);
                 Ok(Response::Done)
             }
-            Request::SharingAck => {
-                Sharing::of(self).shared_mode_ack(session.id);
-                Ok(Response::Done)
-            }
             Request::Lookup { dir, name } => reads().lookup(session, dir, &name).map(Response::Entry),
             Request::GetAttr { key } => Leasing::of(self).get_attr(session, key).map(Response::Attr),
             Request::Acquire { wants } => Leasing::of(self).acquire(session, &wants).map(Response::Granted),

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use varve_format::{InodeAttr, InodeKey};
-use varve_ipc::{ClientKind, Cred, DirEntry, Request, Response, StatFs, Watched};
+use varve_ipc::{Cred, DirEntry, Request, Response, StatFs, Watched};
 
 use crate::attrs::{AttrChange, OpenFlags, RenameFlags};
 use crate::dir::{self, Making};
@@ -86,21 +86,31 @@ impl Fs {
     /// Whether other sessions use the pool.
     #[must_use]
     pub fn shared(&self) -> bool {
-        self.mount.timeouts.is_shared()
+        self.mount.of_session(Session::is_shared)
     }
-    /// Notes the mode before an operation whose answer the kernel above a shim may cache.
+    /// Notes the state before an operation whose answer the kernel above a shim may cache.
     #[must_use]
     pub fn asked(&self) -> Asked {
-        self.mount.timeouts.asked()
+        self.mount.of_session(Session::asked)
     }
-    /// Returns the answer's timeout, after its operation. A shim holds it until the answer is sent: sessions
-    /// that come beside this one wait for it.
+    /// Returns the timeouts of an answer, after its operation, which has found `inode`, or nothing, under a
+    /// name in `dir`. A shim holds it until the answer is sent: sessions that want one of the leases that it
+    /// rests on wait for it.
     #[must_use]
-    pub fn answer(&self, asked: Asked) -> Answer<'_> {
-        // Sharing is announced to mounts only.
-        let told = self.mount.options.kind == ClientKind::Shim;
-        let live = told && self.mount.of_session(Session::is_live);
-        self.mount.timeouts.answer(asked, live)
+    pub fn answer_name(&self, asked: Asked, dir: InodeKey, inode: Option<InodeKey>) -> Answer {
+        self.mount
+            .of_session(|session| session.answer(asked, Some(dir), inode))
+    }
+    /// As [`answer_name`](Self::answer_name), of an operation that has seen attributes only.
+    #[must_use]
+    pub fn answer_attr(&self, asked: Asked, inode: InodeKey) -> Answer {
+        self.mount
+            .of_session(|session| session.answer(asked, None, Some(inode)))
+    }
+    /// Attributes of an inode on which this session holds a lease.
+    #[must_use]
+    pub fn known_attr(&self, key: InodeKey) -> Option<InodeAttr> {
+        self.mount.of_session(|session| dir::known_attr(session, key))
     }
     /// Counters since the mount.
     #[must_use]
@@ -337,7 +347,7 @@ impl Fs {
     /// # Errors
     /// As the system call of that name.
     pub fn readdir(&self, dir: InodeKey, cookie: u64, max: usize) -> Result<Vec<DirEntry>> {
-        dir::readdir(&self.mount, dir, cookie, max, false)
+        dir::readdir(&self.mount, dir, cookie, max)
     }
 
     /// As [`readdir`](Self::readdir), with attributes where they are known.
@@ -345,7 +355,7 @@ impl Fs {
     /// # Errors
     /// As [`readdir`](Self::readdir).
     pub fn readdir_plus(&self, dir: InodeKey, cookie: u64, max: usize) -> Result<Vec<DirEntry>> {
-        dir::readdir(&self.mount, dir, cookie, max, true)
+        dir::readdir_plus(&self.mount, dir, cookie, max)
     }
 
     /// Opens an inode.

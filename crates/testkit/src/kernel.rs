@@ -5,13 +5,14 @@
 
 use crate::turns::Turns;
 use crate::wire::RigClock;
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use varve_format::InodeKey;
 use varve_ipc::{Clock, Cred};
-use varve_libfs::{CacheObserver, Errno, Fs, KernelCall, OpenFile, PageUse};
+use varve_libfs::{Answer, Asked, CacheObserver, Errno, Fs, KernelCall, OpenFile, PageUse};
 
 /// Bytes of a page.
 pub const PAGE_BYTES: usize = 4096;
@@ -222,12 +223,14 @@ impl Kernel {
         done.map(drop)
     }
 
-    /// Returns the cached value, or calls `operation` and caches its value until the answer expires.
+    /// Returns the cached value, or calls `operation` and caches its value until the answer, made by
+    /// `answer` with its timeout, expires.
     fn look<T: Copy>(
         &self,
         fs: &Fs,
         cell: impl Fn(&mut Caches) -> &mut Option<(T, u64)>,
         operation: impl FnOnce() -> Result<T, Errno>,
+        answer: impl FnOnce(Asked) -> (Answer, Duration),
     ) -> Result<T, Errno> {
         let known = *cell(&mut self.lock());
         if let Some((value, until_ms)) = known
@@ -240,10 +243,11 @@ impl Kernel {
         let asked = fs.asked();
         let value = operation()?;
         self.between();
-        let answer = fs.answer(asked);
+        let (held, ttl) = answer(asked);
         self.between();
-        let until_ms = self.clock.monotonic_ms() + answer.ttl().as_millis() as u64;
+        let until_ms = self.clock.monotonic_ms() + ttl.as_millis() as u64;
         *cell(&mut self.lock()) = Some((value, until_ms));
+        drop(held);
         Ok(value)
     }
 
@@ -253,7 +257,12 @@ impl Kernel {
     /// The mount's error.
     pub fn size(&self, fs: &Fs, key: InodeKey) -> Result<u64, Errno> {
         let size = || Ok(fs.getattr(key)?.size_bytes);
-        self.look(fs, |caches| caches.sizes.entry(key).or_default(), size)
+        let answer = |asked| {
+            let answer = fs.answer_attr(asked, key);
+            let ttl = answer.attr_ttl();
+            (answer, ttl)
+        };
+        self.look(fs, |caches| caches.sizes.entry(key).or_default(), size, answer)
     }
 
     /// The size of the file with a name in the root, as programs see it; `None` if there is none.
@@ -261,12 +270,25 @@ impl Kernel {
     /// # Errors
     /// The mount's error.
     pub fn size_of_name(&self, fs: &Fs, name: &'static str) -> Result<Option<u64>, Errno> {
+        let inode = Cell::new(None);
         let size = || match fs.lookup(fs.root(), name.as_bytes(), &Cred::root()) {
-            Ok(attr) => Ok(Some(attr.size_bytes)),
+            Ok(attr) => {
+                inode.set(Some(attr.key));
+                Ok(Some(attr.size_bytes))
+            }
             Err(error) if error == Errno(libc::ENOENT) => Ok(None),
             Err(error) => Err(error),
         };
-        self.look(fs, |caches| caches.names.entry(name).or_default(), size)
+        // One value here is both the name's and the attributes'.
+        let answer = |asked| {
+            let answer = fs.answer_name(asked, fs.root(), inode.get());
+            let ttl = match inode.get() {
+                Some(_) => answer.name_ttl().min(answer.attr_ttl()),
+                None => answer.name_ttl(),
+            };
+            (answer, ttl)
+        };
+        self.look(fs, |caches| caches.names.entry(name).or_default(), size, answer)
     }
 
     fn drop_page(&self, place: (InodeKey, u64)) {

@@ -34,8 +34,7 @@ impl Attacker {
                     }
                 }
                 Upcall::Barrier { tx, .. } => Request::BarrierAck { tx },
-                Upcall::Sharing if self.rng.below(2) == 0 => Request::SharingNoted,
-                Upcall::Sharing => Request::SharingAck,
+                Upcall::Sharing => Request::SharingNoted,
                 Upcall::ReclaimReservations => Request::ReturnReservation {
                     blocks: self.rng.below(2) * (1 << 20),
                     of: u64::MAX,
@@ -51,8 +50,7 @@ impl Attacker {
         let extreme = |rng: &mut Self| rng.extreme();
         match self.rng.below(28) {
             0 => Request::Hello(self.hello()),
-            1 if self.rng.below(2) == 0 => Request::SharingNoted,
-            1 => Request::SharingAck,
+            1 => Request::SharingNoted,
             2 => Request::Lookup {
                 dir: self.any_key(),
                 name: self.name(),

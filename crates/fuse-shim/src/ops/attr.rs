@@ -1,6 +1,6 @@
 //! Attributes of inodes and of the file system.
 
-use super::{Outcome, Shim, answer, attr_ttl, cred, gone};
+use super::{Outcome, Shim, answer, cred, gone, timeouts};
 use crate::convert::{errno, file_attr, time_ns};
 use crate::transport::{AttrRequests, Changes, ReplyAttr, ReplyEmpty, ReplyStatfs, Request, Space};
 use fuser::{INodeNo, TimeOrNow};
@@ -19,8 +19,8 @@ impl Shim {
         let asked = self.fs.asked();
         match operation() {
             Ok(attr) => {
-                let answer = self.fs.answer(asked);
-                reply.attr(&attr_ttl(&attr, answer.ttl()), &file_attr(&attr));
+                let answer = self.fs.answer_attr(asked, attr.key);
+                reply.attr(&timeouts(&attr, &answer).attr, &file_attr(&attr));
             }
             Err(error) => reply.error(errno(error)),
         }

@@ -1,6 +1,6 @@
 //! Open files and their bytes.
 
-use super::{Outcome, Shim, answer, attr_ttl, cred, gone};
+use super::{Outcome, Shim, answer, cred, gone, timeouts};
 use crate::convert::{errno, fallocate_mode, file_attr};
 use crate::handles::Handle;
 use crate::transport::{
@@ -13,7 +13,7 @@ use std::os::unix::ffi::OsStrExt;
 use tracing::warn;
 use varve_format::{InodeAttr, InodeKey};
 use varve_ipc::Cred;
-use varve_libfs::{Atime, KernelCall, OpenFile, PageUse};
+use varve_libfs::{Answer, Atime, KernelCall, OpenFile, PageUse};
 
 thread_local! {
     /// Read buffer of a thread; the kernel requests at most a megabyte at once.
@@ -67,6 +67,7 @@ impl Shim {
 
     fn answer_create(
         &self,
+        parent: INodeNo,
         reply: ReplyCreate<'_>,
         flags: i32,
         operation: impl FnOnce() -> Outcome<(InodeAttr, OpenFile)>,
@@ -77,8 +78,11 @@ impl Shim {
                 self.nodes.learn(attr.key);
                 let (handle, open_flags) = self.keep_open(file, flags);
                 let generation = Generation(u64::from(attr.key.generation.0));
-                let answer = self.fs.answer(asked);
-                let ttl = attr_ttl(&attr, answer.ttl());
+                let answer = match self.nodes.key(parent.0) {
+                    Some(dir) => self.fs.answer_name(asked, dir, Some(attr.key)),
+                    None => Answer::default(),
+                };
+                let ttl = timeouts(&attr, &answer);
                 reply.created(&ttl, &file_attr(&attr), generation, handle, open_flags);
             }
             Err(error) => reply.error(errno(error)),
@@ -184,13 +188,13 @@ impl DataRequests for Shim {
         flags: i32,
         reply: ReplyCreate<'_>,
     ) {
-        self.answer_create(reply, flags, || {
+        self.answer_create(parent, reply, flags, || {
             self.create_open(request, parent, name, mode, flags)
         });
     }
 
     fn tmpfile(&self, request: &Request, parent: INodeNo, mode: u32, flags: i32, reply: ReplyCreate<'_>) {
-        self.answer_create(reply, flags, || {
+        self.answer_create(parent, reply, flags, || {
             let file = self.fs.tmpfile(self.key(parent)?, mode, &cred(request))?;
             Ok((file.getattr()?, file))
         });

@@ -1,15 +1,16 @@
 //! Requests on names: lookups, creation, renames and removal.
 
-use super::{Outcome, STALE, Shim, answer, attr_ttl, cred, gone};
+use super::{Outcome, STALE, Shim, answer, cred, gone, timeouts};
 use crate::convert::{errno, file_attr};
-use crate::transport::{LookupRequests, ReplyData, ReplyEmpty, ReplyEntry, Request};
+use crate::transport::{LookupRequests, ReplyData, ReplyEmpty, ReplyEntry, Request, Timeouts};
 use fuser::{Generation, INodeNo, RenameFlags};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::time::Duration;
 use varve_format::{InodeAttr, InodeKey};
 use varve_ipc::Cred;
-use varve_libfs::Asked;
+use varve_libfs::{Answer, Asked};
 
 impl Shim {
     /// Returns the inode with a number from a file handle (name_to_handle_at(2)), or its parent directory:
@@ -31,18 +32,30 @@ impl Shim {
         }
     }
 
-    fn answer_entry(&self, reply: ReplyEntry<'_>, operation: impl FnOnce() -> Outcome<InodeAttr>) {
+    /// Answers an operation that finds or makes a name in `parent`.
+    fn answer_entry(
+        &self,
+        parent: INodeNo,
+        reply: ReplyEntry<'_>,
+        operation: impl FnOnce(InodeKey) -> Outcome<InodeAttr>,
+    ) {
         let asked = self.fs.asked();
-        self.entry(asked, operation(), reply);
+        match self.key(parent) {
+            Ok(dir) => self.entry(asked, Some(dir), operation(dir), reply),
+            Err(error) => reply.error(errno(error)),
+        }
     }
 
-    fn entry(&self, asked: Asked, outcome: Outcome<InodeAttr>, reply: ReplyEntry<'_>) {
+    fn entry(&self, asked: Asked, dir: Option<InodeKey>, outcome: Outcome<InodeAttr>, reply: ReplyEntry<'_>) {
         match outcome {
             Ok(attr) => {
                 self.nodes.learn(attr.key);
-                let answer = self.fs.answer(asked);
+                let answer = match dir {
+                    Some(dir) => self.fs.answer_name(asked, dir, Some(attr.key)),
+                    None => Answer::default(),
+                };
                 reply.entry(
-                    &attr_ttl(&attr, answer.ttl()),
+                    &timeouts(&attr, &answer),
                     &file_attr(&attr),
                     Generation(u64::from(attr.key.generation.0)),
                 );
@@ -52,27 +65,37 @@ impl Shim {
     }
 
     /// Answers a lookup. A negative entry (number 0) is cached too, if names may be cached.
-    fn answer_lookup(&self, reply: ReplyEntry<'_>, operation: impl FnOnce() -> Outcome<InodeAttr>) {
+    fn answer_lookup(
+        &self,
+        parent: INodeNo,
+        reply: ReplyEntry<'_>,
+        operation: impl FnOnce(InodeKey) -> Outcome<InodeAttr>,
+    ) {
         let asked = self.fs.asked();
-        let outcome = operation();
+        let dir = match self.key(parent) {
+            Ok(dir) => dir,
+            Err(error) => return reply.error(errno(error)),
+        };
+        let outcome = operation(dir);
         if outcome.as_ref().is_err_and(|error| error.0 == libc::ENOENT) {
-            let answer = self.fs.answer(asked);
-            if !answer.ttl().is_zero() {
+            let answer = self.fs.answer_name(asked, dir, None);
+            let name = answer.name_ttl();
+            if !name.is_zero() {
                 let nothing = InodeAttr::new(InodeKey::new(0, 0), 0o100_000, 0);
-                return reply.entry(&answer.ttl(), &file_attr(&nothing), Generation(0));
+                let attr = Duration::ZERO;
+                return reply.entry(&Timeouts { name, attr }, &file_attr(&nothing), Generation(0));
             }
         }
-        self.entry(asked, outcome, reply);
+        self.entry(asked, Some(dir), outcome, reply);
     }
 }
 
 impl LookupRequests for Shim {
     fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry<'_>) {
         if name == "." || name == ".." {
-            return self.answer_entry(reply, || self.by_number(parent, name));
+            return self.entry(self.fs.asked(), None, self.by_number(parent, name), reply);
         }
-        self.answer_lookup(reply, || {
-            let dir = self.key(parent)?;
+        self.answer_lookup(parent, reply, |dir| {
             self.fs.lookup(dir, name.as_bytes(), &cred(request))
         });
     }
@@ -104,16 +127,14 @@ impl LookupRequests for Shim {
         } else {
             mode
         };
-        self.answer_entry(reply, || {
-            let dir = self.key(parent)?;
+        self.answer_entry(parent, reply, |dir| {
             self.fs.create(dir, name.as_bytes(), mode, rdev, &cred(request))
         });
     }
 
     fn mkdir(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, reply: ReplyEntry<'_>) {
         let mode = libc::S_IFDIR | (mode & 0o7777);
-        self.answer_entry(reply, || {
-            let dir = self.key(parent)?;
+        self.answer_entry(parent, reply, |dir| {
             self.fs.create(dir, name.as_bytes(), mode, 0, &cred(request))
         });
     }
@@ -142,8 +163,7 @@ impl LookupRequests for Shim {
         target: &Path,
         reply: ReplyEntry<'_>,
     ) {
-        self.answer_entry(reply, || {
-            let dir = self.key(parent)?;
+        self.answer_entry(parent, reply, |dir| {
             self.fs.symlink(
                 dir,
                 link_name.as_bytes(),
@@ -190,9 +210,9 @@ impl LookupRequests for Shim {
         newname: &OsStr,
         reply: ReplyEntry<'_>,
     ) {
-        self.answer_entry(reply, || {
-            let (key, dir) = (self.key(ino)?, self.key(newparent)?);
-            self.fs.link(key, dir, newname.as_bytes(), &cred(request))
+        self.answer_entry(newparent, reply, |dir| {
+            self.fs
+                .link(self.key(ino)?, dir, newname.as_bytes(), &cred(request))
         });
     }
 }

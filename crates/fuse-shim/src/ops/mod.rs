@@ -10,7 +10,7 @@ use crate::caches::KernelCaches;
 use crate::convert::errno;
 use crate::handles::Handles;
 use crate::nodes::Nodes;
-use crate::transport::{Filesystem, ReplyEmpty, Request};
+use crate::transport::{Filesystem, ReplyEmpty, Request, Timeouts};
 use crate::watches::Watches;
 use fuser::{INodeNo, InitFlags, KernelConfig};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use std::time::Duration;
 use tracing::debug;
 use varve_format::{InodeAttr, InodeKey};
 use varve_ipc::Cred;
-use varve_libfs::Fs;
+use varve_libfs::{Answer, Fs};
 
 /// Upper bound on the bytes of data in one request.
 pub(crate) const DATA_MAX: usize = 1 << 20;
@@ -47,17 +47,23 @@ fn gone(error: varve_libfs::Errno) -> varve_libfs::Errno {
     if error.0 == libc::ENOENT { STALE } else { error }
 }
 
-/// Returns how long the kernel may cache `attr`: not at all while a regular file has set-id bits, else for
-/// `ttl`.
+/// Returns how long the kernel may cache a name and `attr`: not at all while a regular file has set-id bits,
+/// else as `answer` says.
 ///
 /// A write clears those bits here, and the kernel learns of it only by the write's reply. With cached
 /// attributes, it would go on granting the owner's rights to a program that another user has just changed.
-fn attr_ttl(attr: &InodeAttr, ttl: Duration) -> Duration {
+fn timeouts(attr: &InodeAttr, answer: &Answer) -> Timeouts {
     const SET_ID: u32 = libc::S_ISUID | libc::S_ISGID;
     if attr.kind() == varve_format::FileKind::Regular && attr.mode & SET_ID != 0 {
-        Duration::ZERO
+        Timeouts {
+            name: Duration::ZERO,
+            attr: Duration::ZERO,
+        }
     } else {
-        ttl
+        Timeouts {
+            name: answer.name_ttl(),
+            attr: answer.attr_ttl(),
+        }
     }
 }
 

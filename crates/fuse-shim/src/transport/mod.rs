@@ -12,7 +12,7 @@ mod wire;
 
 pub use reply::{
     ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry,
-    ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Space,
+    ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Space, Timeouts,
 };
 pub use requests::{AttrRequests, DataRequests, DirRequests, Filesystem, LookupRequests, XattrRequests};
 

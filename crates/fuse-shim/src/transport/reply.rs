@@ -125,10 +125,19 @@ impl ReplyEmpty<'_> {
     }
 }
 
+/// How long the kernel may cache a name and the attributes of its inode.
+#[derive(Debug, Clone, Copy)]
+pub struct Timeouts {
+    /// Of the name, or of its absence.
+    pub name: Duration,
+    /// Of the attributes.
+    pub attr: Duration,
+}
+
 impl ReplyEntry<'_> {
     /// Replies with the inode `attr` of the name; the kernel may cache both for `ttl`. Inode number 0 means
     /// that the name does not exist.
-    pub fn entry(self, ttl: &Duration, attr: &FileAttr, generation: Generation) {
+    pub fn entry(self, ttl: &Timeouts, attr: &FileAttr, generation: Generation) {
         self.0.value(&EntryOut::new(ttl, attr, generation.0));
     }
 }
@@ -195,7 +204,7 @@ impl ReplyCreate<'_> {
     /// Combines [`ReplyEntry::entry`] and [`ReplyOpen::opened`].
     pub fn created(
         self,
-        ttl: &Duration,
+        ttl: &Timeouts,
         attr: &FileAttr,
         generation: Generation,
         fh: FileHandle,
@@ -354,13 +363,19 @@ impl<'d> ReplyDirectoryPlus<'d> {
         }
     }
 
+    /// Returns the most entries that there can be room for.
+    #[must_use]
+    pub const fn most(&self) -> usize {
+        self.listing.room / (size_of::<EntryOut>() + size_of::<Dirent>() + 8)
+    }
+
     /// Adds an entry, as [`ReplyDirectory::add`] and [`ReplyEntry::entry`].
     pub fn add(
         &mut self,
         ino: INodeNo,
         offset: u64,
         name: impl AsRef<OsStr>,
-        ttl: &Duration,
+        ttl: &Timeouts,
         attr: &FileAttr,
         generation: Generation,
     ) -> bool {

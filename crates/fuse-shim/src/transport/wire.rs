@@ -1,6 +1,7 @@
 //! The bytes of FUSE's requests and replies, as in `linux/fuse.h` (protocol 7.31, and later additions without
 //! a flag). Knows no file system.
 
+use super::reply::Timeouts;
 use fuser::{FileAttr, FileType};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -265,14 +266,14 @@ impl From<&FileAttr> for Statx {
 }
 
 impl EntryOut {
-    pub(super) fn new(ttl: &Duration, attr: &FileAttr, generation: u64) -> Self {
+    pub(super) fn new(ttl: &Timeouts, attr: &FileAttr, generation: u64) -> Self {
         Self {
             node: attr.ino.0,
             generation,
-            entry_valid: ttl.as_secs(),
-            attr_valid: ttl.as_secs(),
-            entry_valid_ns: ttl.subsec_nanos(),
-            attr_valid_ns: ttl.subsec_nanos(),
+            entry_valid: ttl.name.as_secs(),
+            attr_valid: ttl.attr.as_secs(),
+            entry_valid_ns: ttl.name.subsec_nanos(),
+            attr_valid_ns: ttl.attr.subsec_nanos(),
             attr: attr.into(),
         }
     }

@@ -37,7 +37,6 @@ pub(crate) const fn may_wait(request: &Request) -> bool {
         | Request::Admin(_) => true,
         Request::Hello(_)
         | Request::SharingNoted
-        | Request::SharingAck
         | Request::Lookup { .. }
         | Request::GetAttr { .. }
         | Request::Release { .. }

@@ -13,7 +13,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 use varve_format::{InodeAttr, InodeKey, LogSeq, SessionId};
 
-/// Answers `GetAttr` with ENOENT; `Digest` waits until `SharingAck` came.
+/// Answers `GetAttr` with ENOENT; `Digest` waits until `SharingNoted` came.
 #[derive(Default)]
 struct Toy {
     dir: Option<tempfile::TempDir>,
@@ -116,7 +116,7 @@ impl Service for Toy {
                 }
                 Ok(Response::Digested(upto))
             }
-            Request::SharingAck => {
+            Request::SharingNoted => {
                 state.acked = true;
                 self.changed.notify_all();
                 assert!(state.sessions[&session.0].push(Upcall::Exclusive));
@@ -250,7 +250,7 @@ fn waiting_calls_do_not_block_others_and_descriptors_arrive() {
         panic!("other answer");
     };
     assert_eq!(data.len(), 1 << 20);
-    link.call(Request::SharingAck).unwrap();
+    link.call(Request::SharingNoted).unwrap();
     for (n, waiter) in (1..=20).zip(waiters) {
         assert_eq!(waiter.join().unwrap(), Ok(Response::Digested(LogSeq(n))));
     }
@@ -281,7 +281,7 @@ fn more_waiting_calls_than_the_bound_queue_in_the_client() {
         .collect();
     // The waiting calls of the connection, and the one on the line.
     toy.wait_until(|state| state.waiting == super::WAITING_MAX + 1);
-    link.call(Request::SharingAck).unwrap();
+    link.call(Request::SharingNoted).unwrap();
     for waiter in waiters {
         assert!(matches!(waiter.join().unwrap(), Ok(Response::Digested(_))));
     }

@@ -73,12 +73,14 @@ impl<'k> Leasing<'k> {
         }
         if writes {
             self.core.check_writable()?;
-            self.sharing.admit_changes(session)?;
         }
         self.make_room(session);
         let until_ms = self.core.now_ms() + self.core.env.config.wait_ms;
         loop {
             let decision = self.obtain(session.id, wants, until_ms)?;
+            if writes {
+                self.sharing.await_sealed_mounts(session);
+            }
             match self.make_durable(session, &decision) {
                 Ok(grants) => return Ok(grants),
                 Err(StoreError::TableFull(_)) if self.core.now_ms() < until_ms => self.await_rows(until_ms),
@@ -98,9 +100,6 @@ impl<'k> Leasing<'k> {
             return Err(no(libc::E2BIG));
         }
         let mut grants = self.acquire(session, wants)?;
-        if near.mode == LeaseMode::Write && !session.read_only {
-            self.sharing.admit_changes(session)?;
-        }
         grants.extend(self.neighbours(session, &near));
         Ok(grants)
     }
@@ -151,6 +150,9 @@ impl<'k> Leasing<'k> {
         };
         if decision.leases.is_empty() {
             return Vec::new();
+        }
+        if mode == LeaseMode::Write {
+            self.sharing.await_sealed_mounts(session);
         }
         // If an inode is gone by now, or the table of rows is full, nothing is granted.
         self.make_durable(session, &decision).unwrap_or_default()

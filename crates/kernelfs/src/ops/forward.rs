@@ -191,7 +191,6 @@ impl<'k> Forwarding<'k> {
             own.cred = session.cred.clone();
             &own
         };
-        self.sharing.admit_changes(session)?;
         self.take_turn(session, op.number)?;
         let result = self.forward_in_turn(session, op);
         let mut last = session.turn.last.lock();
@@ -347,6 +346,7 @@ impl<'k> Forwarding<'k> {
         named: Option<InodeKey>,
     ) -> Result<ForwardedResult, IpcError> {
         let owner = self.exclusive(keys)?;
+        self.sharing.await_sealed_mounts(session);
         let mut result = self.apply(session, work, named);
         let now_ms = self.core.now_ms();
         let mut sessions = self.core.locked();

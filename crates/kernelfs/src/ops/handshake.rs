@@ -387,9 +387,6 @@ impl<'k> Handshake<'k> {
             .collect();
         let mut sessions = self.core.locked();
         let shared = sessions.is_shared(session.id);
-        if !sessions.is_newcomer(predecessor) {
-            session.admit_changes();
-        }
         let member = SessionEntry {
             session: Arc::clone(session),
             phase: Phase::Live,

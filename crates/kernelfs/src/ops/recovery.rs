@@ -61,15 +61,11 @@ impl<'k> Recovery<'k> {
             self.core.env.grace_until_ms.store(0, Ordering::Release);
         }
         self.core.locked().earlier = rows.iter().map(|row| row.id).collect();
-        // A mount may have been in exclusive mode when the earlier daemon ended, or may have kept new
-        // sessions from changing anything yet: all sessions begin anew. If a mount is the only session, no
-        // other changes anything behind its kernel. An unmounted one has no row.
-        let is_mount = |row: &SessionRow| row.flags & 1 == 1;
-        if rows.iter().any(is_mount) {
-            let others = rows.iter().filter(|_| rows.len() > 1).map(|row| row.id);
+        // An unmounted mount has no row.
+        for row in rows.iter().filter(|row| row.flags & 1 == 1) {
             self.core
                 .locked()
-                .note_cached(self.core.env.clock.moment(), others);
+                .note_believed(row.id, self.core.env.clock.moment());
         }
         let numbers = self.take_up_grants(&rows)?;
         let sealed = self.revive_all(rows, limit)?;
@@ -311,7 +307,6 @@ fn ended(row: &SessionRow, seal: Seal) -> Ended {
         holds_until_ms: None,
         row: true,
         known: None,
-        may_change: true,
         continues: None,
     }
 }

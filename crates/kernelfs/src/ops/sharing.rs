@@ -1,5 +1,6 @@
-//! The change of a mount to shared mode and back: its kernel caches names and attributes only in exclusive
-//! mode, so other sessions wait before their first change until it does not.
+//! What mounts' kernels keep, and other sessions: mounts are told of others, and whoever is about to change
+//! something waits for the kernel of a mount that lost its session. That a lease stays while a kernel believes
+//! answers that rest on it is the mount's affair (`libfs/src/kernel_cache/dentries.rs`).
 
 use crate::kernel::{Core, KernelFs};
 use crate::ops::teardown::Teardown;
@@ -8,15 +9,8 @@ use crate::session::table::{Phase, SessionEntry, SessionTable, SharedMode};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use varve_format::SessionId;
-use varve_ipc::{ClientKind, DENTRY_TTL_MAX, IpcError, Upcall};
-
-/// Upper bound, on top of the lease timeout, on how long a mount may take to confirm that its kernel's cached
-/// dentries and attributes have expired.
-const ANNOUNCED_MOST_MS: u64 = 1_500;
-
-/// Factor on the time that other sessions had to wait before their first change: a mount stays in shared mode
-/// for the product after they are gone.
-const EXCLUSIVE_PER_WAIT: u64 = 10;
+use varve_format::seeded::{Bug, armed};
+use varve_ipc::{ClientKind, IpcError, Upcall};
 
 /// Context of shared mode.
 #[derive(Clone, Copy)]
@@ -36,13 +30,13 @@ impl<'k> Sharing<'k> {
 
     /// Announces shared mode to the mounts, and waits until they have noted it.
     pub(crate) fn announce_shared_mode(&self, newcomer: SessionId) {
-        let until_ms = self.core.now_ms() + self.core.env.config.lease_ms + ANNOUNCED_MOST_MS;
+        let until_ms = self.core.now_ms() + self.core.env.config.lease_ms;
         {
             let mut sessions = self.core.locked();
             let lonely: Vec<_> = sessions
                 .entries
                 .iter()
-                .filter(|(id, member)| **id != newcomer && !member.shared_mode.entered)
+                .filter(|(id, member)| **id != newcomer && !member.shared_mode.noted)
                 .map(|(id, member)| (*id, member.session.kind))
                 .collect();
             for (id, kind) in lonely {
@@ -52,7 +46,7 @@ impl<'k> Sharing<'k> {
                         *shared_mode = SharedMode::at_entry(true);
                         continue;
                     }
-                    // Later sessions wait for the same answers.
+                    // Later sessions wait for the same answer.
                     if !shared_mode.announced {
                         shared_mode.announced = true;
                         shared_mode.until_ms = until_ms;
@@ -62,7 +56,7 @@ impl<'k> Sharing<'k> {
             }
         }
         // A session that ended meanwhile is told by its first request.
-        let _ = self.await_mounts(newcomer, |shared_mode| shared_mode.noted);
+        let _ = self.await_mounts(newcomer);
     }
 
     /// Checks that a session may wait on.
@@ -73,16 +67,12 @@ impl<'k> Sharing<'k> {
         sessions.live(id).map(drop).ok_or(IpcError::Sealed)
     }
 
-    /// Waits until `so_far` holds for all mounts but `newcomer` to which shared mode was announced. Bounded:
-    /// a mount that does not answer in time is sealed.
+    /// Waits until all mounts but `newcomer` have noted shared mode. Bounded: a mount that does not answer in
+    /// time is sealed.
     ///
     /// # Errors
     /// The newcomer's session, or the daemon, has ended.
-    fn await_mounts(
-        &self,
-        newcomer: SessionId,
-        so_far: impl Fn(&SharedMode) -> bool,
-    ) -> Result<(), IpcError> {
+    fn await_mounts(&self, newcomer: SessionId) -> Result<(), IpcError> {
         let mut sessions = self.core.locked();
         loop {
             self.may_wait(&sessions, newcomer)?;
@@ -92,7 +82,7 @@ impl<'k> Sharing<'k> {
                     && member.session.kind == ClientKind::Shim
                     && member.phase == Phase::Live
                     && shared_mode.announced
-                    && !so_far(shared_mode)
+                    && !shared_mode.noted
             };
             let first = sessions.entries.values().find(late);
             let Some((id, until_ms)) = first.map(|member| (member.session.id, member.shared_mode.until_ms))
@@ -102,7 +92,7 @@ impl<'k> Sharing<'k> {
             if self.core.now_ms() >= until_ms {
                 drop(sessions);
                 self.teardown
-                    .seal_session(id, "it did not give its kernel's caches up in time");
+                    .seal_session(id, "it did not take note of other sessions in time");
                 self.teardown.finish_or_leave();
                 sessions = self.core.locked();
                 continue;
@@ -113,50 +103,29 @@ impl<'k> Sharing<'k> {
         }
     }
 
-    /// Admits a session to changes, or makes it wait until no kernel of a mount caches answers from before
-    /// the session came. An admission is final: no mount returns to exclusive mode while the session lives.
-    ///
-    /// Reading needs no such wait. Until the first newcomer is admitted, only the mount itself changes
-    /// anything, and its kernel knows of its own changes.
-    ///
-    /// # Errors
-    /// `Sealed`: the session ended meanwhile. `Gone`: the daemon did.
-    pub(crate) fn admit_changes(&self, session: &Session) -> Result<(), IpcError> {
-        if session.may_change() {
-            return Ok(());
+    /// Waits, with leases on what is about to be changed, until no kernel believes answers of a mount whose
+    /// session was sealed: that session may have had these leases. Ends early if `session` or the daemon ends.
+    pub(crate) fn await_sealed_mounts(&self, session: &Session) {
+        if armed(Bug::ChangeAfterSealedMount) {
+            return;
         }
-        let began_ms = self.core.now_ms();
-        self.await_mounts(session.id, |shared_mode| shared_mode.entered)?;
-        self.await_timeouts(session.id)?;
-        let waited_ms = self.core.now_ms().saturating_sub(began_ms);
-        let mut sessions = self.core.locked();
-        // A stopped mount took longer; that is no normal wait.
-        let counted_ms = waited_ms.min(DENTRY_TTL_MAX.as_millis() as u64);
-        sessions.shared_mode_waited_ms = sessions.shared_mode_waited_ms.max(counted_ms);
-        if sessions.live(session.id).is_none() {
-            return Err(IpcError::Sealed);
-        }
-        session.admit_changes();
-        Ok(())
-    }
-
-    /// Waits until no kernel caches answers of a mount whose session has ended.
-    fn await_timeouts(&self, newcomer: SessionId) -> Result<(), IpcError> {
         loop {
             let until = {
                 let sessions = self.core.locked();
-                self.may_wait(&sessions, newcomer)?;
-                sessions.cached.until
+                if self.may_wait(&sessions, session.id).is_err() {
+                    return;
+                }
+                sessions.believed_until(session.predecessor)
             };
             let left = until.saturating_sub(self.core.env.clock.moment());
             if left.is_zero() {
-                return Ok(());
+                return;
             }
             self.core.env.clock.pause(left.min(Duration::from_millis(20)));
         }
     }
 
-    /// Notes that a mount's new answers are not cached any more.
+    /// Notes that a mount knows of others.
     pub(crate) fn shared_mode_noted(&self, id: SessionId) {
         if let Some(member) = self.core.locked().entries.get_mut(&id) {
             member.shared_mode.noted |= member.shared_mode.announced;
@@ -164,36 +133,23 @@ impl<'k> Sharing<'k> {
         self.core.sessions.sharing_changed.notify_all();
     }
 
-    /// Notes that a mount's kernel caches have expired.
-    pub(crate) fn shared_mode_ack(&self, id: SessionId) {
-        if let Some(member) = self.core.locked().entries.get_mut(&id)
-            && member.shared_mode.announced
-        {
-            member.shared_mode = SharedMode::at_entry(true);
-        }
-        self.core.sessions.sharing_changed.notify_all();
-    }
-
-    /// Tells a mount that it is exclusive again when it has been alone long enough: the others are gone, and
-    /// their logs digested. It takes longer if others had to wait for the kernel above the mount, so that at
-    /// most a tenth of the time is spent on such waits, however often others come and go.
+    /// Tells a mount that it is alone when it has been so for `solo_ms`: the others are gone, and their logs
+    /// digested.
     pub(crate) fn note_exclusive(&self, now_ms: u64) {
         let mut sessions = self.core.locked();
-        let pause_ms = sessions.shared_mode_waited_ms.saturating_mul(EXCLUSIVE_PER_WAIT);
         let alone_ms = now_ms.saturating_sub(sessions.alone_since_ms);
-        if sessions.entries.len() != 1 || alone_ms < pause_ms.max(self.core.env.config.solo_ms) {
+        if sessions.entries.len() != 1 || alone_ms < self.core.env.config.solo_ms {
             return;
         }
         let shim = sessions
             .entries
             .values_mut()
-            .find(|member| member.shared_mode.entered);
+            .find(|member| member.shared_mode.noted);
         let id = shim.map(|member| {
             member.shared_mode = SharedMode::at_entry(false);
             member.session.id
         });
         if let Some(id) = id {
-            sessions.shared_mode_waited_ms = 0;
             sessions.send(id, Upcall::Exclusive);
         }
     }

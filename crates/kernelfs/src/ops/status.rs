@@ -59,8 +59,8 @@ pub struct SessionStatus {
     pub kind: String,
     /// `live` or `sealing`.
     pub state: String,
-    /// For a mount, what its kernel may cache of names and attributes: `keeps` (exclusive mode), `runs out`
-    /// (others have come, and may read but not change anything yet), `asks` (nothing). For others empty.
+    /// For a mount, `shared` if it knows of other sessions, and opens files for writing past the kernel's page
+    /// cache, or `exclusive`. For others empty.
     #[serde(default)]
     pub kernel: String,
     /// Reads only.
@@ -429,9 +429,8 @@ fn session_status(
         },
         kernel: match (session.kind, &member.shared_mode) {
             (varve_ipc::ClientKind::Linked, _) => String::new(),
-            (_, shared_mode) if shared_mode.entered => "asks".into(),
-            (_, shared_mode) if shared_mode.announced => "runs out".into(),
-            _ => "keeps".into(),
+            (_, shared_mode) if shared_mode.noted => "shared".into(),
+            _ => "exclusive".into(),
         },
         read_only: session.read_only,
         log_bytes: session.log.as_ref().map_or(0, |log| log.len_bytes()),

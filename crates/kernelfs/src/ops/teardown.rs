@@ -69,7 +69,7 @@ impl<'k> Teardown<'k> {
 
     /// Ends a session; with `keep` its client may resume it.
     pub(crate) fn seal(&self, id: SessionId, why: &str, keep: bool) {
-        let (session, cached) = {
+        let (session, believed) = {
             let mut sessions = self.core.locked();
             let Some(member) = sessions.entries.get_mut(&id) else {
                 return;
@@ -81,13 +81,11 @@ impl<'k> Teardown<'k> {
             // Its unused blocks return with its whole reservation.
             member.reclaim = Reclaim::None;
             let session = Arc::clone(&member.session);
-            // Until its client learns of the seal, a mount answers as in exclusive mode. A mount whose client
-            // ends the session itself has been unmounted before.
-            let cached = keep && session.kind == ClientKind::Shim && !member.shared_mode.entered;
+            // A mount whose client ends the session itself has been unmounted before.
+            let believed = keep && session.kind == ClientKind::Shim;
             sessions.note_watched(id, Watched::default());
-            if cached {
-                let absent: Vec<_> = sessions.ended.iter().map(|ended| ended.id).collect();
-                sessions.note_cached(self.core.env.clock.moment(), absent);
+            if believed {
+                sessions.note_believed(id, self.core.env.clock.moment());
             }
             // Threads that wait for leases on behalf of this session stop waiting.
             let tickets: Vec<_> = sessions.table.waiting_tickets(id);
@@ -95,7 +93,7 @@ impl<'k> Teardown<'k> {
                 sessions.table.cancel(*ticket);
             }
             sessions.end_waits(&tickets);
-            (session, cached)
+            (session, believed)
         };
         if keep {
             tracing::info!(session = %id, pid = session.peer.pid, "session sealed: {why}");
@@ -108,9 +106,9 @@ impl<'k> Teardown<'k> {
         if session.keeps_copies() {
             self.logs.drop_copies(session.process);
         }
-        if cached {
-            // Answers from here on are not cached.
-            self.core.locked().note_cached(self.core.env.clock.moment(), []);
+        if believed {
+            // Answers from here on get no timeout.
+            self.core.locked().note_believed(id, self.core.env.clock.moment());
         }
         let _ = session.upcalls.push(Upcall::Sealed);
         session.turn.next.notify_all();
@@ -338,7 +336,6 @@ impl<'k> Teardown<'k> {
                 holds_until_ms: Some(session.holds_until_ms.load(Ordering::Acquire)).filter(|ms| *ms > 0),
                 row: !session.read_only,
                 known: Some(session.known()),
-                may_change: session.may_change(),
                 continues: session.continues(),
             }),
             None => sessions.unheld.extend(sessions.holds.drop_session(session.id)),

@@ -126,10 +126,10 @@ pub(crate) struct Session {
     pub(crate) holds_until_ms: AtomicU64,
     /// The session that it continues, if its client may not have learned how that one ended; 0: none.
     continues: AtomicU64,
+    /// The session that it continues.
+    pub(crate) predecessor: Option<SessionId>,
     /// A part of its log could not be used.
     suspect: AtomicBool,
-    /// It may make changes that others see: no kernel caches names or attributes from before it came.
-    may_change: AtomicBool,
     /// Segments in which an unprivileged session reads its user's files directly, if it has any.
     pub(crate) segments: Option<Arc<UserSegments>>,
     /// Faults of its log.
@@ -232,8 +232,8 @@ impl Session {
             granted: AtomicU64::new(0),
             holds_until_ms: AtomicU64::new(0),
             continues: AtomicU64::new(continues.map_or(0, |id| id.0)),
+            predecessor: continues,
             suspect: AtomicBool::new(false),
-            may_change: AtomicBool::new(false),
             segments,
             log_faults: LogFaults::default(),
             known: known.unwrap_or_else(|| Arc::new(Mutex::new(HashMap::from([(InodeKey::ROOT, 0)])))),
@@ -265,17 +265,6 @@ impl Session {
     /// Whether the log was marked as incomplete.
     pub(crate) fn is_suspect(&self) -> bool {
         self.suspect.load(Ordering::Relaxed)
-    }
-
-    /// Whether it may make changes that others see (`ops::sharing`).
-    #[inline]
-    pub(crate) fn may_change(&self) -> bool {
-        self.may_change.load(Ordering::Acquire)
-    }
-
-    /// Lets the session make changes.
-    pub(crate) fn admit_changes(&self) {
-        self.may_change.store(true, Ordering::Release);
     }
 
     /// Returns the session's row on media.

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use varve_format::{InodeKey, LastForwarded, Seal, SessionId, TxId};
-use varve_ipc::{ClientKind, DENTRY_TTL_MAX, IpcError, ReleaseItem, Upcall};
+use varve_ipc::{DENTRY_TTL_MAX, IpcError, ReleaseItem, Upcall};
 
 /// State of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub(crate) enum Phase {
 pub(crate) struct SessionEntry {
     pub(crate) session: Arc<Session>,
     pub(crate) phase: Phase,
-    /// Whether its client knows of other sessions, and its kernel's caches have expired.
+    /// Whether its client knows of other sessions.
     pub(crate) shared_mode: SharedMode,
     /// Barriers not acknowledged yet.
     pub(crate) barriers: BTreeMap<TxId, Barrier>,
@@ -36,17 +36,16 @@ pub(crate) struct SessionEntry {
     pub(crate) reclaim: Reclaim,
 }
 
-/// A session's knowledge of others. Only mounts are told, whose kernels cache names and attributes.
+/// A session's knowledge of others. Only mounts are told: they open files for writing past the kernel's page
+/// cache then.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct SharedMode {
-    /// Sharing was announced to it, and it has not confirmed yet that its kernel caches nothing.
+    /// Sharing was announced to it.
     pub(crate) announced: bool,
     /// Deadline of its confirmation.
     pub(crate) until_ms: u64,
-    /// The kernel does not cache its new answers.
+    /// It has confirmed that.
     pub(crate) noted: bool,
-    /// Its kernel caches no names and attributes.
-    pub(crate) entered: bool,
 }
 
 impl SharedMode {
@@ -56,7 +55,6 @@ impl SharedMode {
             announced: false,
             until_ms: 0,
             noted: beside_others,
-            entered: beside_others,
         }
     }
 }
@@ -99,8 +97,6 @@ pub(crate) struct Ended {
     pub(crate) row: bool,
     /// Inodes that it could name; `None` if the daemon was started since.
     pub(crate) known: Option<Known>,
-    /// It was admitted to changes; not known for a session of an earlier daemon, and taken as true.
-    pub(crate) may_change: bool,
 }
 
 /// Outcome of a request for leases.
@@ -165,25 +161,15 @@ pub(crate) struct SessionTable {
     pub(crate) unheld: BTreeSet<InodeKey>,
     /// Time since which there has been one session at most.
     pub(crate) alone_since_ms: u64,
-    /// Longest wait of others before their first change, for the mount that was last in exclusive mode.
-    pub(crate) shared_mode_waited_ms: u64,
-    pub(crate) cached: Cached,
+    /// Sessions of mounts that were sealed a moment ago, and until when their kernels may believe answers
+    /// that rested on their leases.
+    believed: Vec<(SessionId, Duration)>,
     pub(crate) latched: bool,
     pub(crate) watches: Watches,
     pub(crate) next_read_only: u64,
     /// Newest transaction at the start of each change under way: blocks that the change frees are newer.
     pub(crate) changes: BTreeMap<u64, TxId>,
     pub(crate) next_change: u64,
-}
-
-/// Answers of mounts with ended sessions that kernels still cache.
-#[derive(Debug, Default)]
-pub(crate) struct Cached {
-    /// Time of the clock's [moments](varve_ipc::Clock::moment) until which they are cached. Until then only
-    /// clients that were present earlier may change anything.
-    pub(crate) until: Duration,
-    /// Sessions that had ended then: clients that continue one of these were not present.
-    pub(crate) absent: BTreeSet<SessionId>,
 }
 
 /// First number of sessions without a row.
@@ -206,8 +192,7 @@ impl SessionTable {
             to_digest: DigestQueue::default(),
             unheld: BTreeSet::new(),
             alone_since_ms: 0,
-            shared_mode_waited_ms: 0,
-            cached: Cached::default(),
+            believed: Vec::new(),
             latched: false,
             watches: Watches::default(),
             next_read_only: READ_ONLY_SESSIONS,
@@ -216,26 +201,19 @@ impl SessionTable {
         }
     }
 
-    /// Notes that a mount in exclusive mode loses its session: its kernel goes on caching earlier answers for
-    /// a while. `absent`: ended sessions, without its own.
-    pub(crate) fn note_cached(&mut self, now: Duration, absent: impl IntoIterator<Item = SessionId>) {
-        if self.cached.until < now {
-            self.cached.absent.clear();
-        }
-        self.cached.until = now + DENTRY_TTL_MAX;
-        self.cached.absent.extend(absent);
+    /// Notes that the session of a mount is sealed at `now`, a [moment](varve_ipc::Clock::moment) of the clock:
+    /// nothing told its kernel to believe no answer any more.
+    pub(crate) fn note_believed(&mut self, id: SessionId, now: Duration) {
+        self.believed
+            .retain(|(other, until)| *other != id && *until > now);
+        self.believed.push((id, now + DENTRY_TTL_MAX));
     }
 
-    /// Whether a client that continues this session, or none, must wait before its first change: a kernel may
-    /// cache names and attributes from before, because its mount is in exclusive mode, or was when its
-    /// session ended. A client that continues none always must.
-    pub(crate) fn is_newcomer(&self, continues: Option<&Ended>) -> bool {
-        let is_alone = |member: &SessionEntry| {
-            let is_mount = member.session.kind == ClientKind::Shim && member.phase == Phase::Live;
-            is_mount && !member.shared_mode.entered
-        };
-        let is_new = |ended: &Ended| !ended.may_change || self.cached.absent.contains(&ended.id);
-        self.entries.values().any(is_alone) || continues.is_none_or(is_new)
+    /// Returns the moment until which some mount's kernel may believe answers that rested on leases of a sealed
+    /// session. The client that continues that session is its kernel's own mount, and knows.
+    pub(crate) fn believed_until(&self, successor_of: Option<SessionId>) -> Duration {
+        let others = self.believed.iter().filter(|(id, _)| Some(*id) != successor_of);
+        others.map(|(_, until)| *until).max().unwrap_or_default()
     }
 
     /// Whether a client of an earlier daemon may still return.

@@ -2,7 +2,7 @@
 //! Only the worker runs it.
 
 use crossbeam_channel::Sender;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -67,6 +67,8 @@ struct Recall {
     late: bool,
     /// Pages under writeback were skipped and stay until the lease is gone.
     late_pages: bool,
+    /// When the kernel is looked at again for answers that rest on the lease.
+    expires: Option<Duration>,
     started: Duration,
 }
 
@@ -99,6 +101,8 @@ pub(crate) struct Recalls {
     leases: Arc<Leases>,
     events: Sender<Event>,
     under_way: HashMap<InodeKey, Recall>,
+    /// Those of them that wait for answers to expire.
+    expiring: BTreeSet<(Duration, InodeKey)>,
     ready: Vec<InodeKey>,
     /// Leases whose grants never came here.
     unknown: Vec<ReleaseItem>,
@@ -120,6 +124,7 @@ impl Recalls {
             leases,
             events,
             under_way: HashMap::new(),
+            expiring: BTreeSet::new(),
             ready: Vec::new(),
             unknown: Vec::new(),
             spare: Vec::new(),
@@ -134,7 +139,7 @@ impl Recalls {
     pub(crate) fn take(&mut self, event: Event, around: &dyn Surroundings) {
         match event {
             Event::Revoke { key, number } => match self.leases.revoked(key, number) {
-                Revoked::Held(node) => self.begin(node, number, around),
+                Revoked::Held(node) => self.begin(node, number, true, around),
                 Revoked::Early => {}
                 Revoked::Unknown { replaced: None } => self.give_back_unknown(key, number, around),
                 Revoked::Unknown {
@@ -143,7 +148,7 @@ impl Recalls {
                     if armed(Bug::SuccessorAhead) {
                         self.give_back_unknown(key, number, around);
                     }
-                    self.begin(node, held, around);
+                    self.begin(node, held, true, around);
                     if let Some(recall) = self.under_way.get_mut(&key) {
                         recall.successor = recall.successor.max(Some(number));
                     } else {
@@ -154,7 +159,7 @@ impl Recalls {
             Event::GiveBack { key, number } => {
                 if let Some(node) = self.leases.get(key) {
                     if node.held_number() == Some(number) {
-                        self.begin(node, number, around);
+                        self.begin(node, number, true, around);
                     } else if node.state().phase != Phase::Releasing {
                         node.open_gate();
                     }
@@ -177,7 +182,7 @@ impl Recalls {
             Event::Trim => {
                 for node in self.leases.idle(self.under_way.len()) {
                     let number = node.state().number;
-                    self.begin(node, number, around);
+                    self.begin(node, number, false, around);
                 }
             }
             Event::Closed(key) => self.closed(key, around),
@@ -208,16 +213,16 @@ impl Recalls {
             // waiting for a recall.
             Some((Some(number), node)) => {
                 if node.inode.attr().nlink == 0 {
-                    self.begin(node, number, around);
+                    self.begin(node, number, false, around);
                 }
             }
             _ => self.dropped.push(key),
         }
     }
 
-    /// Begins to give a lease back, always as a whole. The daemon would let a reader keep a read lease,
-    /// unless a writer waits by then; but its answer does not say which.
-    fn begin(&mut self, node: Arc<Node>, number: LeaseNo, around: &dyn Surroundings) {
+    /// Begins to give a lease back, to other sessions or not, always as a whole. The daemon would let a reader
+    /// keep a read lease, unless a writer waits by then; but its answer does not say which.
+    fn begin(&mut self, node: Arc<Node>, number: LeaseNo, others: bool, around: &dyn Surroundings) {
         let key = node.key();
         if let Some(known) = self.under_way.get(&key) {
             let same = known.number == number;
@@ -227,7 +232,14 @@ impl Recalls {
             }
         }
         self.revoked += 1;
-        close(&node);
+        {
+            // Before the recall is counted: an answer to an operation that begins later gets no timeout.
+            let mut state = node.state();
+            if state.phase == Phase::Settled {
+                state.phase = Phase::Expiring;
+            }
+        }
+        self.leases.begin_recall(&node, others);
         self.under_way.insert(
             key,
             Recall {
@@ -238,6 +250,7 @@ impl Recalls {
                 passes: 0,
                 late: false,
                 late_pages: false,
+                expires: None,
                 started: self.leases.clock().moment(),
             },
         );
@@ -259,12 +272,32 @@ impl Recalls {
             drop(state);
             node.open_gate();
             let successor = recall.successor;
+            if let Some(expires) = recall.expires {
+                self.expiring.remove(&(expires, key));
+            }
             self.under_way.remove(&key);
             self.ready.retain(|other| *other != key);
             if let Some(number) = successor {
                 self.give_back_unknown(key, number, around);
             }
             return;
+        }
+        if state.phase == Phase::Expiring {
+            if let Some(expires) = recall.expires.take() {
+                self.expiring.remove(&(expires, key));
+            }
+            let clock = self.leases.clock();
+            // No answer begins in this phase.
+            let left = node.told.left(clock.monotonic_ms());
+            let gone = node.inode.read().attr.nlink == 0 && !around.is_open(key);
+            if !left.is_zero() && !gone && !armed(Bug::RecallBeforeExpiry) {
+                let expires = clock.moment() + left;
+                recall.expires = Some(expires);
+                self.expiring.insert((expires, key));
+                return;
+            }
+            state.phase = Phase::Draining;
+            node.publish(&state, true);
         }
         if armed(Bug::KernelLetGo)
             && state.phase == Phase::Dropping
@@ -348,9 +381,17 @@ impl Recalls {
 
     /// Ends slow passes: a lease whose pages the kernel does not drop in time is given back without waiting
     /// for the kernel.
+    ///
+    /// Also looks at leases whose answers have expired.
     pub(crate) fn tick(&mut self, around: &dyn Surroundings) {
         let patience = self.patience;
         let now = self.leases.clock().moment();
+        while let Some((expires, key)) = self.expiring.first().copied()
+            && expires <= now
+        {
+            self.expiring.pop_first();
+            self.look(key, around);
+        }
         let slow = self
             .under_way
             .iter_mut()
@@ -372,6 +413,12 @@ impl Recalls {
     /// Whether a pass of the kernel is waited for.
     pub(crate) fn has_passes(&self) -> bool {
         self.under_way.values().any(|recall| recall.pass.is_some())
+    }
+
+    /// Returns the time until a lease's answers have expired.
+    pub(crate) fn next_expiry(&self) -> Option<Duration> {
+        let (expires, _) = self.expiring.first()?;
+        Some(expires.saturating_sub(self.leases.clock().moment()))
     }
 
     /// Whether there are releases that other parties wait for.

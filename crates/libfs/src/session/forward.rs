@@ -93,7 +93,7 @@ impl Session {
                 });
                 self.answered.store(number, Ordering::Release);
                 self.leases.contended().learn(keys, &result.contended);
-                self.forwarded.fetch_add(1, Ordering::Relaxed);
+                self.forwarded.fetch_add(1, Ordering::SeqCst);
                 Ok(Forwarded::Done(result))
             }
             Ok(_) => Err(OpError::Failed(Errno(libc::EIO))),

@@ -19,12 +19,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use varve_format::{InodeKey, LogSeq, SessionId, TimeNs};
 use varve_ipc::{
-    ClientKind, Clock, IpcError, LeaseMode, Link, PageState, Request, Response, SessionPage, Want, Welcome,
+    ClientKind, Clock, DENTRY_TTL_MAX, IpcError, LeaseMode, Link, PageState, Request, Response, SessionPage,
+    Want, Welcome,
 };
 
 use crate::data::DataPlane;
 use crate::errno::{Errno, OpError, OpResult};
-use crate::kernel_cache::dentries::{DentryTimeouts, Era};
+use crate::kernel_cache::dentries::{Answer, Asked};
 use crate::kernel_cache::pages::{Drops, KernelCall, drop_and_wait, drop_later};
 use crate::lease::{AT_ONCE, Event, Leases, Node, Pins, Recalls, Use};
 use crate::log::Stamp;
@@ -40,8 +41,8 @@ pub(crate) struct Session {
     pub leases: Arc<Leases>,
     pub options: FsOptions,
     pub opens: Arc<Opens>,
-    timeouts: Arc<DentryTimeouts>,
-    era: Era,
+    /// Other sessions use the pool.
+    shared: AtomicBool,
     events: Sender<Event>,
     /// Number of the last forwarded operation; held while one is under way, so that `last_forwarded`
     /// describes exactly one.
@@ -60,7 +61,6 @@ impl Session {
         connection: Connection,
         options: &FsOptions,
         opens: &Arc<Opens>,
-        timeouts: &Arc<DentryTimeouts>,
     ) -> Result<Arc<Self>, MountError> {
         let Connection {
             link,
@@ -97,10 +97,11 @@ impl Session {
             welcome.leases_max,
             kernel,
         );
-        let leases = Arc::new(leases.with_clock(Arc::clone(&options.clock)));
-        let era = timeouts.begin(welcome.shared);
+        let leases = leases.with_clock(Arc::clone(&options.clock));
+        let leases = Arc::new(leases.below(welcome.root.key));
         let recalls = Recalls::new(Arc::clone(&leases), events.clone(), welcome.lease_ms);
         let session = Arc::new(Self {
+            shared: AtomicBool::new(welcome.shared),
             welcome,
             link,
             page,
@@ -108,8 +109,6 @@ impl Session {
             leases,
             options: options.clone(),
             opens: Arc::clone(opens),
-            timeouts: Arc::clone(timeouts),
-            era,
             events,
             forwarding: Mutex::new(0),
             forwarded: AtomicU64::new(0),
@@ -239,16 +238,39 @@ impl Session {
         self.options.observer.clone()
     }
 
-    /// Begins shared mode. Returns a closure that waits until the kernel's cached answers have expired, and
-    /// returns whether that must still be reported.
-    pub(crate) fn shared(&self) -> impl FnOnce() -> bool + Send + 'static {
-        let (timeouts, shared) = (Arc::clone(&self.timeouts), self.timeouts.begin_sharing(self.era));
-        move || shared.is_some_and(|sharing| timeouts.run_out(sharing))
+    /// Notes whether other sessions use the pool.
+    pub(crate) fn set_shared(&self, shared: bool) {
+        self.shared.store(shared, Ordering::SeqCst);
     }
 
-    /// Returns to exclusive mode.
-    pub(crate) fn exclusive(&self) {
-        self.timeouts.exclusive(self.era);
+    /// Whether other sessions use the pool.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.shared.load(Ordering::SeqCst)
+    }
+
+    /// Notes the state before an operation whose answer the kernel above may believe.
+    pub(crate) fn asked(&self) -> Asked {
+        // A recall must end within `lease_ms`, and may also wait for the kernel's pages.
+        let in_time = 4 * DENTRY_TTL_MAX <= Duration::from_millis(self.welcome.lease_ms);
+        let believes = self.options.kind == ClientKind::Shim && in_time;
+        Asked {
+            session: believes.then(|| self.id()),
+            recalls: self.leases.recalls(),
+            forwarded: self.forwarded.load(Ordering::SeqCst),
+        }
+    }
+
+    /// Returns the answer to an operation, which has seen a name in `dir` and attributes of `inode`.
+    pub(crate) fn answer(&self, asked: Asked, dir: Option<InodeKey>, inode: Option<InodeKey>) -> Answer {
+        // What the daemon has changed and reported was not seen under a lease.
+        let own =
+            asked.session == Some(self.id()) && asked.forwarded == self.forwarded.load(Ordering::SeqCst);
+        if !own {
+            return Answer::default();
+        }
+        let answer = self.leases.answer(asked.recalls, dir, inode);
+        // Asked after the answer counts as under way.
+        if self.is_live() { answer } else { answer.undone() }
     }
 
     /// Pins leases for names and attributes.

@@ -11,7 +11,6 @@ use varve_ipc::{Clock, HELD_MAX, Hello, IpcError, PROTOCOL_VERSION, Request};
 
 use super::{Opens, Session};
 use crate::errno::{Errno, OpError, OpResult, Result};
-use crate::kernel_cache::dentries::DentryTimeouts;
 use crate::options::{Connection, Connector, FsOptions, MountError};
 use crate::seeded::{Bug, armed};
 use crate::sync::{Mutex, RwLock, lock_held_long};
@@ -69,7 +68,6 @@ pub(crate) struct Mount {
     connector: Arc<dyn Connector>,
     pub options: FsOptions,
     pub opens: Arc<Opens>,
-    pub timeouts: Arc<DentryTimeouts>,
     session: RwLock<Arc<Session>>,
     /// The mount's first session: while it lives no operation needs the lock above. Its memory and its
     /// connection are given back when it ends.
@@ -128,13 +126,11 @@ impl Mount {
         let first = hello(&options, None, Vec::new());
         let connection = connect(&*connector, &*options.clock, FIRST_WAIT_MS, &first)?;
         let opens = Arc::new(Opens::default());
-        let timeouts = Arc::new(DentryTimeouts::new(Arc::clone(&options.clock)));
-        let session = Session::start(connection, &options, &opens, &timeouts)?;
+        let session = Session::start(connection, &options, &opens)?;
         Ok(Self {
             connector,
             options,
             opens,
-            timeouts,
             session: RwLock::new(Arc::clone(&session)),
             first: session,
             ends: Mutex::new(VecDeque::new()),
@@ -300,8 +296,7 @@ impl Mount {
             seal: connection.welcome.seal.clone().filter(|_| known),
             last_forwarded: connection.welcome.last_forwarded,
         };
-        let session = Session::start(connection, &self.options, &self.opens, &self.timeouts)
-            .map_err(|_| Errno(libc::EIO))?;
+        let session = Session::start(connection, &self.options, &self.opens).map_err(|_| Errno(libc::EIO))?;
         for keys in rest.chunks(HELD_MAX) {
             if session.link.call(Request::Hold { keys: keys.to_vec() }).is_err() {
                 break;

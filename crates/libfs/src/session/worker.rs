@@ -155,19 +155,10 @@ fn obey(session: &Arc<Session>, upcall: Upcall) {
         }
         Upcall::ReclaimReservations => session.data.return_reservation(),
         Upcall::Sharing => {
-            let (run_out, link) = (session.shared(), Arc::clone(&session.link));
-            // The kernel's cached answers take a second to expire: leases are given back meanwhile.
-            let wait = move || {
-                if link.call(Request::SharingNoted).is_ok() && run_out() {
-                    let _ = link.call(Request::SharingAck);
-                }
-            };
-            if let Err(error) = spawn(session.clock(), "varve-shared-mode", wait) {
-                tracing::error!(%error, "no thread to switch the kernel's caches: the session is given up");
-                session.lose();
-            }
+            session.set_shared(true);
+            let _ = session.link.call(Request::SharingNoted);
         }
-        Upcall::Exclusive => session.exclusive(),
+        Upcall::Exclusive => session.set_shared(false),
         Upcall::Sealed => session.lose(),
     }
 }
@@ -179,6 +170,7 @@ fn give_back(weak: &Weak<Session>, clock: &dyn Clock, inbox: &Receiver<Event>, m
             (_, true) => TICK,
             _ => RECLAIM,
         };
+        let pause = recalls.next_expiry().map_or(pause, |left| left.min(pause));
         let first = next_within(clock, inbox, pause);
         let Some(session) = weak.upgrade() else { return };
         match first {
@@ -192,7 +184,7 @@ fn give_back(weak: &Weak<Session>, clock: &dyn Clock, inbox: &Receiver<Event>, m
                     next = inbox.try_recv().ok();
                 }
             }
-            Err(RecvTimeoutError::Timeout) if pause.is_zero() => {}
+            Err(RecvTimeoutError::Timeout) if pause < TICK => {}
             Err(RecvTimeoutError::Timeout) => {
                 session.data.reclaim();
                 session.data.report_faults();

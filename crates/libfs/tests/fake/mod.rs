@@ -810,10 +810,7 @@ impl Fake {
                 self.changed.notify_all();
                 Ok(Response::Done)
             }
-            Request::Hold { .. }
-            | Request::SharingNoted
-            | Request::SharingAck
-            | Request::BarrierAck { .. } => Ok(Response::Done),
+            Request::Hold { .. } | Request::SharingNoted | Request::BarrierAck { .. } => Ok(Response::Done),
             _ => errno(libc::ENOSYS),
         }
     }
