@@ -119,7 +119,7 @@ fn sealed(world: World, shim: &Client) -> World {
 
 #[test]
 fn lease_for_writing_waits_for_the_kernel_of_a_sealed_mount() {
-    change_waits(sealed, |other, _| drop(other.write_lease(ROOT)));
+    change_waits(sealed, |other, _| _ = other.write_lease(ROOT));
 }
 
 #[test]
@@ -141,15 +141,12 @@ fn prefetched_lease_waits_for_the_kernel_of_a_sealed_mount() {
 
 #[test]
 fn forwarded_operation_waits_for_the_kernel_of_a_sealed_mount() {
-    change_waits(sealed, |other, _| drop(other.forward(&make(b"g")).unwrap()));
+    change_waits(sealed, |other, _| _ = other.forward(&make(b"g")).unwrap());
 }
 
 #[test]
 fn change_waits_for_the_kernel_of_an_earlier_daemons_mount() {
-    change_waits(
-        |world, _| world.restart(),
-        |other, _| drop(other.write_lease(ROOT)),
-    );
+    change_waits(|world, _| world.restart(), |other, _| _ = other.write_lease(ROOT));
 }
 
 #[test]
@@ -173,7 +170,7 @@ fn change_beside_a_sealed_mount_that_does_not_wait_is_caught() {
     let early = std::panic::catch_unwind(|| {
         change_waits(sealed, |other, _| {
             arm(Some(Bug::ChangeAfterSealedMount));
-            drop(other.write_lease(ROOT));
+            other.write_lease(ROOT);
             arm(None);
         });
     });

@@ -1,6 +1,8 @@
 //! All leases of a session: pins the leases of an operation, and asks the daemon for missing ones.
 
+mod answers;
 mod dead;
+mod neighbours;
 mod pins;
 mod spare_inodes;
 
@@ -10,8 +12,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 use varve_format::{Ino, InodeAttr, InodeKey, LeaseNo};
 use varve_ipc::{
-    Clock, Grant, IpcError, LeaseMode, Link, NEAR_MAX, Near, Request, Response, SessionPage, SystemClock,
-    Want, light_barrier,
+    Clock, Grant, IpcError, LeaseMode, Link, Request, Response, SessionPage, SystemClock, Want, light_barrier,
 };
 
 pub(crate) use self::pins::{AT_ONCE, Held, Pin, Pins, SlotPin};
@@ -25,7 +26,7 @@ use super::prefetch::Ahead;
 use super::recall::Event;
 use crate::errno::{Errno, OpError, OpResult};
 use crate::hash::{KeyMap, KeySet};
-use crate::kernel_cache::dentries::{Answer, Regions, upwards};
+use crate::kernel_cache::dentries::Regions;
 use crate::kernel_cache::pages::{Drops, KernelCall};
 use crate::seeded::{Bug, armed};
 use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -197,100 +198,6 @@ impl Leases {
         let node = Arc::new(Node::new(empty(key)));
         nodes.insert(key, Arc::clone(&node));
         Ok(node)
-    }
-
-    /// Number of recalls that have begun. What was seen under a lease that is held and settled is still so if
-    /// the number has not changed since before it was seen.
-    pub(crate) fn recalls(&self) -> u64 {
-        self.recalls.load(Ordering::SeqCst)
-    }
-
-    /// The directory of an inode, and those above it, as far as they are known here; an inode that is a
-    /// directory comes first.
-    fn upwards(&self, node: &Node) -> SmallVec<[InodeKey; 8]> {
-        let is_dir = node.inode.read().attr.is_dir();
-        let nodes = self.nodes.read();
-        upwards(node.key(), is_dir, |key| {
-            nodes.get(&key).and_then(|node| node.told.dir())
-        })
-    }
-
-    /// Returns the answer to an operation that has seen a name, or its absence, in `dir`, and attributes of
-    /// `inode`. `asked`: [`recalls`](Self::recalls) from before the operation.
-    pub(crate) fn answer(&self, asked: u64, dir: Option<InodeKey>, inode: Option<InodeKey>) -> Answer {
-        let mut nodes = SmallVec::<[Arc<Node>; 2]>::new();
-        for key in [dir, inode].into_iter().flatten() {
-            let node = self.get(key);
-            let Some(node) = node.filter(|node| matches!(node.settled(), (Some(_), true))) else {
-                return Answer::default();
-            };
-            nodes.push(node);
-        }
-        if let (Some(dir), [_, node]) = (dir, &nodes[..]) {
-            node.told.set_dir(dir);
-        }
-        let now_ms = self.clock.monotonic_ms();
-        if self.regions.any(now_ms)
-            && let Some(node) = nodes.last()
-            && self.regions.has(&self.upwards(node), self.root, now_ms)
-        {
-            return Answer::default();
-        }
-        let seen = (dir.is_some(), inode.is_some());
-        let leases = nodes.iter().map(|node| Arc::clone(&node.told)).collect();
-        let answer = Answer::resting_on(leases, seen, &self.clock);
-        // After the answer counts as under way: a recall that begins later waits for it.
-        if self.recalls() != asked && !armed(Bug::AnswerAcrossRecall) {
-            return answer.undone();
-        }
-        answer
-    }
-
-    /// Notes that a lease, which is not settled any more, is given back, to other sessions or not.
-    pub(crate) fn begin_recall(&self, node: &Node, others: bool) {
-        self.recalls.fetch_add(1, Ordering::SeqCst);
-        let now_ms = self.clock.monotonic_ms();
-        let believed = !node.told.left(now_ms).is_zero();
-        if others && (believed || self.regions.any(now_ms)) {
-            let dirs = self.upwards(node);
-            if believed || self.regions.has(&dirs, self.root, now_ms) {
-                self.regions.met(&dirs, self.root, now_ms);
-            }
-        }
-    }
-
-    /// Asks for leases for reading on these inodes of `dir`, if they are free: those that a listing shows
-    /// with their attributes. To be called without pins.
-    pub(crate) fn take_along(&self, dir: InodeKey, keys: impl Iterator<Item = InodeKey>) {
-        let mut missing: Vec<_> = self.see(|nodes| {
-            let held = |key: &InodeKey| nodes.get(key).is_some_and(|node| node.mode().is_some());
-            keys.filter(|key| !held(key)).collect()
-        });
-        missing.sort_unstable();
-        missing.dedup();
-        for these in missing.chunks(usize::from(NEAR_MAX)) {
-            let (near, _asking) = self.ahead.listing(these, dir.ino);
-            let mode = LeaseMode::Read;
-            let request = Request::AcquireNear {
-                wants: vec![Want { key: dir, mode }],
-                near: near.clone(),
-            };
-            self.acquires.fetch_add(1, Ordering::Relaxed);
-            let (Ok(Response::Granted(mut grants)), Ok(node)) = (self.call(request), self.get_or_make(dir))
-            else {
-                return;
-            };
-            if grants.is_empty() || grants.len() > 1 + these.len() {
-                return;
-            }
-            for grant in grants.drain(1..) {
-                self.install_ahead(grant, &near);
-            }
-            for grant in grants.into_iter().filter(|grant| grant.attr.key == dir) {
-                self.install(&node, grant, false);
-            }
-            self.recall_early(dir);
-        }
     }
 
     fn unpin(&self, node: &Arc<Node>) {
@@ -571,34 +478,6 @@ impl Leases {
             self.trim_if_too_many();
         }
         installed
-    }
-
-    /// Installs a neighbour's grant. One that was given back meanwhile is ignored.
-    fn install_ahead(&self, grant: Grant, near: &Near) {
-        let Grant { lease, mode, .. } = grant;
-        // The daemon forgets a dead inode when it digests its last entry.
-        let Ok(node) = self.get_or_make(grant.attr.key) else {
-            return;
-        };
-        // Checked after the node is there: the node that knew of the recall may be gone, and this one new.
-        if self.ahead.comes_too_late(node.key(), lease) {
-            let mut state = node.state();
-            state.given_back = state.given_back.max(lease);
-        } else if self.install(&node, grant, false) {
-            node.note_recent();
-            self.ahead.came(&node, mode, near);
-        }
-        // A recall of it meanwhile may have been queued as early, for another request that waits here. That
-        // request may wait for this lease to go, so the recall is sent to the worker again.
-        let mut early = self.early.lock();
-        if early.get(&node.key()) == Some(&lease) {
-            early.remove(&node.key());
-            drop(early);
-            self.tell(Event::Revoke {
-                key: node.key(),
-                number: lease,
-            });
-        }
     }
 
     /// Number of leases that stay until they are given back. Leases on dead inodes go by themselves; giving

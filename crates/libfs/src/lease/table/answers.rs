@@ -1,0 +1,73 @@
+//! Answers to the kernel above that rest on leases, and recalls that wait for them: see
+//! [`dentries`](crate::kernel_cache::dentries).
+
+use super::Leases;
+use crate::kernel_cache::dentries::{Answer, upwards};
+use crate::lease::node::Node;
+use crate::seeded::{Bug, armed};
+use crate::sync::atomic::Ordering;
+use smallvec::SmallVec;
+use std::sync::Arc;
+use varve_format::InodeKey;
+
+impl Leases {
+    /// Number of recalls that have begun. What was seen under a lease that is held and settled is still so if
+    /// the number has not changed since before it was seen.
+    pub(crate) fn recalls(&self) -> u64 {
+        self.recalls.load(Ordering::SeqCst)
+    }
+
+    /// The directory of an inode, and those above it, as far as they are known here; an inode that is a
+    /// directory comes first.
+    fn upwards(&self, node: &Node) -> SmallVec<[InodeKey; 8]> {
+        let is_dir = node.inode.read().attr.is_dir();
+        let nodes = self.nodes.read();
+        upwards(node.key(), is_dir, |key| {
+            nodes.get(&key).and_then(|node| node.told.dir())
+        })
+    }
+
+    /// Returns the answer to an operation that has seen a name, or its absence, in `dir`, and attributes of
+    /// `inode`. `asked`: [`recalls`](Self::recalls) from before the operation.
+    pub(crate) fn answer(&self, asked: u64, dir: Option<InodeKey>, inode: Option<InodeKey>) -> Answer {
+        let mut nodes = SmallVec::<[Arc<Node>; 2]>::new();
+        for key in [dir, inode].into_iter().flatten() {
+            let node = self.get(key);
+            let Some(node) = node.filter(|node| matches!(node.settled(), (Some(_), true))) else {
+                return Answer::default();
+            };
+            nodes.push(node);
+        }
+        if let (Some(dir), [_, node]) = (dir, &nodes[..]) {
+            node.told.set_dir(dir);
+        }
+        let now_ms = self.clock.monotonic_ms();
+        if self.regions.any(now_ms)
+            && let Some(node) = nodes.last()
+            && self.regions.has(&self.upwards(node), self.root, now_ms)
+        {
+            return Answer::default();
+        }
+        let seen = (dir.is_some(), inode.is_some());
+        let leases = nodes.iter().map(|node| Arc::clone(&node.told)).collect();
+        let answer = Answer::resting_on(leases, seen, &self.clock);
+        // After the answer counts as under way: a recall that begins later waits for it.
+        if self.recalls() != asked && !armed(Bug::AnswerAcrossRecall) {
+            return answer.undone();
+        }
+        answer
+    }
+
+    /// Notes that a lease, which is not settled any more, is given back, to other sessions or not.
+    pub(crate) fn begin_recall(&self, node: &Node, others: bool) {
+        self.recalls.fetch_add(1, Ordering::SeqCst);
+        let now_ms = self.clock.monotonic_ms();
+        let believed = !node.told.left(now_ms).is_zero();
+        if others && (believed || self.regions.any(now_ms)) {
+            let dirs = self.upwards(node);
+            if believed || self.regions.has(&dirs, self.root, now_ms) {
+                self.regions.met(&dirs, self.root, now_ms);
+            }
+        }
+    }
+}
