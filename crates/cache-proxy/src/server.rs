@@ -4,6 +4,7 @@ use crate::config::{Limits, Listen, Mode, Tls};
 use crate::framing::HeadBounds;
 use crate::guard::Guard;
 use crate::proxy::{Client, Proxy};
+use crate::workers::Workers;
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -88,12 +89,18 @@ impl Bound {
 }
 
 /// Serves the listeners until `stop` is true, then lets running requests end, at most for the drain timeout.
-pub async fn serve(proxy: Arc<Proxy>, listeners: Vec<Bound>, stop: watch::Receiver<bool>) {
+pub async fn serve(
+    proxy: Arc<Proxy>,
+    workers: Arc<Workers>,
+    listeners: Vec<Bound>,
+    stop: watch::Receiver<bool>,
+) {
     // Nothing is sent: the channel closes when the last connection has dropped its sender.
     let (running, mut done) = mpsc::channel::<Infallible>(1);
     let mut accepting = tokio::task::JoinSet::new();
     for bound in listeners {
-        accepting.spawn(accept(Arc::clone(&proxy), bound, stop.clone(), running.clone()));
+        let (proxy, workers) = (Arc::clone(&proxy), Arc::clone(&workers));
+        accepting.spawn(accept(proxy, workers, bound, stop.clone(), running.clone()));
     }
     while accepting.join_next().await.is_some() {}
     drop(running);
@@ -103,6 +110,7 @@ pub async fn serve(proxy: Arc<Proxy>, listeners: Vec<Bound>, stop: watch::Receiv
 
 async fn accept(
     proxy: Arc<Proxy>,
+    workers: Arc<Workers>,
     bound: Bound,
     mut stop: watch::Receiver<bool>,
     running: mpsc::Sender<Infallible>,
@@ -130,9 +138,15 @@ async fn accept(
             mode: bound.mode,
             is_tls: tls.is_some(),
         };
+        // The thread that serves the connection registers it anew.
+        let Ok(stream) = stream.into_std() else {
+            continue;
+        };
         let (proxy, stop, running) = (Arc::clone(&proxy), stop.clone(), running.clone());
-        tokio::spawn(async move {
-            connection(proxy, stream, client, tls, stop).await;
+        workers.run(async move {
+            if let Ok(stream) = TcpStream::from_std(stream) {
+                connection(proxy, stream, client, tls, stop).await;
+            }
             drop((seat, running));
         });
     }

@@ -232,10 +232,11 @@ impl Proxy {
         let mut new = new.clone();
         ensure_date(&mut new, came_ms);
         new.remove(header::VARY);
-        conditional::update(&mut found.stored.headers, &new);
-        found.stored.asked_ms = asked_ms;
-        found.stored.came_ms = came_ms;
-        self.storage.update(&asked.key, found, found.stored.clone()).await;
+        let stored = Arc::make_mut(&mut found.stored);
+        conditional::update(&mut stored.headers, &new);
+        stored.asked_ms = asked_ms;
+        stored.came_ms = came_ms;
+        self.storage.update(&asked.key, found).await;
     }
 
     /// Validates by forwarding a HEAD: its response shows whether the stored one is still valid (RFC 9111
