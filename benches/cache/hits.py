@@ -1,7 +1,7 @@
 """Hits from memory: varve-cache-proxy beside Debian's nginx, by turns in one run, with wrk (`apt-get install wrk`).
 
-`hits.py [ROUNDS] [SECONDS]`: objects of 1 KiB, 16 KiB and 1 MiB that are stored, at 1, 64 and 256 connections kept
-open. Load and proxies share the processors; all proxies run throughout, and each round measures each of them once, in
+`hits.py [ROUNDS] [SECONDS] [CONNECTIONS…]`: objects of 1 KiB, 16 KiB and 1 MiB that are stored, at 1, 64 and 256
+connections kept open, or at those that are given. Load and proxies share the processors; all proxies run throughout, and each round measures each of them once, in
 an order that turns. Medians and spread of the rounds, the ratio to nginx as the median of the rounds' own ratios, and
 processor time a hit of the proxy alone (/proc/PID/stat), which another job on the machine disturbs less than the rate.
 nginx is there as peers.py sets it up and with sendfile, as Debian's own configuration has it. `VARVE_BEFORE` may name
@@ -56,7 +56,7 @@ def processor_s(pid):
 
 def load(port, size, connections, seconds):
     """Hits a second, and how many answers were none."""
-    done = subprocess.run(["wrk", "-t", str(min(connections, 2)), "-c", str(connections), "-d", f"{seconds}s",
+    done = subprocess.run(["wrk", "-t", str(min(connections, 2)), "-c", str(connections), "-d", f"{seconds}s", "--timeout", "60s",
                            f"http://127.0.0.1:{port}/{size}"], capture_output=True, text=True)
     rate = re.search(r"Requests/sec: +([\d.]+)", done.stdout)
     count = re.search(r"(\d+) requests in", done.stdout)
@@ -84,6 +84,7 @@ def middle(values):
 def main():
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     seconds = int(sys.argv[2]) if len(sys.argv) > 2 else 2
+    counts = [int(count) for count in sys.argv[3:]] or CONNECTIONS
     origin = Pages()
     there = [("varve", "varve", {"varve": LIMITS}),
              ("nginx", "nginx", {"nginx": LONG}),
@@ -103,7 +104,7 @@ def main():
         print(f"{rounds} rounds of {seconds} s; nginx {peers.version('nginx')}; median ± half the quarters' range")
         print(f"{'':<7} {'conn.':>5}  {'':<16} {'hits/s':>15} {'of nginx':>9} {'of the better':>14} {'CPU µs a hit':>16}")
         for label, size in SIZES:
-            for connections in CONNECTIONS:
+            for connections in counts:
                 rates, costs = {title: [] for title in ports}, {title: [] for title in ports}
                 titles = list(ports)
                 for turn in range(rounds):

@@ -13,6 +13,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
@@ -212,13 +213,30 @@ async fn connection(
 async fn drive<C: Future<Output = hyper::Result<()>>>(
     connection: C,
     finish: impl FnOnce(Pin<&mut C>),
-    mut stop: watch::Receiver<bool>,
+    stop: watch::Receiver<bool>,
     client: Client,
 ) {
     let mut connection = std::pin::pin!(connection);
-    let ended = tokio::select! {
-        ended = connection.as_mut() => ended,
-        () = told(&mut stop) => {
+    // Polling the stop takes a lock that all connections share. Its waker is that of the task, which stays, so it
+    // is polled once and when there is something to see.
+    let seen = stop.clone();
+    let mut stop = stop;
+    let mut told = std::pin::pin!(told(&mut stop));
+    let mut waits = false;
+    let ended = std::future::poll_fn(|context| {
+        if let Poll::Ready(ended) = connection.as_mut().poll(context) {
+            return Poll::Ready(Some(ended));
+        }
+        if !waits || seen.has_changed().unwrap_or(true) {
+            waits = true;
+            return told.as_mut().poll(context).map(|()| None);
+        }
+        Poll::Pending
+    })
+    .await;
+    let ended = match ended {
+        Some(ended) => ended,
+        None => {
             finish(connection.as_mut());
             connection.await
         }

@@ -148,21 +148,16 @@ impl Proxy {
         let status = answer.response.status();
         answer.response.map(|body| {
             let line = line.map(|line| logged::answered(line, status, outcome, first_byte));
-            Logged::new(
-                body,
-                line,
-                outcome,
-                started,
-                Arc::clone(&self.metrics),
-                self.log.clone(),
-            )
+            Logged::new(body, line, outcome, started, self)
         })
     }
 
+    /// The ways that lead to an origin are boxed: their state is many times that of a hit, and the HTTP library
+    /// moves all of it for each request.
     async fn answer(self: &Arc<Self>, client: Client, request: Request<Incoming>) -> Answer {
         let live = self.live();
         if request.method() == Method::CONNECT {
-            return self.tunnel(&live, client, request).await;
+            return Box::pin(self.tunnel(&live, client, request)).await;
         }
         if request.method() == Method::TRACE {
             return Answer::refuse(StatusCode::METHOD_NOT_ALLOWED, "TRACE is not served.");
@@ -185,7 +180,7 @@ impl Proxy {
         let mut answer = if asked.is_cacheable() && !has_body {
             self.cached(&live, Arc::new(asked)).await
         } else {
-            self.pass(&live, &asked, body).await
+            Box::pin(self.pass(&live, &asked, body)).await
         };
         self.finish_headers(&mut answer);
         answer

@@ -8,6 +8,7 @@ use crate::hash::KeyHash;
 use bytes::Bytes;
 use lru::LruCache;
 use std::any::Any;
+use std::hash::{BuildHasherDefault, Hash, Hasher};
 use std::sync::{Arc, OnceLock};
 
 /// Bytes of a body that are read and kept at once; a piece begins at a multiple of it.
@@ -68,7 +69,7 @@ impl Kept {
 }
 
 /// An object, or one of its pieces.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Name {
     hash: KeyHash,
     /// Number of the piece, from 1 on; 0 is the object.
@@ -93,6 +94,30 @@ impl Name {
     }
 }
 
+impl Hash for Name {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.bits());
+    }
+}
+
+/// Takes the bits of a [`Name`] as they are: they come from a keyed hash.
+#[derive(Debug, Default)]
+struct AsItIs(u64);
+
+impl Hasher for AsItIs {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        debug_assert!(false, "names are 64 bits, not {}", bytes.len());
+    }
+
+    fn write_u64(&mut self, bits: u64) {
+        self.0 = bits;
+    }
+}
+
 /// Number of names of large things that were used lately.
 const USED_ONCE: usize = 4096;
 
@@ -102,7 +127,7 @@ const LOOK_EVERY: u32 = 256;
 /// The most recently used objects and pieces, within a limit in bytes.
 #[derive(Debug)]
 pub struct Hot {
-    kept: LruCache<Name, Kept>,
+    kept: LruCache<Name, Kept, BuildHasherDefault<AsItIs>>,
     /// Names of large things that were used once; one at the place of its bits.
     used_once: Vec<u32>,
     most_bytes: usize,
@@ -114,7 +139,7 @@ impl Hot {
     /// Room for `most_bytes`; 0 keeps nothing.
     pub fn new(most_bytes: usize) -> Self {
         Self {
-            kept: LruCache::unbounded(),
+            kept: LruCache::unbounded_with_hasher(BuildHasherDefault::default()),
             used_once: Vec::new(),
             most_bytes,
             bytes: 0,
