@@ -144,7 +144,7 @@ async fn accept(
             continue;
         };
         let (proxy, stop, running) = (Arc::clone(&proxy), stop.clone(), running.clone());
-        workers.run(async move {
+        workers.run(move || async move {
             if let Ok(stream) = TcpStream::from_std(stream) {
                 connection(proxy, stream, client, tls, stop).await;
             }

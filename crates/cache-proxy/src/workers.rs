@@ -56,8 +56,9 @@ impl Workers {
         Ok(workers)
     }
 
-    /// Runs a connection to its end on the thread that has the fewest.
-    pub fn run(&self, connection: impl Future<Output = ()> + Send + 'static) {
+    /// Runs a connection to its end on the thread that has the fewest. It is made there, so that its task holds
+    /// its state once.
+    pub fn run<F: Future<Output = ()> + Send>(&self, connection: impl FnOnce() -> F + Send + 'static) {
         let fewest = self
             .0
             .iter()
@@ -66,7 +67,7 @@ impl Workers {
         let Some(worker) = fewest else { return };
         let counted = Counted::new(Arc::clone(&worker.connections));
         worker.handle.spawn(async move {
-            connection.await;
+            connection().await;
             drop(counted);
         });
     }
@@ -114,7 +115,7 @@ mod tests {
         let (told, tells) = mpsc::channel();
         for _ in 0..30 {
             let (mut stopped, told) = (stopped.clone(), told.clone());
-            workers.run(async move {
+            workers.run(move || async move {
                 let _ = told.send(std::thread::current().id());
                 let _ = stopped.wait_for(|stop| *stop).await;
             });
@@ -133,7 +134,7 @@ mod tests {
         {
             std::thread::yield_now();
         }
-        workers.run(std::future::pending());
+        workers.run(std::future::pending);
         drop(workers);
     }
 }
