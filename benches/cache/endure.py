@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import http.client
 import json
+import os
 import pathlib
 import random
 import re
@@ -102,7 +103,8 @@ def start(folder, port, origin, disk, policy):
         f'origins = ["http://127.0.0.1:{origin}"]\n[admin]\nsocket = "{folder}/admin"\n')
     began = time.time()
     process = subprocess.Popen([str(peers.VARVE), "serve", "--config", str(folder / "conf")],
-                               stderr=open(folder / "log", "a"), env={"VARVE_LOG": "warn"})
+                               stderr=open(folder / "log", "a"),
+                               env={"VARVE_LOG": "warn", **{k: v for k, v in os.environ.items() if k.startswith("MALLOC_")}})
     peers.wait_for(port, process)
     return process, time.time() - began
 
@@ -222,31 +224,44 @@ def soak(laps, policy):
             threads = [threading.Thread(target=load, args=(seed,)) for seed in range(4)]
             for thread in threads:
                 thread.start()
-            written, least, rows = 0, None, []
+            least, rows, ratios, before = None, [], [], (0, 0)
             status = [str(peers.VARVE), "status", "--json", "--socket", str(folder / "admin")]
             while len(rows) < laps and not wrong:
                 time.sleep(0.2)
-                written = json.loads(subprocess.run(status, capture_output=True).stdout)["store"]["written_bytes"]
+                now = json.loads(subprocess.run(status, capture_output=True).stdout)
+                written = now["store"]["written_bytes"]
                 rss = peers.rss_bytes(process.pid)
                 least = rss if least is None else min(least, rss)
                 if written // disk > len(rows):
                     rows.append(least)
                     least = None
+                    counts = now["requests"]
+                    hits, all_ = counts["hit"], counts["hit"] + counts["miss"]
+                    ratios.append((hits - before[0], all_ - before[1]))
+                    before = (hits, all_)
             stop.set()
             for thread in threads:
                 thread.join()
             if wrong:
                 raise AssertionError(wrong)
-            half = rows[len(rows) // 2:]
-            first, last = half[: len(half) // 2], half[len(half) // 2:]
             mean = lambda values: sum(values) / len(values)
             print(f"{policy}: {sum(done)} requests, {origin.gets} to the origin, {written // MIB} MiB written to a store "
                   f"of {disk // MIB} MiB ({written / disk:.1f} laps)")
+            at, middle = laps // 2, laps // 2 + (laps - laps // 2) // 2
             print("  MiB in laps " + ", ".join(
                 f"{n + 1}: {rows[n] / MIB:.2f}" for n in sorted({0, *range(4, laps, 5), laps - 1})))
-            at = len(rows) // 2
-            print(f"  laps {at + 1} to {at + len(first)} against {at + len(first) + 1} to {laps}: "
-                  f"{(mean(last) / mean(first) - 1):+.2%}")
+            print(f"  laps {at + 1} to {middle} against {middle + 1} to {laps}: "
+                  f"{(mean(rows[middle:]) / mean(rows[at:middle]) - 1):+.2%}; between the laps of the last half: "
+                  f"{min(rows[at:]) / mean(rows[at:]) - 1:+.2%} to {max(rows[at:]) / mean(rows[at:]) - 1:+.2%}")
+            # Whether a request hits is a draw of its own nearly: the share in a lap of n wanders by sqrt(p(1-p)/n).
+            half = ratios[at:]
+            share = sum(hits for hits, _ in half) / sum(count for _, count in half)
+            lap = mean([count for _, count in half])
+            drawn = (share * (1 - share) / lap) ** 0.5
+            seen = mean([(hits / count - share) ** 2 for hits, count in half]) ** 0.5
+            worst = max(abs(hits / count - share) for hits, count in half)
+            print(f"  hits in the last half: {share:.2%} of {lap:.0f} requests a lap; laps differ by {seen:.2%} of the "
+                  f"requests (standard deviation), at most {worst:.2%}; drawing alone gives {drawn:.2%}")
         finally:
             process.terminate()
             process.wait()

@@ -1,4 +1,4 @@
-"""curl, git, pip, npm and cargo through varve-cache-proxy (reverse) from a local origin of static files: the same
+"""curl, git, pip, npm, cargo and mmdebstrap through varve-cache-proxy (reverse) from a local origin of static files: the same
 bytes as without the proxy; a second run, with the programs' own caches empty again, takes no body from the origin.
 """
 
@@ -180,6 +180,26 @@ def make_cargo(root, at):
              "cksum": hashlib.sha256(crate.read_bytes()).hexdigest()}) + "\n")
 
 
+def make_apt(root):
+    """A flat repository of four packages that need each other."""
+    if not shutil.which("mmdebstrap"):
+        return
+    (root / "apt").mkdir()
+    for n in range(4):
+        name = f"vcpkg{n}"
+        tree = root / "apt" / name
+        (tree / "DEBIAN").mkdir(parents=True)
+        need = f"Depends: vcpkg{n + 1}\n" if n < 3 else ""
+        (tree / "DEBIAN" / "control").write_text(
+            f"Package: {name}\nVersion: 1.0\nArchitecture: all\nMaintainer: a <a@b>\n{need}Description: a package\n")
+        (tree / "usr" / "share" / name).mkdir(parents=True)
+        (tree / "usr" / "share" / name / "data").write_bytes(noise(200_000, name))
+        run(["dpkg-deb", "--root-owner-group", "-b", name, f"{name}.deb"], root / "apt",
+            {"SOURCE_DATE_EPOCH": "1"})
+        shutil.rmtree(tree)
+    (root / "apt" / "Packages").write_text(run(["dpkg-scanpackages", "-m", "."], root / "apt"))
+
+
 def curl(at, folder):
     run(["curl", "-sSf", "--remote-name-all", f"{at}/files/[0-4]"], folder)
     run(["curl", "-sSf", "-r", "1000-4999999", "-o", "range", f"{at}/files/4"], folder)
@@ -220,6 +240,16 @@ def cargo(at, folder):
     (folder / "Cargo.lock").unlink()
 
 
+def mmdebstrap(at, folder):
+    run(["mmdebstrap", "-q", "--variant=extract", "--include=vcpkg0", "--skip=check/empty", "stable", "tree",
+         f"deb [trusted=yes] {at}/apt/ ./"], folder, {"SOURCE_DATE_EPOCH": "1"})
+    # apt's own state names the repository's address.
+    for state in ("etc/apt", "var"):
+        shutil.rmtree(folder / "tree" / state, ignore_errors=True)
+    if len(list(folder.rglob("data"))) != 4:
+        raise RuntimeError("mmdebstrap left packages out")
+
+
 def main():
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         root = pathlib.Path(name) / "origin"
@@ -232,12 +262,13 @@ def main():
         make_files(root)
         make_git(root)
         make_pip(root)
-        print(f"{'':<6} {'bytes':<10} {'first: requests':>15} {'bodies':>7} {'bytes':>10} {'second: requests':>17} "
+        make_apt(root)
+        print(f"{'':<10} {'bytes':<10} {'first: requests':>15} {'bodies':>7} {'bytes':>10} {'second: requests':>17} "
               f"{'bodies':>7}")
         failed = 0
-        for program in (curl, git, pip, npm, cargo):
+        for program in (curl, git, pip, npm, cargo, mmdebstrap):
             if not shutil.which(program.__name__):
-                print(f"{program.__name__:<6} is not installed")
+                print(f"{program.__name__:<10} is not installed")
                 continue
             digests, counts = [], []
             for at in (direct, through, through):
@@ -256,7 +287,7 @@ def main():
                     counts.append(origin.take())
             same = len(set(digests)) == 1
             failed += not same or counts[2][1] > 0
-            print(f"{program.__name__:<6} {'the same' if same else 'DIFFERENT':<10} {counts[1][0]:>15} "
+            print(f"{program.__name__:<10} {'the same' if same else 'DIFFERENT':<10} {counts[1][0]:>15} "
                   f"{counts[1][1]:>7} {counts[1][2]:>10} {counts[2][0]:>17} {counts[2][1]:>7}", flush=True)
         return failed
 

@@ -146,12 +146,18 @@ impl Framing {
         Ok(())
     }
 
-    fn head(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<usize, Refusal> {
+    fn head(&mut self, mut input: &[u8], out: &mut Vec<u8>) -> Result<usize, Refusal> {
         let mut taken = 0;
-        for &byte in input {
-            taken += 1;
-            self.line.push(byte);
-            if byte == b'\n' {
+        while !input.is_empty() {
+            // Up to the end of a line, or of what may be in a head.
+            let room = self.bounds.bytes.saturating_sub(self.line.len()).max(1);
+            let next = &input[..input.len().min(room)];
+            let end = next.iter().position(|&byte| byte == b'\n');
+            let next = &next[..end.map_or(next.len(), |end| end + 1)];
+            taken += next.len();
+            input = &input[next.len()..];
+            self.line.extend_from_slice(next);
+            if end.is_some() {
                 if !self.line.ends_with(b"\r\n") {
                     return Err(Refusal::BareLineEnd);
                 }
@@ -364,10 +370,13 @@ fn check_host(method: &str, target: &str, host: Option<&str>, is_old: bool) -> R
 
 /// Whether an authority consists of a host and an optional port only.
 pub fn is_host(text: &str) -> bool {
-    !text.contains('@')
-        && text
-            .parse::<Authority>()
-            .is_ok_and(|authority| !authority.host().is_empty())
+    host_of(text).is_some()
+}
+
+/// Parses an authority that consists of a host and an optional port only.
+pub fn host_of(text: &str) -> Option<Authority> {
+    let authority = text.parse::<Authority>().ok()?;
+    (!text.contains('@') && !authority.host().is_empty()).then_some(authority)
 }
 
 fn same_host(method: &str, target: &str, of_target: &str, host: &str) -> bool {

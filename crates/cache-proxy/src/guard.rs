@@ -4,6 +4,7 @@
 use crate::framing::{Framing, HeadBounds, Refusal};
 use crate::metrics::Metrics;
 use std::io;
+use std::mem::MaybeUninit;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -130,7 +131,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Guard<S> {
         let Some(framing) = &mut this.framing else {
             return Pin::new(&mut this.inner).poll_read(context, out);
         };
-        let mut buffer = [0; READ_BYTES];
+        let mut buffer = [const { MaybeUninit::uninit() }; READ_BYTES];
         loop {
             if this.given < this.ready.len() {
                 let now = out.remaining().min(this.ready.len() - this.given);
@@ -145,7 +146,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Guard<S> {
             if this.refused {
                 return Poll::Ready(Ok(()));
             }
-            let mut read = ReadBuf::new(&mut buffer);
+            let mut read = ReadBuf::uninit(&mut buffer);
             match Pin::new(&mut this.inner).poll_read(context, &mut read) {
                 Poll::Ready(done) => done?,
                 Poll::Pending if framing.in_body() => {

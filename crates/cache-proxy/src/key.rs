@@ -3,6 +3,8 @@
 
 use http::uri::{Authority, PathAndQuery};
 use http::{HeaderMap, HeaderName};
+use std::fmt::Write;
+use std::ops::Range;
 
 /// Longest key, bytes; requests with longer keys are not cached. The store takes 2,048 bytes, and parts of a
 /// response need a suffix.
@@ -12,7 +14,8 @@ pub const KEY_MAX: usize = 1990;
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Key {
     text: String,
-    host: String,
+    /// Host and port within `text`.
+    host: Range<usize>,
     /// Bytes of the URL at the beginning of `text`.
     url_len: usize,
 }
@@ -20,8 +23,14 @@ pub struct Key {
 impl Key {
     /// Makes the key of a request.
     pub fn new(scheme: &str, authority: &Authority, path: &PathAndQuery) -> Self {
-        let host = normal_authority(scheme, authority);
-        let text = format!("{scheme}://{host}{path}");
+        const BETWEEN: &str = "://";
+        let (len, most) = (scheme.len() + BETWEEN.len(), authority.as_str().len());
+        let mut text = String::with_capacity(len + most + path.as_str().len());
+        text.push_str(scheme);
+        text.push_str(BETWEEN);
+        push_authority(&mut text, scheme, authority);
+        let host = len..text.len();
+        text.push_str(path.as_str());
         Self {
             url_len: text.len(),
             text,
@@ -98,7 +107,7 @@ impl Key {
 
     /// Returns host and port, for purges by host.
     pub fn host(&self) -> &str {
-        &self.host
+        &self.text[self.host.clone()]
     }
 
     /// Makes the key of a part: a variant or a body. A URL has no line feed, so this cannot be the key of a
@@ -110,11 +119,22 @@ impl Key {
 
 /// Normalizes host and port: lower case, without the scheme's default port.
 pub fn normal_authority(scheme: &str, authority: &Authority) -> String {
-    let host = authority.host().to_ascii_lowercase();
-    let host = host.strip_suffix('.').unwrap_or(&host);
+    let mut text = String::new();
+    push_authority(&mut text, scheme, authority);
+    text
+}
+
+fn push_authority(text: &mut String, scheme: &str, authority: &Authority) {
+    let host = authority.host();
+    let start = text.len();
+    text.push_str(host.strip_suffix('.').unwrap_or(host));
+    text[start..].make_ascii_lowercase();
     match (scheme, authority.port_u16()) {
-        (_, None) | ("http", Some(80)) | ("https", Some(443)) => host.to_owned(),
-        (_, Some(port)) => format!("{host}:{port}"),
+        (_, None) | ("http", Some(80)) | ("https", Some(443)) => {}
+        (_, Some(port)) => {
+            // Writing to a string cannot fail.
+            let _ = write!(text, ":{port}");
+        }
     }
 }
 

@@ -6,11 +6,12 @@
 //! - Refusals: [`framing`] (ambiguous requests), [`targets`] (addresses that a forward proxy may not reach).
 //! - Storage: [`key`], [`record`], [`storage`].
 //! - I/O: [`body`], [`flights`] (request coalescing), [`origin`], [`guard`], [`seats`], [`proxy`],
-//!   [`server`], [`admin`].
+//!   [`workers`] (the threads of connections), [`server`], [`admin`].
 //!
 //! # Invariants
 //! - Memory per stored object is only its entry in the store's index.
 //! - The HTTP library sees a request only after [`framing`] found exactly one way to read it.
+//! - A request that memory answers wakes no other thread.
 //! - Every resource that a client or an origin can grow has a bound in [`config::Limits`].
 #![forbid(unsafe_code)]
 
@@ -38,3 +39,4 @@ pub mod storage;
 pub mod targets;
 pub mod units;
 pub mod vary;
+pub mod workers;

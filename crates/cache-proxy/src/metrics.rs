@@ -70,8 +70,9 @@ struct Why {
 /// All counters.
 pub struct Metrics {
     registry: Registry,
-    requests: Family<By, Counter>,
-    bytes: Family<By, Counter>,
+    /// By outcome, in the order of [`Outcome::ALL`].
+    requests: [Counter; Outcome::ALL.len()],
+    bytes: [Counter; Outcome::ALL.len()],
     refusals: Family<Why, Counter>,
     seconds: Histogram,
     /// Open connections of clients.
@@ -90,12 +91,23 @@ pub struct Metrics {
     pub log_dropped: Counter,
 }
 
+/// Returns the counters of a family by outcome, so that counting looks nothing up.
+fn by_outcome(family: &Family<By, Counter>) -> [Counter; Outcome::ALL.len()] {
+    Outcome::ALL.map(|outcome| {
+        let by = By {
+            outcome: outcome.label(),
+        };
+        family.get_or_create(&by).clone()
+    })
+}
+
 impl Default for Metrics {
     fn default() -> Self {
+        let (requests, bytes) = (Family::default(), Family::default());
         let mut registry = Registry::with_prefix("varve_cache_proxy");
         let metrics = Self {
-            requests: Family::default(),
-            bytes: Family::default(),
+            requests: by_outcome(&requests),
+            bytes: by_outcome(&bytes),
             refusals: Family::default(),
             seconds: Histogram::new([
                 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0,
@@ -109,16 +121,8 @@ impl Default for Metrics {
             log_dropped: Counter::default(),
             registry: Registry::default(),
         };
-        registry.register(
-            "requests",
-            "Requests by how they were answered",
-            metrics.requests.clone(),
-        );
-        registry.register(
-            "response_bytes",
-            "Bytes of response bodies",
-            metrics.bytes.clone(),
-        );
+        registry.register("requests", "Requests by how they were answered", requests);
+        registry.register("response_bytes", "Bytes of response bodies", bytes);
         registry.register(
             "refusals",
             "Requests refused for how they were framed",
@@ -167,21 +171,13 @@ impl Default for Metrics {
 impl Metrics {
     /// Counts a request whose answer has started, with its time to the first byte.
     pub fn request(&self, outcome: Outcome, seconds: f64) {
-        self.requests
-            .get_or_create(&By {
-                outcome: outcome.label(),
-            })
-            .inc();
+        self.requests[outcome as usize].inc();
         self.seconds.observe(seconds);
     }
 
     /// Counts bytes of an answer's body.
     pub fn sent(&self, outcome: Outcome, bytes: u64) {
-        self.bytes
-            .get_or_create(&By {
-                outcome: outcome.label(),
-            })
-            .inc_by(bytes);
+        self.bytes[outcome as usize].inc_by(bytes);
     }
 
     /// Counts a request that was refused because of its framing.
@@ -191,20 +187,12 @@ impl Metrics {
 
     /// Returns the number of requests with this outcome.
     pub fn requests(&self, outcome: Outcome) -> u64 {
-        self.requests
-            .get_or_create(&By {
-                outcome: outcome.label(),
-            })
-            .get()
+        self.requests[outcome as usize].get()
     }
 
     /// Returns the bytes of bodies that were sent with this outcome.
     pub fn bytes(&self, outcome: Outcome) -> u64 {
-        self.bytes
-            .get_or_create(&By {
-                outcome: outcome.label(),
-            })
-            .get()
+        self.bytes[outcome as usize].get()
     }
 
     /// Returns all counters and those of the store in the text format of Prometheus.

@@ -5,6 +5,7 @@
 use crate::parts::{SPANS_MAX, Span, Spans};
 use crate::vary::{Selecting, VARIANTS_MAX};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use std::sync::Arc;
 
 /// Version of the encoding; records of other versions are misses.
 const VERSION: u8 = 1;
@@ -69,7 +70,7 @@ pub struct Variant {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Record {
     /// A response.
-    Response(Stored),
+    Response(Arc<Stored>),
     /// Parts of a response.
     Parts(Parts),
     /// The variants of the key, newest first.
@@ -165,7 +166,7 @@ impl Record {
             return None;
         }
         let record = match reader.u8()? {
-            RESPONSE => Self::Response(Stored::decode(&mut reader)?),
+            RESPONSE => Self::Response(Arc::new(Stored::decode(&mut reader)?)),
             PARTS => Self::Parts(decode_parts(&mut reader)?),
             VARIANTS => Self::Variants(decode_variants(&mut reader)?),
             _ => return None,
@@ -329,7 +330,7 @@ mod tests {
             selecting: vec![("a".into(), None), ("b".into(), Some("c".into()))],
         }];
         for record in [
-            Record::Response(stored()),
+            Record::Response(Arc::new(stored())),
             Record::Parts(parts()),
             Record::Variants(variants),
         ] {
@@ -339,7 +340,7 @@ mod tests {
 
     #[test]
     fn record_is_none_when_cut_or_longer() {
-        for record in [Record::Response(stored()), Record::Parts(parts())] {
+        for record in [Record::Response(Arc::new(stored())), Record::Parts(parts())] {
             let bytes = record.encode();
             for cut in 0..bytes.len() {
                 assert_eq!(Record::decode(&bytes[..cut]), None);
@@ -354,7 +355,7 @@ mod tests {
             Record::decode(&bytes);
             bytes.splice(0..bytes.len().min(2), [VERSION, RESPONSE]);
             Record::decode(&bytes);
-            for record in [Record::Response(stored()), Record::Parts(parts())] {
+            for record in [Record::Response(Arc::new(stored())), Record::Parts(parts())] {
                 let mut real = record.encode();
                 for (at, bits) in &flips {
                     let len = real.len();

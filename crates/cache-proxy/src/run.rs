@@ -19,6 +19,7 @@ use varve_cache_proxy::metrics::Metrics;
 use varve_cache_proxy::proxy::{Live, Proxy};
 use varve_cache_proxy::server;
 use varve_cache_proxy::storage::{Storage, open_cache};
+use varve_cache_proxy::workers::Workers;
 
 /// Runs a command.
 pub fn run(command: Command) -> anyhow::Result<()> {
@@ -182,7 +183,10 @@ async fn serve_config(path: &Path, config: Config) -> anyhow::Result<()> {
     tokio::spawn(tick(Arc::clone(&proxy)));
     tokio::spawn(write_groups(Arc::clone(&proxy)));
     let (stop, stopped) = watch::channel(false);
-    let mut serving = tokio::spawn(server::serve(Arc::clone(&proxy), listeners, stopped));
+    let threads = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+    let workers = Arc::new(Workers::start(threads)?);
+    let serving = server::serve(Arc::clone(&proxy), Arc::clone(&workers), listeners, stopped);
+    let mut serving = tokio::spawn(serving);
     loop {
         tokio::select! {
             _ = hup.recv() => {
@@ -205,8 +209,10 @@ async fn serve_config(path: &Path, config: Config) -> anyhow::Result<()> {
     remove(admin_socket);
     proxy.storage.write_groups(Duration::ZERO, true).await;
     let cache = Arc::clone(proxy.storage.cache());
-    tokio::task::spawn_blocking(move || cache.close()).await??;
-    Ok(())
+    let closed = tokio::task::spawn_blocking(move || cache.close()).await?;
+    // Ends what is still under way on the threads; waits for them, so not on a thread of the runtime.
+    tokio::task::spawn_blocking(move || drop(workers)).await?;
+    Ok(closed?)
 }
 
 fn remove(socket: Option<PathBuf>) {

@@ -4,6 +4,7 @@ use crate::config::{Limits, Listen, Mode, Tls};
 use crate::framing::HeadBounds;
 use crate::guard::Guard;
 use crate::proxy::{Client, Proxy};
+use crate::workers::Workers;
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -12,6 +13,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
@@ -88,12 +90,18 @@ impl Bound {
 }
 
 /// Serves the listeners until `stop` is true, then lets running requests end, at most for the drain timeout.
-pub async fn serve(proxy: Arc<Proxy>, listeners: Vec<Bound>, stop: watch::Receiver<bool>) {
+pub async fn serve(
+    proxy: Arc<Proxy>,
+    workers: Arc<Workers>,
+    listeners: Vec<Bound>,
+    stop: watch::Receiver<bool>,
+) {
     // Nothing is sent: the channel closes when the last connection has dropped its sender.
     let (running, mut done) = mpsc::channel::<Infallible>(1);
     let mut accepting = tokio::task::JoinSet::new();
     for bound in listeners {
-        accepting.spawn(accept(Arc::clone(&proxy), bound, stop.clone(), running.clone()));
+        let (proxy, workers) = (Arc::clone(&proxy), Arc::clone(&workers));
+        accepting.spawn(accept(proxy, workers, bound, stop.clone(), running.clone()));
     }
     while accepting.join_next().await.is_some() {}
     drop(running);
@@ -103,6 +111,7 @@ pub async fn serve(proxy: Arc<Proxy>, listeners: Vec<Bound>, stop: watch::Receiv
 
 async fn accept(
     proxy: Arc<Proxy>,
+    workers: Arc<Workers>,
     bound: Bound,
     mut stop: watch::Receiver<bool>,
     running: mpsc::Sender<Infallible>,
@@ -130,9 +139,15 @@ async fn accept(
             mode: bound.mode,
             is_tls: tls.is_some(),
         };
+        // The thread that serves the connection registers it anew.
+        let Ok(stream) = stream.into_std() else {
+            continue;
+        };
         let (proxy, stop, running) = (Arc::clone(&proxy), stop.clone(), running.clone());
-        tokio::spawn(async move {
-            connection(proxy, stream, client, tls, stop).await;
+        workers.run(move || async move {
+            if let Ok(stream) = TcpStream::from_std(stream) {
+                connection(proxy, stream, client, tls, stop).await;
+            }
             drop((seat, running));
         });
     }
@@ -198,13 +213,30 @@ async fn connection(
 async fn drive<C: Future<Output = hyper::Result<()>>>(
     connection: C,
     finish: impl FnOnce(Pin<&mut C>),
-    mut stop: watch::Receiver<bool>,
+    stop: watch::Receiver<bool>,
     client: Client,
 ) {
     let mut connection = std::pin::pin!(connection);
-    let ended = tokio::select! {
-        ended = connection.as_mut() => ended,
-        () = told(&mut stop) => {
+    // Polling the stop takes a lock that all connections share. Its waker is that of the task, which stays, so it
+    // is polled once and when there is something to see.
+    let seen = stop.clone();
+    let mut stop = stop;
+    let mut told = std::pin::pin!(told(&mut stop));
+    let mut waits = false;
+    let ended = std::future::poll_fn(|context| {
+        if let Poll::Ready(ended) = connection.as_mut().poll(context) {
+            return Poll::Ready(Some(ended));
+        }
+        if !waits || seen.has_changed().unwrap_or(true) {
+            waits = true;
+            return told.as_mut().poll(context).map(|()| None);
+        }
+        Poll::Pending
+    })
+    .await;
+    let ended = match ended {
+        Some(ended) => ended,
+        None => {
             finish(connection.as_mut());
             connection.await
         }

@@ -4,7 +4,7 @@
 use crate::device::Device;
 use crate::hash::{KeyHash, Secret};
 use crate::store::{
-    DEVICES_MAX, Damage, Hit, Identity, ObjectInfo, Opened, Options, PutOptions, PutOutcome, PutStream,
+    DEVICES_MAX, Damage, Hit, Identity, Now, ObjectInfo, Opened, Options, PutOptions, PutOutcome, PutStream,
     ScopeHash, Shard, StatsSnapshot, StoreError, StorePlan, Superblock,
 };
 use std::sync::Arc;
@@ -192,6 +192,13 @@ impl Cache {
     pub fn get(&self, key: &[u8]) -> Option<Hit> {
         let hash = self.hash(key);
         self.shard(hash)?.get(key, hash)
+    }
+
+    /// Looks an object up without waiting for a device. [`get`](Self::get) has the answer where this has none.
+    pub fn get_now(&self, key: &[u8]) -> Now {
+        let hash = self.hash(key);
+        self.shard(hash)
+            .map_or(Now::Miss, |shard| shard.get_now(key, hash))
     }
 
     /// Looks an object up and reads all of it. Damage anywhere in it is a miss.

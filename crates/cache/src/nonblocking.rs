@@ -1,15 +1,18 @@
-//! The cache for programs on tokio (feature `tokio`): every call runs on a blocking thread, and at most a
-//! configured number of calls run at once. Further calls wait without a thread, which gives back-pressure. A
-//! slow reader holds no thread between pieces. Owns no state of the cache.
+//! The cache for programs on tokio (feature `tokio`). A call that memory answers is answered in line; every
+//! other call runs on a blocking thread, and at most a configured number of calls run at once. Further calls
+//! wait without a thread, which gives back-pressure. A slow reader holds no thread between pieces. Owns no
+//! state of the cache.
+//!
+//! [`AsyncCache::find`] and [`AsyncCache::bytes`] are the two places that choose between the two ways.
 
-use crate::{Cache, Hit, PutOptions, PutOutcome, PutStream, StoreError};
+use crate::{Cache, Hit, Now, PutOptions, PutOutcome, PutStream, StoreError};
+use bytes::Bytes;
 use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::Arc;
 use tokio::sync::Semaphore;
 
-/// Bytes of a piece of [`Body::next`].
-pub const PIECE_BYTES: u64 = 256 << 10;
+pub use crate::store::PIECE_BYTES;
 
 /// A cache whose calls may be awaited. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -89,10 +92,33 @@ impl AsyncCache {
         }
     }
 
-    /// Looks an object up, as [`Cache::get`].
-    pub async fn get(&self, key: impl Into<Vec<u8>>) -> Option<Object> {
-        let key = key.into();
-        let hit = self.run(move |cache| cache.get(&key)).await?;
+    /// Looks an object up, as [`Cache::get`]: in line where that needs no device.
+    pub async fn find(&self, key: &[u8]) -> Option<Hit> {
+        match self.cache.get_now(key) {
+            Now::Hit(hit) => Some(hit),
+            Now::Miss => None,
+            Now::Unknown => {
+                let key = key.to_vec();
+                self.run(move |cache| cache.get(&key)).await
+            }
+        }
+    }
+
+    /// Bytes of the body of an object, as [`Hit::bytes`]: in line if they are in memory.
+    ///
+    /// # Errors
+    /// As [`Hit::read`].
+    pub async fn bytes(&self, hit: &Hit, range: Range<u64>) -> Result<Bytes, StoreError> {
+        if let Some(bytes) = hit.bytes_now(range.clone()) {
+            return Ok(bytes);
+        }
+        let hit = hit.clone();
+        self.run(move |_| hit.bytes(range)).await
+    }
+
+    /// Looks an object up, as [`find`](Self::find).
+    pub async fn get(&self, key: impl AsRef<[u8]>) -> Option<Object> {
+        let hit = self.find(key.as_ref()).await?;
         Some(Object {
             hit,
             pool: self.clone(),
@@ -106,7 +132,7 @@ impl AsyncCache {
     pub async fn put(
         &self,
         key: impl Into<Vec<u8>>,
-        body: impl Into<Vec<u8>>,
+        body: impl Into<Bytes>,
         attributes: Attributes,
     ) -> Result<PutOutcome, StoreError> {
         let (key, body) = (key.into(), body.into());
@@ -157,13 +183,12 @@ impl Object {
         &self.hit
     }
 
-    /// Bytes of the body, as [`Hit::read`].
+    /// Bytes of the body, as [`AsyncCache::bytes`].
     ///
     /// # Errors
     /// As [`Hit::read`].
-    pub async fn read(&self, range: Range<u64>) -> Result<Vec<u8>, StoreError> {
-        let hit = self.hit.clone();
-        self.pool.run(move |_| hit.read(range)).await
+    pub async fn read(&self, range: Range<u64>) -> Result<Bytes, StoreError> {
+        self.pool.bytes(&self.hit, range).await
     }
 
     /// The body, or a range of it, piece by piece.
@@ -192,15 +217,19 @@ impl Body {
         self.range.end.saturating_sub(self.range.start)
     }
 
-    /// Returns the next piece, at most [`PIECE_BYTES`]; `None` at the end. A cancelled call consumes nothing.
+    /// Returns the next piece, which ends at a multiple of [`PIECE_BYTES`] at the latest; `None` at the end. A
+    /// cancelled call consumes nothing.
     ///
     /// # Errors
     /// As [`Hit::read`].
-    pub async fn next(&mut self) -> Option<Result<Vec<u8>, StoreError>> {
+    pub async fn next(&mut self) -> Option<Result<Bytes, StoreError>> {
         if self.left() == 0 {
             return None;
         }
-        let end = self.range.end.min(self.range.start + PIECE_BYTES);
+        let end = self
+            .range
+            .end
+            .min((self.range.start / PIECE_BYTES + 1) * PIECE_BYTES);
         let piece = self.object.read(self.range.start..end).await;
         if piece.is_ok() {
             self.range.start = end;
@@ -223,7 +252,7 @@ impl Upload {
     ///
     /// # Errors
     /// `Length`, when the bytes exceed the declared length; `Gone`, after a cancelled call.
-    pub async fn write(&mut self, bytes: impl Into<Vec<u8>>) -> Result<(), StoreError> {
+    pub async fn write(&mut self, bytes: impl Into<Bytes>) -> Result<(), StoreError> {
         let bytes = bytes.into();
         let mut stream = self.stream.take().ok_or(StoreError::Gone)?;
         let (stream, done) = self

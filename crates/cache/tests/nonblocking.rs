@@ -40,7 +40,7 @@ fn objects_come_back_in_pieces_as_they_were_put() {
             .unwrap()
             .unwrap();
         for piece in large.chunks(70_000) {
-            upload.write(piece).await.unwrap();
+            upload.write(piece.to_vec()).await.unwrap();
         }
         assert!(matches!(
             upload.finish().await.unwrap(),
@@ -213,8 +213,70 @@ fn call_that_nobody_awaits_any_more_gives_its_worker_back() {
                 .is_err()
         );
         assert_eq!(cache.running(), 1, "it goes on by itself");
-        // Waits for it, and finds what it put.
-        assert!(cache.get(&b"k"[..]).await.is_some());
+        // Waits for the worker, and finds what it put.
+        assert!(cache.run(|cache| cache.get(b"k")).await.is_some());
         assert_eq!(cache.running(), 0);
+    });
+}
+
+#[test]
+fn what_memory_answers_waits_for_no_worker() {
+    let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(LEN));
+    format(&*device, &plan(Policy::Log));
+    let options = Options {
+        hot_bytes: 8 << 20,
+        ..options()
+    };
+    let (cache, _) = Cache::open(vec![device], &options, false).unwrap();
+    let cache = AsyncCache::new(Arc::new(cache), workers(1));
+    let objects = [(1, 2000), (2, 1_500_000)];
+    on_one_thread(async {
+        for (n, len) in objects {
+            let mut upload = cache
+                .put_stream(key(n), len as u64, Attributes::default())
+                .await
+                .unwrap()
+                .unwrap();
+            upload.write(body(n, 1, len)).await.unwrap();
+            upload.finish().await.unwrap();
+        }
+        let whole = async |n| {
+            let mut body = cache.get(key(n)).await.unwrap().whole();
+            let mut bytes = Vec::new();
+            while let Some(piece) = body.next().await {
+                bytes.extend(piece.unwrap());
+            }
+            bytes
+        };
+        for (n, len) in objects {
+            for _ in 0..3 {
+                assert!(whole(n).await == body(n, 1, len));
+            }
+        }
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let busy = tokio::spawn({
+            let cache = cache.clone();
+            async move { cache.run(move |_| ended.recv()).await }
+        });
+        while cache.running() == 0 {
+            tokio::task::yield_now().await;
+        }
+        let in_line = async {
+            for (n, len) in objects {
+                assert!(whole(n).await == body(n, 1, len));
+            }
+            let object = cache.get(key(2)).await.unwrap();
+            let range = 300_000..300_007;
+            let part = object.read(range.clone()).await.unwrap();
+            assert_eq!(
+                part,
+                body(2, 1, 1_500_000)[range.start as usize..range.end as usize]
+            );
+            assert!(cache.get(key(3)).await.is_none(), "the index tells");
+        };
+        let done = tokio::time::timeout(Duration::from_secs(20), in_line).await;
+        drop(end);
+        assert!(done.is_ok(), "it waited for the only worker, which was busy");
+        assert!(busy.await.unwrap().is_err());
     });
 }

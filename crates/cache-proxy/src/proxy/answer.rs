@@ -7,9 +7,11 @@ use crate::headers;
 use crate::metrics::Outcome;
 use crate::policy::Freshness;
 use crate::ranges::{self, Wanted};
-use crate::storage::Found;
+use crate::storage::{Found, PIECE_BYTES};
+use bytes::Bytes;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::{Method, Response, StatusCode};
+use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 use tokio::sync::mpsc;
@@ -22,9 +24,6 @@ pub struct Answer {
     pub outcome: Outcome,
 }
 
-/// Bytes read from the store at once.
-const PIECE_BYTES: u64 = 256 << 10;
-
 /// Fields that a 304 does not need; the client has them.
 const NOT_IN_304: [HeaderName; 5] = [
     header::CONTENT_LENGTH,
@@ -35,8 +34,8 @@ const NOT_IN_304: [HeaderName; 5] = [
 ];
 
 /// Adds the `Cache-Status` of an answer (RFC 9211).
-pub fn cache_status(headers: &mut HeaderMap, text: &str) {
-    if let Ok(value) = HeaderValue::from_str(&format!("varve; {text}")) {
+pub fn cache_status(headers: &mut HeaderMap, text: fmt::Arguments<'_>) {
+    if let Ok(value) = HeaderValue::from_maybe_shared(Bytes::from(format!("varve; {text}"))) {
         headers.append(HeaderName::from_static("cache-status"), value);
     }
 }
@@ -64,11 +63,12 @@ impl Proxy {
         headers.insert(header::AGE, HeaderValue::from(fresh.age_s));
         let ttl = i64::try_from(fresh.lifetime_s).unwrap_or(i64::MAX)
             - i64::try_from(fresh.age_s).unwrap_or(i64::MAX);
-        let detail = match outcome {
-            Outcome::Revalidated => format!("fwd=stale; fwd-status=304; ttl={ttl}"),
-            _ => format!("hit; ttl={ttl}"),
-        };
-        cache_status(&mut headers, &detail);
+        match outcome {
+            Outcome::Revalidated => {
+                cache_status(&mut headers, format_args!("fwd=stale; fwd-status=304; ttl={ttl}"));
+            }
+            _ => cache_status(&mut headers, format_args!("hit; ttl={ttl}")),
+        }
         strip_for_client(&mut headers, surrogate);
         let is_ok = stored.status == StatusCode::OK;
         if is_ok && conditional::is_not_modified(&asked.headers, &headers) {
@@ -127,7 +127,7 @@ impl Proxy {
         if range.is_empty() {
             return Some(Outgoing::empty());
         }
-        let end = range.end.min(range.start + PIECE_BYTES);
+        let end = piece_end(range.start, range.end);
         let first = self.storage.read(found, range.start..end).await.ok()?;
         if end == range.end {
             return Some(Outgoing::Full(Some(first)));
@@ -144,13 +144,18 @@ impl Proxy {
                 if pieces.send(piece).await.is_err() || is_last {
                     return;
                 }
-                let next = range.end.min(at + PIECE_BYTES);
+                let next = piece_end(at, range.end);
                 piece = storage.read(&found, at..next).await.map_err(|_| BodyError::Gone);
                 at = next;
             }
         });
         Some(Outgoing::Channel(body, range.end - range.start))
     }
+}
+
+/// Returns the end of the piece of a body that begins at `at`: pieces end where those that are in memory do.
+fn piece_end(at: u64, end: u64) -> u64 {
+    end.min((at / PIECE_BYTES + 1) * PIECE_BYTES)
 }
 
 fn made(status: StatusCode, headers: HeaderMap, body: Outgoing, outcome: Outcome) -> Answer {

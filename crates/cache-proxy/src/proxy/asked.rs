@@ -3,7 +3,7 @@
 use super::{Answer, Live, is_forward};
 use crate::cache_control::CacheControl;
 use crate::config::Mode;
-use crate::framing::is_host;
+use crate::framing::{host_of, is_host};
 use crate::headers;
 use crate::key::{Key, normal_authority};
 use http::header::{self, HeaderMap};
@@ -50,10 +50,10 @@ pub struct Asked {
 
 impl Asked {
     /// Parses a request of a client that may use this proxy; the error is the refusal to answer with.
-    pub fn of(live: &Live, client: Client, parts: &Parts) -> Result<Self, Box<Answer>> {
+    pub fn of(live: &Live, client: Client, parts: Parts) -> Result<Self, Box<Answer>> {
         let refuse = |status, text| Box::new(Answer::refuse(status, text));
         let bad = |text| refuse(StatusCode::BAD_REQUEST, text);
-        let authority = authority_of(parts).map_err(bad)?;
+        let authority = authority_of(&parts).map_err(bad)?;
         let scheme = if is_forward(client.mode) {
             match parts.uri.scheme_str() {
                 Some("http") => "http",
@@ -98,7 +98,7 @@ impl Asked {
                 .map_err(|_| bad("The path is malformed."))?,
             None => PathAndQuery::from_static("/"),
         };
-        let mut headers = parts.headers.clone();
+        let mut headers = parts.headers;
         let directives = CacheControl::of_request(&headers);
         headers::strip_hop_by_hop(&mut headers);
         headers::strip_forwarding(&mut headers, &live.key_headers);
@@ -112,7 +112,7 @@ impl Asked {
         let key = key.with_fields(&live.key_headers, &headers);
         Ok(Self {
             client: client.peer.ip().to_canonical(),
-            method: parts.method.clone(),
+            method: parts.method,
             headers,
             scheme,
             authority,
@@ -158,11 +158,8 @@ fn authority_of(parts: &Parts) -> Result<Authority, &'static str> {
     let host = match (hosts.next(), hosts.next()) {
         (_, Some(_)) => return Err("Host is there twice."),
         (Some(host), None) => {
-            let host = host.to_str().ok().filter(|host| is_host(host));
-            Some(
-                host.and_then(|host| host.parse::<Authority>().ok())
-                    .ok_or("Host is malformed.")?,
-            )
+            let host = host.to_str().ok().and_then(host_of);
+            Some(host.ok_or("Host is malformed.")?)
         }
         (None, None) => None,
     };

@@ -87,10 +87,7 @@ impl Proxy {
                 // A fetch of the whole response may serve the part; wait for it briefly only, as it may be
                 // long.
                 let timeout = Limits::ms(limits.waiting_timeout_ms / 10);
-                let whole = self
-                    .flights
-                    .wait(asked.key.bytes(), limits.waiting, timeout)
-                    .await;
+                let whole = Box::pin(self.flights.wait(asked.key.bytes(), limits.waiting, timeout)).await;
                 if whole == Waited::Ended {
                     self.metrics.collapsed.inc();
                     continue;
@@ -99,11 +96,8 @@ impl Proxy {
             if may_wait && lead.is_none() {
                 let limits = live.limits();
                 let timeout = Limits::ms(limits.waiting_timeout_ms);
-                match self
-                    .flights
-                    .join(&flight_key(&asked), limits.waiting, timeout)
-                    .await
-                {
+                let key = flight_key(&asked);
+                match Box::pin(self.flights.join(&key, limits.waiting, timeout)).await {
                     // Look again: the response may have been stored between the lookup and the lead.
                     Joined::Lead(taken) => lead = Some(taken),
                     Joined::Waited => {
@@ -117,8 +111,10 @@ impl Proxy {
                 }
             }
             return match found {
-                Some(found) if found.is_whole() => self.validate(live, &asked, found, or_stale, lead).await,
-                _ => self.miss(live, &asked, lead).await,
+                Some(found) if found.is_whole() => {
+                    Box::pin(self.validate(live, &asked, found, or_stale, lead)).await
+                }
+                _ => Box::pin(self.miss(live, &asked, lead)).await,
             };
         }
     }
@@ -138,7 +134,7 @@ impl Proxy {
             return found;
         }
         if asked.method == Method::GET && ranges::is_asked(&asked.headers) {
-            return self.storage.lookup_parts(&asked.key).await;
+            return Box::pin(self.storage.lookup_parts(&asked.key)).await;
         }
         None
     }
@@ -232,10 +228,11 @@ impl Proxy {
         let mut new = new.clone();
         ensure_date(&mut new, came_ms);
         new.remove(header::VARY);
-        conditional::update(&mut found.stored.headers, &new);
-        found.stored.asked_ms = asked_ms;
-        found.stored.came_ms = came_ms;
-        self.storage.update(&asked.key, found, found.stored.clone()).await;
+        let stored = Arc::make_mut(&mut found.stored);
+        conditional::update(&mut stored.headers, &new);
+        stored.asked_ms = asked_ms;
+        stored.came_ms = came_ms;
+        self.storage.update(&asked.key, found).await;
     }
 
     /// Validates by forwarding a HEAD: its response shows whether the stored one is still valid (RFC 9111

@@ -211,7 +211,7 @@ impl Proxy {
         let detail = if sink.is_some() { "; stored" } else { "" };
         cache_status(
             &mut parts.headers,
-            &format!("fwd=uri-miss; fwd-status={}{detail}", parts.status.as_u16()),
+            format_args!("fwd=uri-miss; fwd-status={}{detail}", parts.status.as_u16()),
         );
         strip_for_client(&mut parts.headers, rules.surrogate);
         let body = match sink {
@@ -314,7 +314,7 @@ impl Proxy {
             live.config.rules(asked.mode).surrogate,
             now_ms(),
         );
-        cache_status(&mut parts.headers, "fwd=bypass");
+        cache_status(&mut parts.headers, format_args!("fwd=bypass"));
         let body = Outgoing::through(body, Limits::ms(limits.idle_timeout_ms));
         Answer {
             response: Response::from_parts(parts, body),

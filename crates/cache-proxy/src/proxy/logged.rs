@@ -1,10 +1,10 @@
 //! A body that reports its end to the access log and the counters.
 
-use super::Client;
-use crate::access_log::{AccessLog, Line};
+use super::{Client, Proxy};
+use crate::access_log::Line;
 use crate::body::{BodyError, Outgoing};
 use crate::headers::now_ms;
-use crate::metrics::{Metrics, Outcome};
+use crate::metrics::Outcome;
 use bytes::Bytes;
 use http::{Request, StatusCode, Version, header};
 use http_body::{Body, Frame, SizeHint};
@@ -70,8 +70,7 @@ pub struct Logged {
     outcome: Outcome,
     bytes: u64,
     started: Instant,
-    metrics: Arc<Metrics>,
-    log: AccessLog,
+    proxy: Arc<Proxy>,
 }
 
 impl Logged {
@@ -80,8 +79,7 @@ impl Logged {
         line: Option<Line>,
         outcome: Outcome,
         started: Instant,
-        metrics: Arc<Metrics>,
-        log: AccessLog,
+        proxy: Arc<Proxy>,
     ) -> Self {
         Self {
             inner,
@@ -89,8 +87,7 @@ impl Logged {
             outcome,
             bytes: 0,
             started,
-            metrics,
-            log,
+            proxy,
         }
     }
 }
@@ -122,11 +119,11 @@ impl Body for Logged {
 
 impl Drop for Logged {
     fn drop(&mut self) {
-        self.metrics.sent(self.outcome, self.bytes);
+        self.proxy.metrics.sent(self.outcome, self.bytes);
         if let Some(mut line) = self.line.take() {
             line.bytes = self.bytes;
             line.total_ms = self.started.elapsed().as_secs_f64() * 1000.0;
-            self.log.write(line);
+            self.proxy.log.write(line);
         }
     }
 }

@@ -23,7 +23,7 @@ use crate::origin::{Asker, Pool, trust};
 use crate::seats::{Seat, Seats};
 use crate::storage::Storage;
 use crate::targets;
-use http::{HeaderName, Method, Request, Response, StatusCode};
+use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode};
 use hyper::body::{Body, Incoming};
 use parking_lot::RwLock;
 use std::hash::{BuildHasher, RandomState};
@@ -87,12 +87,15 @@ pub struct Proxy {
     log: AccessLog,
     /// Name in `Via`, unique to this process.
     pseudonym: String,
+    /// `Via` of an answer.
+    via: HeaderValue,
     started: Instant,
 }
 
 impl Proxy {
     /// Makes a proxy over an open store.
     pub fn new(live: Live, storage: Storage, metrics: Arc<Metrics>, log: AccessLog) -> Self {
+        let pseudonym = format!("varve-{:08x}", RandomState::new().hash_one(0) as u32);
         Self {
             live: RwLock::new(Arc::new(live)),
             storage: Arc::new(storage),
@@ -100,7 +103,10 @@ impl Proxy {
             seats: Arc::default(),
             metrics,
             log,
-            pseudonym: format!("varve-{:08x}", RandomState::new().hash_one(0) as u32),
+            // The name is of letters and digits.
+            via: HeaderValue::from_str(&format!("1.1 {pseudonym}"))
+                .unwrap_or_else(|_| HeaderValue::from_static("1.1 varve")),
+            pseudonym,
             started: Instant::now(),
         }
     }
@@ -142,21 +148,16 @@ impl Proxy {
         let status = answer.response.status();
         answer.response.map(|body| {
             let line = line.map(|line| logged::answered(line, status, outcome, first_byte));
-            Logged::new(
-                body,
-                line,
-                outcome,
-                started,
-                Arc::clone(&self.metrics),
-                self.log.clone(),
-            )
+            Logged::new(body, line, outcome, started, self)
         })
     }
 
+    /// The ways that lead to an origin are boxed: their state is many times that of a hit, and the HTTP library
+    /// moves all of it for each request.
     async fn answer(self: &Arc<Self>, client: Client, request: Request<Incoming>) -> Answer {
         let live = self.live();
         if request.method() == Method::CONNECT {
-            return self.tunnel(&live, client, request).await;
+            return Box::pin(self.tunnel(&live, client, request)).await;
         }
         if request.method() == Method::TRACE {
             return Answer::refuse(StatusCode::METHOD_NOT_ALLOWED, "TRACE is not served.");
@@ -168,7 +169,7 @@ impl Proxy {
             );
         }
         let (parts, body) = request.into_parts();
-        let asked = match Asked::of(&live, client, &parts) {
+        let asked = match Asked::of(&live, client, parts) {
             Ok(asked) => asked,
             Err(refusal) => return *refusal,
         };
@@ -179,7 +180,7 @@ impl Proxy {
         let mut answer = if asked.is_cacheable() && !has_body {
             self.cached(&live, Arc::new(asked)).await
         } else {
-            self.pass(&live, &asked, body).await
+            Box::pin(self.pass(&live, &asked, body)).await
         };
         self.finish_headers(&mut answer);
         answer
@@ -198,10 +199,8 @@ impl Proxy {
     }
 
     fn finish_headers(&self, answer: &mut Answer) {
-        let via = format!("1.1 {}", self.pseudonym);
-        if let Ok(via) = via.parse() {
-            answer.response.headers_mut().append(http::header::VIA, via);
-        }
+        let headers = answer.response.headers_mut();
+        headers.append(http::header::VIA, self.via.clone());
     }
 }
 

@@ -56,7 +56,7 @@ impl Proxy {
             .map_err(|error| format!("{url}: {error}"))?
             .into_parts();
         parts.headers.extend(fields.clone());
-        let answer = match Asked::of(&live, client, &parts) {
+        let answer = match Asked::of(&live, client, parts) {
             Ok(asked) if asked.is_cacheable() => self.cached(&live, Arc::new(asked)).await,
             Ok(_) => Answer::refuse(StatusCode::BAD_REQUEST, "Nothing of this URL can be stored."),
             Err(refusal) => *refusal,

@@ -30,6 +30,7 @@ use std::time::Duration;
 use tokio::sync::{Mutex, Semaphore};
 use varve_cache::device::{Device, FileDevice};
 use varve_cache::nonblocking::{AsyncCache, Attributes};
+pub use varve_cache::store::PIECE_BYTES;
 use varve_cache::store::{Admission, TAGS_MAX};
 use varve_cache::{Cache, Hit, Options, PutOptions, PutOutcome, Related, Scope, StoreError, StorePlan};
 
@@ -96,7 +97,7 @@ struct Piece {
 #[derive(Debug, Clone)]
 pub struct Found {
     /// The stored fields.
-    pub stored: Stored,
+    pub stored: Arc<Stored>,
     whole_len: u64,
     /// The list of parts, if the response is stored in parts.
     parts: Option<Parts>,
@@ -121,9 +122,19 @@ impl Found {
         )
     }
 
+    /// The one piece that has all bytes of a range, if there is one, and the range within it.
+    fn piece(&self, range: &Range<u64>) -> Option<(&Piece, Range<u64>)> {
+        let [piece] = self.pieces.as_slice() else {
+            return None;
+        };
+        let start = range.start.checked_sub(piece.start)?;
+        let end = range.end.checked_sub(piece.start)?;
+        (start <= end && end <= piece.from.len()).then_some((piece, start..end))
+    }
+
     /// Whether all bytes of a range are there.
     pub fn covers(&self, range: &Range<u64>) -> bool {
-        self.cut(range).is_some()
+        self.piece(range).is_some() || self.cut(range).is_some()
     }
 
     /// Whether the whole representation is there.
@@ -239,18 +250,23 @@ impl Storage {
         self.groups.then(|| self.hasher.hash_one((client, page)))
     }
 
-    async fn record(&self, key: Vec<u8>) -> Option<(Source, Record)> {
-        if let Some(object) = self.held(&key) {
+    /// Looks up the object of a key. Its record is decoded once for as long as the object stays in memory.
+    async fn record(&self, key: &[u8]) -> Option<(Source, Record)> {
+        if let Some(object) = self.held(key) {
             let record = object.record.clone();
             return Some((Source::Held(object), record));
         }
-        self.cache
-            .run(move |cache| {
-                let hit = cache.get(&key)?;
-                let record = Record::decode(&hit.meta().ok()?)?;
-                Some((Source::Stored(hit), record))
-            })
-            .await
+        let hit = self.cache.find(key).await?;
+        let record = match hit.made(Record::decode) {
+            Some(record) => Record::clone(&record),
+            // More metadata than lies beside the head, or damage.
+            None => {
+                let hit = hit.clone();
+                let meta = self.cache.run(move |_| hit.meta()).await;
+                Record::decode(&meta.ok()?)?
+            }
+        };
+        Some((Source::Stored(hit), record))
     }
 
     /// Returns the object of a key that waits for its group, unless it was invalidated.
@@ -261,8 +277,7 @@ impl Storage {
 
     /// Looks up the object with a body, or a part of it, of `len` bytes.
     async fn body(&self, key: &Key, id: u64, len: u64) -> Option<Hit> {
-        let part = key.part('b', id);
-        let hit = self.cache.run(move |cache| cache.get(&part)).await?;
+        let hit = self.cache.find(&key.part('b', id)).await?;
         (hit.body_len() == len).then_some(hit)
     }
 
@@ -293,7 +308,7 @@ impl Storage {
                     }
                 }
                 Some(Found {
-                    stored: parts.stored.clone(),
+                    stored: Arc::new(parts.stored.clone()),
                     whole_len: parts.whole_len,
                     parts: Some(parts),
                     record: at,
@@ -311,13 +326,13 @@ impl Storage {
             return None;
         }
         let at = key.bytes().to_vec();
-        match self.record(at.clone()).await? {
+        match self.record(&at).await? {
             (_, Record::Variants(variants)) => {
                 let chosen = variants
                     .iter()
                     .find(|variant| vary::matches(&variant.selecting, request))?;
                 let at = key.part('v', chosen.id);
-                let (source, record) = self.record(at.clone()).await?;
+                let (source, record) = self.record(&at).await?;
                 self.found(key, at, source, record).await
             }
             (source, record) => self.found(key, at, source, record).await,
@@ -330,7 +345,7 @@ impl Storage {
             return None;
         }
         let at = key.part('p', PARTS_ID);
-        let (source, record) = self.record(at.clone()).await?;
+        let (source, record) = self.record(&at).await?;
         self.found(key, at, source, record).await
     }
 
@@ -339,22 +354,25 @@ impl Storage {
     /// # Errors
     /// The bytes are not there or gone, or the device failed.
     pub async fn read(&self, found: &Found, range: Range<u64>) -> Result<Bytes, StoreError> {
-        let pieces = found.cut(&range).ok_or(StoreError::Gone)?;
+        if let Some((piece, range)) = found.piece(&range) {
+            return self.read_from(&piece.from, range).await;
+        }
         let mut all = Vec::new();
-        let one = pieces.len() == 1;
-        for (n, Range { start, end }) in pieces {
-            let piece = found.pieces[n].clone();
-            let (start, end) = (start - piece.start, end - piece.start);
-            let bytes = match piece.from {
-                Source::Held(object) => object.body.slice(start as usize..end as usize),
-                Source::Stored(hit) => self.cache.run(move |_| hit.read(start..end)).await?.into(),
-            };
-            if one {
-                return Ok(bytes);
-            }
+        for (n, Range { start, end }) in found.cut(&range).ok_or(StoreError::Gone)? {
+            let piece = &found.pieces[n];
+            let bytes = self
+                .read_from(&piece.from, start - piece.start..end - piece.start)
+                .await?;
             all.extend_from_slice(&bytes);
         }
         Ok(all.into())
+    }
+
+    async fn read_from(&self, source: &Source, range: Range<u64>) -> Result<Bytes, StoreError> {
+        match source {
+            Source::Held(object) => Ok(object.body.slice(range.start as usize..range.end as usize)),
+            Source::Stored(hit) => self.cache.bytes(hit, range).await,
+        }
     }
 
     /// Puts an object; with `hold` it may wait for others of its group.
@@ -430,12 +448,13 @@ impl Storage {
     }
 
     /// Rewrites the fields of a response that was found, unless another one has replaced it.
-    pub async fn update(&self, key: &Key, found: &Found, stored: Stored) -> bool {
+    pub async fn update(&self, key: &Key, found: &Found) -> bool {
+        let stored = Arc::clone(&found.stored);
         if !stored.fits() {
             return false;
         }
         let _lock = self.locks[self.slot(key.bytes())].lock().await;
-        match self.record(found.record.clone()).await {
+        match self.record(&found.record).await {
             Some((source, _)) if source.version() == found.version => {}
             _ => return false,
         }
@@ -443,7 +462,7 @@ impl Storage {
         let (body, record) = match (&found.parts, stored.place) {
             (Some(parts), _) => {
                 let parts = Parts {
-                    stored,
+                    stored: Stored::clone(&stored),
                     ..parts.clone()
                 };
                 (Bytes::new(), Record::Parts(parts))

@@ -133,7 +133,7 @@ impl Sink {
     /// then.
     pub async fn write(&mut self, bytes: &Bytes) -> bool {
         match &mut self.apart {
-            Some((upload, _, _)) => upload.write(bytes.to_vec()).await.is_ok(),
+            Some((upload, _, _)) => upload.write(bytes.clone()).await.is_ok(),
             None if self.bytes.len() as u64 + bytes.len() as u64 > self.most => false,
             None => {
                 self.bytes.extend_from_slice(bytes);
@@ -158,7 +158,7 @@ impl Sink {
             (Some(part), _) => self.put_part(part).await,
             (None, true) => {
                 let hold = self.hold();
-                let record = Record::Response(self.stored);
+                let record = Record::Response(Arc::new(self.stored));
                 self.storage
                     .put(
                         self.key.bytes().to_vec(),
@@ -212,11 +212,11 @@ impl Sink {
             id: storage.new_id(),
             selecting,
         };
-        let (at, record) = (key.part('v', variant.id), Record::Response(stored));
+        let (at, record) = (key.part('v', variant.id), Record::Response(Arc::new(stored)));
         if !storage.put(at, bytes, record, &attributes, hold.clone()).await {
             return false;
         }
-        let mut variants = match storage.record(key.bytes().to_vec()).await {
+        let mut variants = match storage.record(key.bytes()).await {
             Some((_, Record::Variants(variants))) => variants,
             _ => Vec::new(),
         };
@@ -255,7 +255,7 @@ impl Sink {
             id,
         };
         let at = key.part('p', PARTS_ID);
-        let old = match storage.record(at.clone()).await {
+        let old = match storage.record(&at).await {
             Some((_, Record::Parts(old))) => Some(old),
             _ => None,
         };

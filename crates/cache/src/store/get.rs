@@ -1,7 +1,7 @@
 //! Lookups: finding an object's place, checking that it is the requested object, and reading its bytes.
 
 use super::StoreError;
-use super::hot::HotObject;
+use super::hot::{HotObject, PIECE_BYTES};
 use super::log::{in_units, record_bytes};
 use super::object::{FRAME_BYTES, FRAME_CONTENT, Record, frames_of, home_in_table, read_frame};
 use super::positions;
@@ -10,6 +10,8 @@ use super::stats::Stats;
 use crate::hash::KeyHash;
 use crate::index::{Entry, LogPoint, Place};
 use crate::policy::Policy;
+use bytes::Bytes;
+use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -60,6 +62,63 @@ impl Hit {
         self.content(0..u64::from(self.object.record.head.meta_len))
     }
 
+    /// What `make` makes of the metadata. It is made once for as long as the object stays in memory. `None` if
+    /// `make` refuses it, if it is not all in memory ([`meta`](Self::meta) has it then), or if another type was
+    /// made of it before.
+    pub fn made<T: Any + Send + Sync>(&self, make: impl FnOnce(&[u8]) -> Option<T>) -> Option<Arc<T>> {
+        self.object.made(make)
+    }
+
+    /// Bytes of the body, if they are in memory: they lie beside the head, or in one piece
+    /// ([`PIECE_BYTES`]) that was read twice. Never waits for a device.
+    pub fn bytes_now(&self, range: Range<u64>) -> Option<Bytes> {
+        if range.start > range.end || range.end > self.body_len() {
+            return None;
+        }
+        let meta = u64::from(self.object.record.head.meta_len);
+        if range.end + meta <= self.object.content.len() as u64 {
+            let content = (range.start + meta) as usize..(range.end + meta) as usize;
+            return Some(self.object.content.slice(content));
+        }
+        let number = range.start / PIECE_BYTES;
+        let start = number * PIECE_BYTES;
+        if range.end > start + PIECE_BYTES {
+            return None;
+        }
+        let piece = self
+            .shard
+            .state
+            .lock()
+            .hot
+            .piece(self.hash(), number, self.version())?;
+        // Its length follows from the version's, which is a part of its name.
+        Some(piece.slice((range.start - start) as usize..(range.end - start) as usize))
+    }
+
+    /// Bytes of the body, from memory or from the device. A whole piece is kept in memory at its second use.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn bytes(&self, range: Range<u64>) -> Result<Bytes, StoreError> {
+        if let Some(bytes) = self.bytes_now(range.clone()) {
+            return Ok(bytes);
+        }
+        let bytes = Bytes::from(self.read(range.clone())?);
+        let number = range.start / PIECE_BYTES;
+        let piece = number * PIECE_BYTES..((number + 1) * PIECE_BYTES).min(self.body_len());
+        if range == piece {
+            let mut state = self.shard.state.lock();
+            state
+                .hot
+                .insert_piece(self.hash(), number, self.version(), bytes.clone());
+        }
+        Ok(bytes)
+    }
+
+    fn hash(&self) -> KeyHash {
+        KeyHash::of(&self.shard.layout.secret(), self.key())
+    }
+
     /// Bytes of the body.
     ///
     /// # Errors
@@ -97,13 +156,26 @@ impl Hit {
     fn content(&self, range: Range<u64>) -> Result<Vec<u8>, StoreError> {
         let beside = self.object.content.len() as u64;
         let first = range.start.min(beside) as usize..range.end.min(beside) as usize;
-        let mut out = self.object.content[first].to_vec();
+        // No more than is asked for: what is read may be kept.
+        let mut out = Vec::with_capacity((range.end - range.start) as usize);
+        out.extend_from_slice(&self.object.content[first]);
         if range.end > beside {
             let rest = range.start.max(beside) - beside..range.end - beside;
             self.shard.read_tail(&self.object.record, rest, &mut out)?;
         }
         Ok(out)
     }
+}
+
+/// The outcome of a lookup that does not wait for the device.
+#[derive(Debug, Clone)]
+pub enum Now {
+    /// The object, from memory.
+    Hit(Hit),
+    /// There is none.
+    Miss,
+    /// Only the device can tell.
+    Unknown,
 }
 
 /// A record with the bytes from its head on.
@@ -140,23 +212,50 @@ impl Shard {
         hit
     }
 
-    fn look_up(self: &Arc<Self>, key: &[u8], hash: KeyHash) -> Option<Hit> {
-        {
-            let mut state = self.state.lock();
-            if let Some(object) = state.hot.get(hash).filter(|object| object.record.is_of(key)) {
-                if self.is_outdated(&state, &object.record) {
-                    state.hot.remove(hash);
-                    Stats::count(&self.stats.outdated, 1);
-                    return None;
-                }
-                let number = hash.set(self.layout.sets);
-                self.touch_in_memory(&mut state, number, hash.tag());
-                Stats::count(&self.stats.memory_hits, 1);
-                return Some(Hit {
-                    shard: Arc::clone(self),
-                    object,
-                });
+    /// Looks an object up as far as that goes without the device. The lock that it takes is never held over
+    /// I/O.
+    pub fn get_now(self: &Arc<Self>, key: &[u8], hash: KeyHash) -> Now {
+        let now = if self.is_failed() {
+            Now::Miss
+        } else {
+            self.look_in_memory(key, hash)
+        };
+        match &now {
+            Now::Hit(_) => Stats::count(&self.stats.hits, 1),
+            Now::Miss => Stats::count(&self.stats.misses, 1),
+            Now::Unknown => {}
+        }
+        now
+    }
+
+    fn look_in_memory(self: &Arc<Self>, key: &[u8], hash: KeyHash) -> Now {
+        let number = hash.set(self.layout.sets);
+        let mut state = self.state.lock();
+        if let Some(object) = state.hot.get(hash).filter(|object| object.record.is_of(key)) {
+            if self.is_outdated(&state, &object.record) {
+                state.hot.remove(hash);
+                Stats::count(&self.stats.outdated, 1);
+                return Now::Miss;
             }
+            self.touch_in_memory(&mut state, number, hash.tag());
+            Stats::count(&self.stats.memory_hits, 1);
+            return Now::Hit(Hit {
+                shard: Arc::clone(self),
+                object,
+            });
+        }
+        // A set that is not in memory, or has the tag, has to be read.
+        match state.index.get(number) {
+            Some(set) if set.find(hash.tag()).is_none() => Now::Miss,
+            _ => Now::Unknown,
+        }
+    }
+
+    fn look_up(self: &Arc<Self>, key: &[u8], hash: KeyHash) -> Option<Hit> {
+        match self.look_in_memory(key, hash) {
+            Now::Hit(hit) => return Some(hit),
+            Now::Miss => return None,
+            Now::Unknown => {}
         }
         let found = match self.layout.shape().policy() {
             Policy::Basic | Policy::Set => self.find_in_set(key, hash),
@@ -218,10 +317,9 @@ impl Shard {
         }
     }
 
-    /// Adds a found object to the hot objects, if its key was not changed meanwhile. Objects with a tail are
-    /// not kept.
+    /// Adds a found object to the hot objects, if its key was not changed meanwhile.
     fn keep(&self, state: &mut State, hash: KeyHash, mutation: u32, object: &Arc<HotObject>) {
-        if object.record.tail_len() == 0 && state.mutation(hash) == mutation {
+        if state.mutation(hash) == mutation {
             state.hot.insert(hash, Arc::clone(object));
         }
     }
@@ -252,7 +350,7 @@ impl Shard {
                     content,
                     bytes,
                 } = candidate;
-                let object = Arc::new(HotObject { record, content });
+                let object = Arc::new(HotObject::new(record, content.into()));
                 let mut state = self.state.lock();
                 if self.is_outdated(&state, &object.record) {
                     self.forget(&mut state, number, &entry, hash, mutation);
@@ -404,7 +502,9 @@ impl Shard {
             let current = set.and_then(|set| set.find(hash.tag())).filter(is_here);
             if current.is_some_and(|entry| entry.place.is_some()) {
                 let content = content.to_vec();
-                state.hot.insert(hash, Arc::new(HotObject { record, content }));
+                state
+                    .hot
+                    .insert(hash, Arc::new(HotObject::new(record, content.into())));
                 Stats::count(&self.stats.prefetched, 1);
             }
         }
@@ -427,10 +527,7 @@ impl Shard {
         let block = self.read_bin(bin)?;
         match self.look_at_bin(key, bin, block) {
             Found::Object(candidate) => {
-                let object = Arc::new(HotObject {
-                    record: candidate.record,
-                    content: candidate.content,
-                });
+                let object = Arc::new(HotObject::new(candidate.record, candidate.content.into()));
                 let mut state = self.state.lock();
                 if self.is_outdated(&state, &object.record) {
                     Stats::count(&self.stats.outdated, 1);
@@ -491,10 +588,7 @@ impl Shard {
             })
             .max_by_key(|candidate| candidate.record.head.version);
         let Some(candidate) = newest else { return Ok(None) };
-        let object = Arc::new(HotObject {
-            record: candidate.record,
-            content: candidate.content,
-        });
+        let object = Arc::new(HotObject::new(candidate.record, candidate.content.into()));
         let mut state = self.state.lock();
         if self.is_outdated(&state, &object.record) {
             Stats::count(&self.stats.outdated, 1);

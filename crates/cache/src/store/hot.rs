@@ -1,33 +1,135 @@
-//! Objects in memory: hot ones and prefetched ones. They are dropped when the machine runs short of memory
-//! (thesis §2.4.3 asks the kernel to take the pages; this module asks the kernel for the available memory).
+//! Objects in memory: hot ones, prefetched ones, and pieces of large ones. They are dropped when the machine
+//! runs short of memory (thesis §2.4.3 asks the kernel to take the pages; this module asks the kernel for the
+//! available memory). What is larger than one read is kept only at its second use, so that a long download
+//! does not drive the small objects out.
 
 use super::object::Record;
 use crate::hash::KeyHash;
+use bytes::Bytes;
 use lru::LruCache;
-use std::sync::Arc;
+use std::any::Any;
+use std::hash::{BuildHasherDefault, Hash, Hasher};
+use std::sync::{Arc, OnceLock};
 
-/// A whole object in memory.
+/// Bytes of a body that are read and kept at once; a piece begins at a multiple of it.
+pub const PIECE_BYTES: u64 = 256 << 10;
+
+/// An object in memory: its head, and the content beside the head.
 #[derive(Debug)]
 pub struct HotObject {
     /// Its head.
     pub record: Record,
-    /// Metadata and body.
-    pub content: Vec<u8>,
+    /// Metadata and body, as far as they lie beside the head.
+    pub content: Bytes,
+    /// What the caller made of the metadata; see [`Hit::made`](super::Hit::made).
+    made: OnceLock<Arc<dyn Any + Send + Sync>>,
 }
 
 impl HotObject {
+    /// An object that was read.
+    pub const fn new(record: Record, content: Bytes) -> Self {
+        Self {
+            record,
+            content,
+            made: OnceLock::new(),
+        }
+    }
+
+    /// Returns what `make` made of the metadata, which it is called for once. `None` if the metadata is not all
+    /// in memory, if `make` refuses it, or if another type was made of it before.
+    pub fn made<T: Any + Send + Sync>(&self, make: impl FnOnce(&[u8]) -> Option<T>) -> Option<Arc<T>> {
+        if let Some(made) = self.made.get() {
+            return Arc::clone(made).downcast().ok();
+        }
+        let made = Arc::new(make(self.content.get(..self.record.head.meta_len as usize)?)?);
+        let _ = self.made.set(Arc::clone(&made) as Arc<dyn Any + Send + Sync>);
+        Some(made)
+    }
+
+    /// Bytes of memory, with some for what is made of the metadata.
     fn cost(&self) -> usize {
-        self.content.len() + self.record.key.len() + 256
+        self.content.len() + self.record.key.len() + 2 * self.record.head.meta_len as usize + 256
     }
 }
+
+/// What is kept: the object of a key, or a piece of the body of one of its versions.
+#[derive(Debug)]
+enum Kept {
+    Object(Arc<HotObject>),
+    Piece { version: u64, bytes: Bytes },
+}
+
+impl Kept {
+    fn cost(&self) -> usize {
+        match self {
+            Self::Object(object) => object.cost(),
+            Self::Piece { bytes, .. } => bytes.len() + 128,
+        }
+    }
+}
+
+/// An object, or one of its pieces.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Name {
+    hash: KeyHash,
+    /// Number of the piece, from 1 on; 0 is the object.
+    piece: u64,
+}
+
+impl Name {
+    const fn object(hash: KeyHash) -> Self {
+        Self { hash, piece: 0 }
+    }
+
+    const fn piece(hash: KeyHash, number: u64) -> Self {
+        Self {
+            hash,
+            piece: number + 1,
+        }
+    }
+
+    /// Bits that differ for different names nearly always. The hash is keyed, so nobody can aim at them.
+    const fn bits(self) -> u64 {
+        (self.hash.0 as u64).wrapping_add(self.piece.wrapping_mul(0x9E37_79B9_7F4A_7C15))
+    }
+}
+
+impl Hash for Name {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.bits());
+    }
+}
+
+/// Takes the bits of a [`Name`] as they are: they come from a keyed hash.
+#[derive(Debug, Default)]
+struct AsItIs(u64);
+
+impl Hasher for AsItIs {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        debug_assert!(false, "names are 64 bits, not {}", bytes.len());
+    }
+
+    fn write_u64(&mut self, bits: u64) {
+        self.0 = bits;
+    }
+}
+
+/// Number of names of large things that were used lately.
+const USED_ONCE: usize = 4096;
 
 /// Number of insertions between two checks of the machine's available memory.
 const LOOK_EVERY: u32 = 256;
 
-/// The most recently used objects, within a limit in bytes.
+/// The most recently used objects and pieces, within a limit in bytes.
 #[derive(Debug)]
 pub struct Hot {
-    objects: LruCache<KeyHash, Arc<HotObject>>,
+    kept: LruCache<Name, Kept, BuildHasherDefault<AsItIs>>,
+    /// Names of large things that were used once; one at the place of its bits.
+    used_once: Vec<u32>,
     most_bytes: usize,
     bytes: usize,
     since_look: u32,
@@ -37,7 +139,8 @@ impl Hot {
     /// Room for `most_bytes`; 0 keeps nothing.
     pub fn new(most_bytes: usize) -> Self {
         Self {
-            objects: LruCache::unbounded(),
+            kept: LruCache::unbounded_with_hasher(BuildHasherDefault::default()),
+            used_once: Vec::new(),
             most_bytes,
             bytes: 0,
             since_look: 0,
@@ -50,13 +153,29 @@ impl Hot {
     }
 
     /// Adds an object and drops the least recently used ones beyond the limit. An object larger than an
-    /// eighth of the limit is not added.
+    /// eighth of the limit is not added, and one that has more bytes than those beside its head is added at its
+    /// second use.
     pub fn insert(&mut self, hash: KeyHash, object: Arc<HotObject>) {
-        if object.cost() > self.most_bytes / 8 {
+        let name = Name::object(hash);
+        if object.record.tail_len() == 0 || self.was_used(name) {
+            self.add(name, Kept::Object(object));
+        }
+    }
+
+    /// Adds a piece of a body at its second use, as [`insert`](Self::insert).
+    pub fn insert_piece(&mut self, hash: KeyHash, number: u64, version: u64, bytes: Bytes) {
+        let name = Name::piece(hash, number);
+        if self.was_used(name) {
+            self.add(name, Kept::Piece { version, bytes });
+        }
+    }
+
+    fn add(&mut self, name: Name, new: Kept) {
+        if new.cost() > self.most_bytes / 8 {
             return;
         }
-        self.bytes += object.cost();
-        if let Some((_, old)) = self.objects.push(hash, object) {
+        self.bytes += new.cost();
+        if let Some((_, old)) = self.kept.push(name, new) {
             self.bytes -= old.cost();
         }
         self.shrink_to(self.most_bytes);
@@ -69,22 +188,43 @@ impl Hot {
         }
     }
 
-    /// Returns the object of a hash; the caller compares keys.
-    pub fn get(&mut self, hash: KeyHash) -> Option<Arc<HotObject>> {
-        self.objects.get(&hash).cloned()
+    /// Whether a name was used lately; it is from now on.
+    fn was_used(&mut self, name: Name) -> bool {
+        let bits = name.bits();
+        self.used_once.resize(USED_ONCE, 0);
+        let place = &mut self.used_once[bits as usize % USED_ONCE];
+        // Never 0, which is an empty place.
+        let mark = (bits >> 32) as u32 | 1;
+        std::mem::replace(place, mark) == mark
     }
 
-    /// Drops an object.
+    /// Returns the object of a hash; the caller compares keys.
+    pub fn get(&mut self, hash: KeyHash) -> Option<Arc<HotObject>> {
+        match self.kept.get(&Name::object(hash))? {
+            Kept::Object(object) => Some(Arc::clone(object)),
+            Kept::Piece { .. } => None,
+        }
+    }
+
+    /// Returns a piece of the body of a version.
+    pub fn piece(&mut self, hash: KeyHash, number: u64, version: u64) -> Option<Bytes> {
+        match self.kept.get(&Name::piece(hash, number))? {
+            Kept::Piece { version: of, bytes } if *of == version => Some(bytes.clone()),
+            _ => None,
+        }
+    }
+
+    /// Drops an object. Its pieces are of no use any more, and go when their turn comes.
     pub fn remove(&mut self, hash: KeyHash) {
-        if let Some(old) = self.objects.pop(&hash) {
+        if let Some(old) = self.kept.pop(&Name::object(hash)) {
             self.bytes -= old.cost();
         }
     }
 
-    /// Drops the least recently used objects until at most `bytes` remain.
+    /// Drops the least recently used things until at most `bytes` remain.
     pub fn shrink_to(&mut self, bytes: usize) {
         while self.bytes > bytes {
-            let Some((_, old)) = self.objects.pop_lru() else {
+            let Some((_, old)) = self.kept.pop_lru() else {
                 return;
             };
             self.bytes -= old.cost();
@@ -114,13 +254,12 @@ mod tests {
     use super::{Hot, HotObject, short_by};
     use crate::hash::KeyHash;
     use crate::store::object::Record;
+    use bytes::Bytes;
     use std::sync::Arc;
 
     fn object(len: usize) -> Arc<HotObject> {
-        Arc::new(HotObject {
-            record: Record::new(1, 1, b"k", &[]),
-            content: vec![0; len],
-        })
+        let record = Record::new(1, 1, b"k", &[]);
+        Arc::new(HotObject::new(record, Bytes::from(vec![0; len])))
     }
 
     #[test]
@@ -137,6 +276,47 @@ mod tests {
         assert!(hot.get(KeyHash(7)).is_none(), "too large a part of all");
         hot.shrink_to(0);
         assert_eq!(hot.bytes(), 0);
+    }
+
+    #[test]
+    fn pieces_are_kept_at_their_second_use_for_their_version_only() {
+        let mut hot = Hot::new(1 << 20);
+        let bytes = Bytes::from_static(b"piece");
+        hot.insert_piece(KeyHash(3), 7, 1, bytes.clone());
+        assert_eq!((hot.piece(KeyHash(3), 7, 1), hot.bytes()), (None, 0));
+        hot.insert_piece(KeyHash(3), 7, 1, bytes.clone());
+        assert_eq!(hot.piece(KeyHash(3), 7, 1), Some(bytes.clone()));
+        for (hash, number, version) in [(4, 7, 1), (3, 8, 1), (3, 7, 2)] {
+            assert_eq!(hot.piece(KeyHash(hash), number, version), None);
+        }
+        hot.insert_piece(KeyHash(3), 7, 2, bytes.clone());
+        assert_eq!(hot.piece(KeyHash(3), 7, 2), Some(bytes));
+        assert_eq!(hot.piece(KeyHash(3), 7, 1), None, "its place was taken");
+    }
+
+    #[test]
+    fn long_download_does_not_drive_small_objects_out() {
+        let mut hot = Hot::new(1 << 20);
+        hot.insert(KeyHash(1), object(1000));
+        for number in 0..1000 {
+            hot.insert_piece(KeyHash(2), number, 1, Bytes::from(vec![0; 60_000]));
+        }
+        assert!(hot.get(KeyHash(1)).is_some());
+    }
+
+    #[test]
+    fn what_was_made_of_the_metadata_is_made_once() {
+        let mut record = Record::new(1, 1, b"k", &[]);
+        record.head.meta_len = 2;
+        let object = HotObject::new(record, Bytes::from_static(b"12body"));
+        let number = |meta: &[u8]| std::str::from_utf8(meta).ok()?.parse::<u32>().ok();
+        assert_eq!(object.made(|_| None::<u32>), None);
+        assert_eq!(object.made(number).as_deref(), Some(&12));
+        assert_eq!(
+            object.made(|_| -> Option<u32> { unreachable!() }).as_deref(),
+            Some(&12)
+        );
+        assert_eq!(object.made(|_| Some("another type")), None);
     }
 
     #[test]
