@@ -106,7 +106,11 @@ pub async fn serve(
     while accepting.join_next().await.is_some() {}
     drop(running);
     let drain = Limits::ms(proxy.live().config.limits.drain_timeout_ms);
-    let _ = tokio::time::timeout(drain, done.recv()).await;
+    let ended = async {
+        done.recv().await;
+        proxy.storage.settle().await;
+    };
+    let _ = tokio::time::timeout(drain, ended).await;
 }
 
 async fn accept(

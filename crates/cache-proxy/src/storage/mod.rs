@@ -58,6 +58,8 @@ pub struct Storage {
     hasher: RandomState,
     ids: AtomicU64,
     in_flight: Arc<Semaphore>,
+    /// All permits of `in_flight`.
+    permits: usize,
     /// Objects that wait for others of their page; none unless the store reads groups at once.
     held: Held,
     groups: bool,
@@ -196,6 +198,7 @@ impl Storage {
     /// Makes the storage over an open cache.
     pub fn new(cache: Cache, workers: NonZeroUsize, in_flight_bytes: u64) -> Self {
         let permits = usize::try_from(in_flight_bytes / PERMIT_BYTES).unwrap_or(usize::MAX);
+        let permits = permits.min(Semaphore::MAX_PERMITS);
         let groups = cache
             .shards()
             .any(|shard| shard.layout().shape().policy().prefetches());
@@ -208,13 +211,23 @@ impl Storage {
             purges: AtomicU64::new(0),
             hasher: RandomState::new(),
             ids: AtomicU64::new(0),
-            in_flight: Arc::new(Semaphore::new(permits.min(Semaphore::MAX_PERMITS))),
+            in_flight: Arc::new(Semaphore::new(permits)),
+            permits,
         }
     }
 
     /// Returns the cache.
     pub const fn cache(&self) -> &Arc<Cache> {
         self.cache.cache()
+    }
+
+    /// Waits until all responses that are being stored are stored or discarded: a client may have its answer
+    /// before.
+    pub async fn settle(&self) {
+        const LOOK: Duration = Duration::from_millis(5);
+        while self.in_flight.available_permits() < self.permits {
+            tokio::time::sleep(LOOK).await;
+        }
     }
 
     /// Returns the memory left for objects in flight, bytes.
