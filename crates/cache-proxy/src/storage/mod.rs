@@ -60,6 +60,8 @@ pub struct Storage {
     in_flight: Arc<Semaphore>,
     /// All permits of `in_flight`.
     permits: usize,
+    /// Held while groups are written, so that who writes all of them waits for those under way.
+    writing: tokio::sync::Mutex<()>,
     /// Objects that wait for others of their page; none unless the store reads groups at once.
     held: Held,
     groups: bool,
@@ -213,6 +215,7 @@ impl Storage {
             ids: AtomicU64::new(0),
             in_flight: Arc::new(Semaphore::new(permits)),
             permits,
+            writing: tokio::sync::Mutex::default(),
         }
     }
 
@@ -437,6 +440,7 @@ impl Storage {
         if !self.groups {
             return;
         }
+        let _writing = self.writing.lock().await;
         for members in self.held.due(window, all) {
             let mut slots: Vec<usize> = members
                 .iter()
