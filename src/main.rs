@@ -16,6 +16,7 @@ mod doctor;
 mod exit;
 mod health;
 mod helper;
+mod in_pool;
 mod metrics;
 mod mkfs;
 mod mount;
@@ -94,6 +95,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Digest(args) => status::digest(&args).map(done),
         Command::Sync(args) => sync::sync(&args).map(done),
         Command::Clone(args) => clone::clone(&args).map(done),
+        Command::Usage(args) => dedup::usage(&args).map(done),
         Command::Fsck(args) => Ok(check::fsck(&args)),
         Command::Scrub(args) => check::scrub(&args),
         Command::Debug(args) => debug::debug(&args.what).map(done),

@@ -1,13 +1,21 @@
 //! `varve dedup`: duplicate content in files and images. Parses the arguments, calls `varve-similarity`,
-//! prints.
+//! prints; has a pool's daemon share what was found, and undo it.
 
+mod apply;
 pub mod args;
 mod cluster;
 mod estimate;
+mod files;
 mod images;
+mod in_use;
 mod plan;
 mod scan;
 mod similar;
+mod status;
+mod tally;
+mod undo;
+
+pub use status::usage;
 
 use crate::exit::Usage;
 use anyhow::Context;
@@ -24,6 +32,9 @@ pub fn dedup(command: &DedupCommand) -> anyhow::Result<ExitCode> {
     match command {
         DedupCommand::Estimate(args) => estimate::estimate(args)?,
         DedupCommand::Scan(args) => scan::scan(args)?,
+        DedupCommand::Apply(args) => apply::apply(args)?,
+        DedupCommand::Status(args) => status::status(args)?,
+        DedupCommand::Undo(args) => undo::undo(args)?,
         DedupCommand::Cluster(args) => cluster::cluster(args)?,
         DedupCommand::Plan(args) => plan::plan(args)?,
         DedupCommand::Similar(args) => similar::similar(args)?,

@@ -14,14 +14,18 @@ const UNSHARE_MOST: u64 = 16 << 20;
 const ASK_PARTS: u32 = 512;
 
 impl OpenFile {
-    /// Calls `each` with the parts of this file from `offset` on (rounded down to a block), in order, with
-    /// the number of extents that name their blocks; holes are left out. All that calls which returned before
+    /// Calls `each` with the parts of a range of this file, in order, with the number of extents that name
+    /// their blocks; holes are left out. The range is widened to whole blocks; `len` 0: up to the last block. All that calls which returned before
     /// have written counts.
     ///
     /// # Errors
     /// `EPERM` for ordinary users other than the file's owner; `EINVAL` if it is no regular file; as `fstat`.
-    pub fn for_each_owned(&self, offset: u64, mut each: impl FnMut(&OwnedBlocks)) -> Result<()> {
+    pub fn for_each_owned(&self, offset: u64, len: u64, mut each: impl FnMut(&OwnedBlocks)) -> Result<()> {
         let mut from = FileBlock(offset / BLOCK_BYTES);
+        let end = match len {
+            0 => u64::MAX,
+            len => offset.saturating_add(len).div_ceil(BLOCK_BYTES),
+        };
         loop {
             let owned = self.mount().look(|session| {
                 let pins = session.pin_read(self.key())?;
@@ -29,12 +33,19 @@ impl OpenFile {
                 session.digest(last)?;
                 self.ask(session, from, ASK_PARTS)
             })?;
-            owned.parts.iter().for_each(&mut each);
-            match owned.parts.last() {
-                Some(last) if !owned.complete => {
-                    from = FileBlock(last.file_block.0 + u64::from(last.blocks));
+            for part in &owned.parts {
+                let left = end.saturating_sub(part.file_block.0);
+                if left == 0 {
+                    return Ok(());
                 }
-                _ => return Ok(()),
+                each(&OwnedBlocks {
+                    blocks: u64::from(part.blocks).min(left) as u32,
+                    ..*part
+                });
+                from = FileBlock(part.file_block.0 + u64::from(part.blocks));
+            }
+            if owned.complete || owned.parts.is_empty() {
+                return Ok(());
             }
         }
     }

@@ -404,8 +404,14 @@ impl Posix {
     ///
     /// # Errors
     /// As that; `EBADF`.
-    pub fn for_each_owned(&self, fd: Fd, offset: u64, each: impl FnMut(&crate::OwnedBlocks)) -> Result<()> {
-        self.table.get(fd)?.file.for_each_owned(offset, each)
+    pub fn for_each_owned(
+        &self,
+        fd: Fd,
+        offset: u64,
+        len: u64,
+        each: impl FnMut(&crate::OwnedBlocks),
+    ) -> Result<()> {
+        self.table.get(fd)?.file.for_each_owned(offset, len, each)
     }
 
     /// As [`OpenFile::writer`](crate::OpenFile::writer).
