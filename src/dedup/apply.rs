@@ -187,32 +187,32 @@ impl Drop for Temporary {
 
 /// Files that are searched together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Group {
+enum Together {
     All,
     User(u32),
-    OfGroup(u32),
+    Group(u32),
 }
 
-impl Group {
+impl Together {
     fn has(self, (uid, gid): (u32, u32)) -> bool {
         match self {
             Self::All => true,
             Self::User(user) => user == uid,
-            Self::OfGroup(group) => group == gid,
+            Self::Group(group) => group == gid,
         }
     }
 }
 
 /// Files that may share with each other under this scope: what one group has shared, the next one finds shared.
-fn groups(scope: DedupScope, owners: &Owners) -> BTreeSet<Group> {
-    let users = owners.values().map(|(uid, _)| Group::User(*uid));
+fn groups(scope: DedupScope, owners: &Owners) -> BTreeSet<Together> {
+    let users = owners.values().map(|(uid, _)| Together::User(*uid));
     match scope {
         DedupScope::User => users.collect(),
         DedupScope::Group => {
-            let groups = owners.values().map(|(_, gid)| Group::OfGroup(*gid));
+            let groups = owners.values().map(|(_, gid)| Together::Group(*gid));
             groups.chain(users).collect()
         }
-        DedupScope::Pool => BTreeSet::from([Group::All]),
+        DedupScope::Pool => BTreeSet::from([Together::All]),
     }
 }
 
@@ -222,7 +222,7 @@ fn search(
     dir: &Path,
     state: &mut State,
     owners: &Owners,
-    group: Group,
+    group: Together,
     stop: &Stop,
 ) -> anyhow::Result<Option<(Runs, u32)>> {
     let settings = SearchSettings {
@@ -551,7 +551,7 @@ fn tell(args: &ApplyArgs, counts: &Counts, done: &Done, passes: u32, rate: &Read
 
 #[cfg(test)]
 mod tests {
-    use super::{DedupScope, Group, Owners, groups, stretches};
+    use super::{DedupScope, Owners, Together, groups, stretches};
     use varve_format::{FileBlock, Tier};
     use varve_libfs::OwnedBlocks;
 
@@ -587,15 +587,15 @@ mod tests {
     fn groups_of_files_are_those_that_the_scope_admits() {
         let owners = Owners::from([((1, 1), (5, 50)), ((1, 2), (5, 60)), ((1, 3), (6, 60))]);
         let all = |scope| groups(scope, &owners).into_iter().collect::<Vec<_>>();
-        assert_eq!(all(DedupScope::User), [Group::User(5), Group::User(6)]);
-        assert_eq!(all(DedupScope::Pool), [Group::All]);
+        assert_eq!(all(DedupScope::User), [Together::User(5), Together::User(6)]);
+        assert_eq!(all(DedupScope::Pool), [Together::All]);
         assert_eq!(
             all(DedupScope::Group),
             [
-                Group::User(5),
-                Group::User(6),
-                Group::OfGroup(50),
-                Group::OfGroup(60)
+                Together::User(5),
+                Together::User(6),
+                Together::Group(50),
+                Together::Group(60)
             ]
         );
     }
