@@ -375,10 +375,37 @@ impl Sharer<'_> {
                 Verdict::Lost(lost) => return Some(lost.into()),
             }
         }
-        let (to, from) = (self.files.get(file.id())?, self.files.get(source.id())?);
+        // Ranges of one file that overlap are shared in steps as long as the distance.
+        let apart = match file.id() == source.id() {
+            true => at.offset_bytes.abs_diff(same.offset_bytes),
+            false => len,
+        };
+        if apart == 0 {
+            return None;
+        }
+        for start in (0..len).step_by(usize::try_from(apart).unwrap_or(usize::MAX)) {
+            let (offset, source_offset) = (at.offset_bytes + start, same.offset_bytes + start);
+            let ids = (file.id(), source.id());
+            if let Some(ended) = self.share_range(ids, (offset, source_offset), apart.min(len - start), look)
+            {
+                return Some(ended);
+            }
+        }
+        None
+    }
+
+    /// Shares what is not shared yet in two ranges that do not overlap.
+    fn share_range(
+        &mut self,
+        (to_id, from_id): ((u64, u64), (u64, u64)),
+        (offset, source_offset): (u64, u64),
+        len: u64,
+        look: &mut dyn FnMut(u64) -> bool,
+    ) -> Option<Ended> {
+        let (to, from) = (self.files.get(to_id)?, self.files.get(from_id)?);
         let sides = Sides {
-            from: (from, same.offset_bytes),
-            to: (to, at.offset_bytes),
+            from: (from, source_offset),
+            to: (to, offset),
         };
         let stretches = match self.files.not_shared_yet(sides.from, sides.to, len) {
             Ok(stretches) => stretches,
@@ -387,7 +414,7 @@ impl Sharer<'_> {
         let left: u64 = stretches.iter().map(|stretch| stretch.len).sum();
         self.done.already += len - left.min(len);
         let same_user =
-            self.owners.get(&file.id()).map(|own| own.0) == self.owners.get(&source.id()).map(|own| own.0);
+            self.owners.get(&to_id).map(|own| own.0) == self.owners.get(&from_id).map(|own| own.0);
         for stretch in stretches {
             if self.dry_run {
                 self.done.shared += stretch.len;
@@ -407,7 +434,7 @@ impl Sharer<'_> {
                     Ok(true) => {
                         self.done.shared += bytes;
                         self.done.freed += stretch.alone.min(stretch.len) * bytes / stretch.len;
-                        self.done.files.extend([file.id(), source.id()]);
+                        self.done.files.extend([to_id, from_id]);
                     }
                     Ok(false) => self.done.differing += bytes,
                     Err(Errno(libc::EOPNOTSUPP)) if same_user => return Some(Ended::OldFormat),

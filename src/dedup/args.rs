@@ -145,7 +145,8 @@ blocks; a later write to one of the files takes a block of its own. What is shar
 shared again: a second run finds nothing left to do, and one that was interrupted goes on where it was.
 
 Left, and named with the reason: files that a program has open for writing or has mapped shared (as far as this
-user may look at processes), that a program of `varve run` or of the library may be changing, that have changed
+user may look at processes), that a program under
+`varve run` or with the library uses or has used, that have changed
 since they were read, that are immutable, and that belong to another user. The owner of the pool and root share
 the files of all users, but no file with one of another user unless `dedup_scope` in varve.toml is `group` or
 `pool`; across users only blocks on SSD and HDD.

@@ -141,11 +141,11 @@ impl<'p> Files<'p> {
             return Ok(None);
         };
         (open.checked, open.used) = (Instant::now(), self.turn);
-        match self.pool.posix.writer(open.fd) {
+        match self.pool.posix.user_of(open.fd) {
             Ok(None) => Ok(None),
-            Ok(Some(0)) => Ok(Some("being changed by a program of another user".into())),
+            Ok(Some(0)) => Ok(Some("in use by a program of another user".into())),
             Ok(Some(pid)) => Ok(Some(format!(
-                "being changed by process {pid}, which has a session of its own"
+                "in use by process {pid}, which has a session of its own"
             ))),
             Err(Errno(libc::EPERM)) => Ok(Some("belongs to another user".into())),
             Err(Errno(libc::ESTALE | libc::ENOENT)) => Ok(Some("it is gone".into())),

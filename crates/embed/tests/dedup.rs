@@ -192,7 +192,7 @@ fn owners_are_told_to_the_files_owner_and_undo_takes_the_right_to_write() {
     // B may read it, and no more.
     let theirs = b.open(b"/a", libc::O_RDONLY, 0).unwrap();
     assert_eq!(owned(&b, theirs), Err(Errno(libc::EPERM)));
-    assert_eq!(b.writer(theirs), Err(Errno(libc::EPERM)));
+    assert_eq!(b.user_of(theirs), Err(Errno(libc::EPERM)));
     assert_eq!(b.unshare_range(theirs, 0, 0), Err(Errno(libc::EACCES)));
     let dir = b.open(b"/", libc::O_RDONLY, 0).unwrap();
     assert_eq!(b.unshare_range(dir, 0, 0), Err(Errno(libc::EISDIR)));
@@ -245,6 +245,13 @@ fn users_learn_nothing_of_each_other_by_deduplication() {
     }
 }
 
+fn used(embedded: &Embedded) -> u64 {
+    embedded.kernel().digest_all().unwrap();
+    let space = embedded.kernel().store().space();
+    let tiers = space.tiers.iter();
+    tiers.map(|tier| tier.total - tier.free - tier.pending).sum()
+}
+
 fn seed() -> u64 {
     std::env::var("VARVE_SEED").map_or(1, |text| text.parse().unwrap())
 }
@@ -274,15 +281,23 @@ fn write_files(
     posix: &Posix,
     writer: u64,
     stop: &AtomicBool,
-    steps: &AtomicU64,
+    (steps, full): (&AtomicU64, &AtomicU64),
 ) -> BTreeMap<String, Vec<u8>> {
     let mut rng = Rng(seed() << 8 | (writer + 1));
     let mut model: BTreeMap<String, Vec<u8>> = BTreeMap::new();
     while !stop.load(Ordering::Relaxed) {
         let file = name(writer, rng.below(FILES));
-        let fd = posix
-            .open(file.as_bytes(), libc::O_CREAT | libc::O_RDWR, 0o644)
-            .unwrap();
+        let opened = posix.open(file.as_bytes(), libc::O_CREAT | libc::O_RDWR, 0o644);
+        let fd = match opened {
+            Ok(fd) => fd,
+            Err(Errno(errno)) => {
+                // All that is free is reserved for a moment, or waits for readers.
+                assert_eq!(errno, libc::ENOSPC, "{file}");
+                full.fetch_add(1, Ordering::Relaxed);
+                std::thread::sleep(Duration::from_millis(5));
+                continue;
+            }
+        };
         let data = model.entry(file.clone()).or_default();
         let write = |data: &mut Vec<u8>, at: usize, new: &[u8]| {
             let done = posix.pwrite(fd, new, at as u64);
@@ -354,17 +369,23 @@ fn writers_truncates_unlinks_and_moves_beside_apply_and_undo_lose_nothing() {
         ..Config::default()
     });
     let stop = AtomicBool::new(false);
-    let [steps, shared, different, undone, moved] = [const { AtomicU64::new(0) }; 5];
+    let [steps, shared, different, undone, moved, full] = [const { AtomicU64::new(0) }; 6];
+    let used_before = used(&embedded);
     let any = |rng: &mut Rng| name(rng.below(WRITERS), rng.below(FILES));
     let models: Vec<_> = std::thread::scope(|scope| {
-        let (embedded, stop, steps) = (&embedded, &stop, &steps);
+        let (embedded, stop, steps, full) = (&embedded, &stop, &steps, &full);
         let (shared, different, undone, moved) = (&shared, &different, &undone, &moved);
         let writers: Vec<_> = (0..WRITERS)
-            .map(|writer| scope.spawn(move || write_files(&root(embedded), writer, stop, steps)))
+            .map(|writer| scope.spawn(move || write_files(&root(embedded), writer, stop, (steps, full))))
             .collect();
         scope.spawn(move || {
-            let (posix, mut rng) = (root(embedded), Rng(seed() << 8 | 0x81));
+            let (mut posix, mut rng) = (root(embedded), Rng(seed() << 8 | 0x81));
             while !stop.load(Ordering::Relaxed) {
+                // As each command has a session of its own.
+                if rng.below(256) == 0 {
+                    posix.fs().unmount().unwrap();
+                    posix = root(embedded);
+                }
                 let [one, other] = [any(&mut rng), any(&mut rng)];
                 let opened = [&one, &other].map(|name| posix.open(name.as_bytes(), libc::O_RDONLY, 0));
                 if let [Ok(from), Ok(to)] = opened {
@@ -382,8 +403,13 @@ fn writers_truncates_unlinks_and_moves_beside_apply_and_undo_lose_nothing() {
             }
         });
         scope.spawn(move || {
-            let (posix, mut rng) = (root(embedded), Rng(seed() << 8 | 0x82));
+            let (mut posix, mut rng) = (root(embedded), Rng(seed() << 8 | 0x82));
             while !stop.load(Ordering::Relaxed) {
+                // As each command has a session of its own.
+                if rng.below(256) == 0 {
+                    posix.fs().unmount().unwrap();
+                    posix = root(embedded);
+                }
                 let file = any(&mut rng);
                 if let Ok(fd) = posix.open(file.as_bytes(), libc::O_RDONLY, 0) {
                     let (at, len) = (rng.below(FILE_BLOCKS) * BLOCK, rng.below(30) * BLOCK);
@@ -405,8 +431,9 @@ fn writers_truncates_unlinks_and_moves_beside_apply_and_undo_lose_nothing() {
         stop.store(true, Ordering::Relaxed);
         writers.into_iter().map(|writer| writer.join().unwrap()).collect()
     });
-    let counts = [&steps, &shared, &different, &undone, &moved].map(|count| count.load(Ordering::Relaxed));
-    println!("seconds {seconds}; steps, shared, different, undone, moved: {counts:?}");
+    let counts =
+        [&steps, &shared, &different, &undone, &moved, &full].map(|count| count.load(Ordering::Relaxed));
+    println!("seconds {seconds}; steps, shared, different, undone, moved, full: {counts:?}");
     assert!(counts[0] > 50 && counts[1] > 5 && counts[3] > 5, "{counts:?}");
     check(&embedded);
     // All again, before and after everything is undone.
@@ -433,5 +460,16 @@ fn writers_truncates_unlinks_and_moves_beside_apply_and_undo_lose_nothing() {
                 .all(|part| part.number.is_none()),
             "{file}"
         );
+        posix.close(fd).unwrap();
     }
+    // Nothing that was shared, copied or moved stays behind.
+    for (file, _) in models.iter().flatten() {
+        posix.unlink(file.as_bytes()).unwrap();
+    }
+    check(&embedded);
+    let after = used(&embedded);
+    assert!(
+        after <= used_before + 64,
+        "{after} blocks are used, {used_before} before"
+    );
 }

@@ -284,9 +284,9 @@ pub struct Owned {
     pub parts: Vec<OwnedBlocks>,
     /// There are none beyond.
     pub complete: bool,
-    /// Process of another linked session that may be changing the file under a lease, if any; 0: another
+    /// Process of another linked session that has the file open or has a lease on it, if any; 0: another
     /// user's.
-    pub writer: Option<u32>,
+    pub user: Option<u32>,
 }
 
 /// An operation done by the daemon for a client. `entry` is an encoded log entry (header and payload,
@@ -441,7 +441,7 @@ pub enum Request {
         key: InodeKey,
         /// First block.
         from: FileBlock,
-        /// Most parts; 0: only whether the file is being changed.
+        /// Most parts; 0: only whether the file is in use.
         max: u32,
     },
     /// File data as digested, from any tier. Needs a lease.

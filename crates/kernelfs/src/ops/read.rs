@@ -286,16 +286,19 @@ impl<'k> Reads<'k> {
         if attr.kind() != FileKind::Regular {
             return Err(no(libc::EINVAL));
         }
-        let writer = {
+        let user = {
             let sessions = self.sessions.table.lock();
-            let writer = sessions.table.writer_beside(session.id, key);
-            let linked = writer.and_then(|id| sessions.live(id));
+            // A lease that was given back for a read leaves a hold if the file is still open.
+            let others = sessions.holds.holders(key).filter(|id| *id != session.id);
+            let linked = others
+                .filter_map(|id| sessions.live(id))
+                .find(|other| other.kind == ClientKind::Linked);
             // Another user's process is not named.
             linked
                 .filter(|writer| writer.kind == ClientKind::Linked)
                 .map(
-                    |writer| match session.privileged || writer.peer.uid == session.peer.uid {
-                        true => writer.peer.pid,
+                    |other| match session.privileged || other.peer.uid == session.peer.uid {
+                        true => other.peer.pid,
                         false => 0,
                     },
                 )
@@ -322,7 +325,7 @@ impl<'k> Reads<'k> {
         Ok(Owned {
             complete: max > 0 && parts.len() < max,
             parts: parts.iter().map(told).collect(),
-            writer,
+            user,
         })
     }
 

@@ -1,4 +1,4 @@
-//! Owners of a file's blocks: which it shares, who may be changing it, and the undo of shares. Finds no
+//! Owners of a file's blocks: which it shares, which program uses it, and the undo of shares. Finds no
 //! duplicates.
 
 use varve_format::{BLOCK_BYTES, EntryFlags, FileBlock, LogOp};
@@ -50,15 +50,14 @@ impl OpenFile {
         }
     }
 
-    /// Returns the process of another session of a linked program or of `varve run` that may be changing this
-    /// file, as it has the lease for that; 0 for another user's. Takes no lease away. What goes through a
-    /// mount is not seen.
+    /// Returns the process of another session, of a linked program or under `varve run`, that has this file
+    /// open or has a lease on it; 0 for another user's. Takes no lease away. Users of a mount are not seen.
     ///
     /// # Errors
     /// As [`for_each_owned`](Self::for_each_owned).
-    pub fn writer(&self) -> Result<Option<u32>> {
+    pub fn user(&self) -> Result<Option<u32>> {
         let owned = self.mount().look(|session| self.ask(session, FileBlock(0), 0))?;
-        Ok(owned.writer)
+        Ok(owned.user)
     }
 
     fn ask<T>(&self, session: &Session, from: FileBlock, max: u32) -> OpResult<Owned, T> {

@@ -414,12 +414,12 @@ impl Posix {
         self.table.get(fd)?.file.for_each_owned(offset, len, each)
     }
 
-    /// As [`OpenFile::writer`](crate::OpenFile::writer).
+    /// As [`OpenFile::user`](crate::OpenFile::user).
     ///
     /// # Errors
     /// As that; `EBADF`.
-    pub fn writer(&self, fd: Fd) -> Result<Option<u32>> {
-        self.table.get(fd)?.file.writer()
+    pub fn user_of(&self, fd: Fd) -> Result<Option<u32>> {
+        self.table.get(fd)?.file.user()
     }
 
     /// Copies bytes between two files at their offsets, and moves them.

@@ -51,16 +51,6 @@ impl Table {
         })
     }
 
-    /// Returns a session other than this one that may be changing `key` under a lease.
-    #[must_use]
-    pub fn writer_beside(&self, session: SessionId, key: InodeKey) -> Option<SessionId> {
-        let holders = self.holders.get(&key)?;
-        let writer = holders.iter().find(|holder| {
-            holder.session != session && holder.mode == LeaseMode::Write && !Self::is_internal(holder.session)
-        })?;
-        Some(writer.session)
-    }
-
     /// Returns the sessions that know places of the blocks of `key`.
     pub fn mappers(&self, key: InodeKey) -> impl Iterator<Item = SessionId> {
         let holders = self
