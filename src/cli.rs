@@ -58,7 +58,7 @@ pub enum Command {
     /// Make a file that shares all blocks of another one in the same mounted pool
     Clone(CloneArgs),
     /// Say what files of a mounted pool take: bytes that are theirs alone, and bytes that they share
-    Usage(UsageArgs),
+    Usage(crate::dedup::args::UsageArgs),
     /// Check every structure and cross-reference of a pool
     Fsck(FsckArgs),
     /// Verify all data against its checksums
@@ -343,29 +343,6 @@ pub struct CloneArgs {
     pub json: bool,
 }
 
-/// Arguments of `usage`.
-#[derive(Debug, Args)]
-#[command(after_help = "Examples:
-  varve usage ./pool/mnt/images
-  varve usage -s ./pool/mnt/*
-
-For each file, then for each path: `total` is all that is mapped, `alone` what no other place has (in this file or
-another), `shared` the rest; `set shared` counts each shared block below the path once, also if one file has it
-several times: alone + set shared is what the path takes. The columns are those of `btrfs filesystem du`, where
-`alone` is called `exclusive`. `du` counts shared blocks in full, for each file. What is in logs counts. Holes and
-metadata do not. Only the owner of a file is told of its blocks; root and the pool's owner of all.")]
-pub struct UsageArgs {
-    /// Directories or files in a mount of a running pool
-    #[arg(required = true)]
-    pub paths: Vec<PathBuf>,
-    /// Only a line for each path
-    #[arg(short, long)]
-    pub summarize: bool,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
-}
-
 /// Arguments of `top`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
@@ -604,5 +581,16 @@ pub struct CacheArgs {
 pub struct DedupArgs {
     /// The command.
     #[command(subcommand)]
-    pub command: crate::dedup::args::DedupCommand,
+    pub command: DedupSub,
+}
+
+/// The commands of `dedup`.
+#[derive(Debug, clap::Subcommand)]
+pub enum DedupSub {
+    /// Those that need no pool.
+    #[command(flatten)]
+    Anywhere(crate::dedup::args::DedupCommand),
+    /// Those for files of a running pool.
+    #[command(flatten)]
+    InPool(crate::dedup::args::PoolCommand),
 }

@@ -150,7 +150,7 @@ fn apply_shares_what_is_the_same_and_undo_gives_all_their_own_blocks_again() {
     };
     assert_eq!(
         [own("/a"), own("/c"), own("/e"), own("/g")],
-        [0, 0, 16_384, 503_808]
+        [0, 4096, 16_384, 503_808]
     );
     assert!(tree(&pool.mnt()) == before, "bytes, times and modes stay");
     // Again: nothing is read, compared or shared.
@@ -405,13 +405,17 @@ fn undo_that_needs_more_than_is_free_is_not_begun_and_ends_whole_when_space_runs
     std::fs::write(file("a"), &base).unwrap();
     run_ok(varve().arg("clone").arg(file("a")).arg(file("b")));
     run_ok(varve().arg("clone").arg(file("a")).arg(file("c")));
-    let fill = |name: &str, mib: usize| {
-        let written = File::create(file(name)).and_then(|mut out| out.write_all(&noise(9, mib << 20)));
-        assert!(written.is_ok(), "{written:?}");
+    // Until there is room for one of the two copies, and not for both.
+    let mut filled = 0;
+    let free = || {
+        run_ok(varve().arg("digest").arg(pool.dir()));
+        bytes(&json(&["dedup", "undo", "--dry-run"], &pool.mnt()), "free_bytes")
     };
-    // Some 25 MiB are left: enough for one of the two copies.
-    fill("filler", 10);
-    run_ok(varve().arg("digest").arg(pool.dir()));
+    while free() > 32 << 20 {
+        let piece = noise(9 + filled, 2 << 20);
+        std::fs::write(file(&format!("filler {filled}")), piece).unwrap();
+        filled += 1;
+    }
     let said = refused(command(&["dedup", "undo"], &pool.mnt()));
     assert!(
         said.contains("copies up to 40.0 MiB") && said.contains("nothing was changed"),
@@ -419,7 +423,7 @@ fn undo_that_needs_more_than_is_free_is_not_begun_and_ends_whole_when_space_runs
     );
     assert_eq!(
         bytes(&json(&["dedup", "status"], &pool.mnt()), "alone_bytes"),
-        10 << 20
+        filled * (2 << 20)
     );
     // It begins, and another program takes the space.
     let mut undo = command(&["dedup", "undo", "--rate", "4M"], &file("b"));
@@ -452,7 +456,9 @@ fn undo_that_needs_more_than_is_free_is_not_begun_and_ends_whole_when_space_runs
     for number in 0..at {
         let _ = std::fs::remove_file(file(&format!("more {number}")));
     }
-    std::fs::remove_file(file("filler")).unwrap();
+    for number in 0..filled {
+        std::fs::remove_file(file(&format!("filler {number}"))).unwrap();
+    }
     run_ok(varve().arg("digest").arg(pool.dir()));
     let mut left = command(&["dedup", "undo"], &pool.mnt());
     run_ok(&mut left);

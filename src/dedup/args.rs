@@ -11,12 +11,6 @@ pub enum DedupCommand {
     Estimate(EstimateArgs),
     /// Find blocks that are the same in files, within bounded memory
     Scan(ScanArgs),
-    /// Share blocks that are the same in files of a running pool, after a comparison of their bytes
-    Apply(ApplyArgs),
-    /// Say how many bytes of files in a running pool are alone, shared and saved
-    Status(DedupStatusArgs),
-    /// Give files of a running pool blocks of their own again
-    Undo(UndoArgs),
     /// Look at images and group those that are alike
     Cluster(ClusterArgs),
     /// Say which images go to one host or into one wave of a migration
@@ -29,6 +23,17 @@ pub enum DedupCommand {
         /// Limits.
         limits: Vec<String>,
     },
+}
+
+/// The commands of `varve dedup` for files of a running pool.
+#[derive(Debug, Subcommand)]
+pub enum PoolCommand {
+    /// Share blocks that are the same in files of a running pool, after a comparison of their bytes
+    Apply(ApplyArgs),
+    /// Say how many bytes of files in a running pool are alone, shared and saved
+    Status(DedupStatusArgs),
+    /// Give files of a running pool blocks of their own again
+    Undo(UndoArgs),
 }
 
 fn bytes(text: &str) -> Result<u64, String> {
@@ -192,6 +197,29 @@ pub struct DedupStatusArgs {
     /// Directories or files in a mount of a running pool
     #[arg(required = true)]
     pub paths: Vec<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `usage`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  varve usage ./pool/mnt/images
+  varve usage -s ./pool/mnt/*
+
+For each file, then for each path: `total` is all that is mapped, `alone` what no other place has (in this file or
+another), `shared` the rest; `set shared` counts each shared block below the path once, also if one file has it
+several times: alone + set shared is what the path takes. The columns are those of `btrfs filesystem du`, where
+`alone` is called `exclusive`. `du` counts shared blocks in full, for each file. What is in logs counts. Holes and
+metadata do not. Only the owner of a file is told of its blocks; root and the pool's owner of all.")]
+pub struct UsageArgs {
+    /// Directories or files in a mount of a running pool
+    #[arg(required = true)]
+    pub paths: Vec<PathBuf>,
+    /// Only a line for each path
+    #[arg(short, long)]
+    pub summarize: bool,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

@@ -1,9 +1,9 @@
 //! `varve dedup undo`: gives files blocks of their own again, in place.
 
-use super::args::UndoArgs;
 use super::status::{parts_of, set_of};
 use super::tally::BLOCK;
-use super::{Reading, tell_errors};
+use crate::dedup::args::UndoArgs;
+use crate::dedup::{Reading, tell_errors};
 use crate::in_pool::InPool;
 use crate::out;
 use crate::signals::Stop;

@@ -1,11 +1,11 @@
 //! `varve dedup apply`: finds runs of blocks that look the same in files of a running pool, and has its daemon
 //! share them. Decides which files are left; the daemon compares and shares.
 
-use super::args::ApplyArgs;
 use super::files::{Ends, Files, Open, Verdict};
-use super::scan::{Counts, look_at};
 use super::tally::BLOCK;
-use super::{Reading, memory, tell_errors};
+use crate::dedup::args::ApplyArgs;
+use crate::dedup::scan::{Counts, look_at};
+use crate::dedup::{Reading, memory, tell_errors};
 use crate::in_pool::InPool;
 use crate::out;
 use crate::signals::Stop;

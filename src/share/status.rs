@@ -1,8 +1,8 @@
 //! `varve dedup status` and `varve usage`: bytes of files in a pool that are alone, and that are shared.
 
 use super::tally::{Sums, Tally};
-use super::tell_errors;
-use crate::cli::UsageArgs;
+use crate::dedup::args::{DedupStatusArgs, UsageArgs};
+use crate::dedup::tell_errors;
 use crate::in_pool::InPool;
 use crate::out;
 use serde_json::{Value, json};
@@ -85,7 +85,7 @@ fn numbers(sums: Sums) -> Value {
 }
 
 /// `varve dedup status`.
-pub fn status(args: &super::args::DedupStatusArgs) -> anyhow::Result<()> {
+pub fn status(args: &DedupStatusArgs) -> anyhow::Result<()> {
     let pool = InPool::of(&args.paths)?;
     let set = set_of(&pool, &args.paths, &Filter::default(), &mut |_, _| ())?;
     let sums = set.tally.sums(pool.privileged);
