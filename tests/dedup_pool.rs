@@ -429,6 +429,8 @@ fn undo_that_needs_more_than_is_free_is_not_begun_and_ends_whole_when_space_runs
     let mut undo = command(&["dedup", "undo", "--rate", "4M"], &file("b"));
     undo.stderr(Stdio::piped()).stdout(Stdio::piped());
     let undo = undo.spawn().unwrap();
+    let alone = || bytes(&json(&["dedup", "status"], &file("b")), "alone_bytes");
+    wait_until("it has begun", || alone() > 0);
     let started = Instant::now();
     let mut at = 0;
     while started.elapsed() < LIMIT {

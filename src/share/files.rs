@@ -141,12 +141,15 @@ impl<'p> Files<'p> {
             return Ok(None);
         };
         (open.checked, open.used) = (Instant::now(), self.turn);
-        match self.pool.posix.user_of(open.fd) {
-            Ok(None) => Ok(None),
-            Ok(Some(0)) => Ok(Some("in use by a program of another user".into())),
-            Ok(Some(pid)) => Ok(Some(format!(
-                "in use by process {pid}, which has a session of its own"
-            ))),
+        match self.pool.posix.users_of(open.fd) {
+            Ok(users) => {
+                // Such as `varve usage`, which changes nothing.
+                let other = users.into_iter().find(|pid| *pid == 0 || !is_this_program(*pid));
+                Ok(other.map(|pid| match pid {
+                    0 => "in use by a program of another user".into(),
+                    pid => format!("in use by process {pid}, which has a session of its own"),
+                }))
+            }
             Err(Errno(libc::EPERM)) => Ok(Some("belongs to another user".into())),
             Err(Errno(libc::ESTALE | libc::ENOENT)) => Ok(Some("it is gone".into())),
             Err(Errno(libc::EINVAL)) => Ok(Some("it is no regular file".into())),
@@ -247,6 +250,12 @@ impl<'p> Files<'p> {
             done => done,
         }
     }
+}
+
+/// Whether a process runs this program itself: not one that `varve run` has started.
+fn is_this_program(pid: u32) -> bool {
+    let program = |process: &str| std::fs::read_link(format!("/proc/{process}/exe")).ok();
+    program("self").is_some_and(|own| program(&pid.to_string()) == Some(own))
 }
 
 /// The reason for which a file with these attributes is left.

@@ -192,7 +192,7 @@ fn owners_are_told_to_the_files_owner_and_undo_takes_the_right_to_write() {
     // B may read it, and no more.
     let theirs = b.open(b"/a", libc::O_RDONLY, 0).unwrap();
     assert_eq!(owned(&b, theirs), Err(Errno(libc::EPERM)));
-    assert_eq!(b.user_of(theirs), Err(Errno(libc::EPERM)));
+    assert_eq!(b.users_of(theirs), Err(Errno(libc::EPERM)));
     assert_eq!(b.unshare_range(theirs, 0, 0), Err(Errno(libc::EACCES)));
     let dir = b.open(b"/", libc::O_RDONLY, 0).unwrap();
     assert_eq!(b.unshare_range(dir, 0, 0), Err(Errno(libc::EISDIR)));

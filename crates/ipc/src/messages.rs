@@ -11,6 +11,8 @@ use varve_format::{
 /// Version of this protocol; it must be equal on both sides.
 pub const PROTOCOL_VERSION: u32 = 17;
 
+/// Most processes in [`Owned::users`].
+pub const USERS_MAX: usize = 16;
 /// Most ranges of one [`Request::SyncLog`].
 pub const SYNC_RANGES_MAX: usize = 1024;
 /// Most wants in one request.
@@ -284,9 +286,9 @@ pub struct Owned {
     pub parts: Vec<OwnedBlocks>,
     /// There are none beyond.
     pub complete: bool,
-    /// Process of another linked session that has the file open or has a lease on it, if any; 0: another
-    /// user's.
-    pub user: Option<u32>,
+    /// Processes of other linked sessions that have the file open or have a lease on it, at most
+    /// [`USERS_MAX`]; 0: another user's.
+    pub users: Vec<u32>,
 }
 
 /// An operation done by the daemon for a client. `entry` is an encoded log entry (header and payload,

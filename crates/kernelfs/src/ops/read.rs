@@ -10,7 +10,9 @@ use crate::session::table::Sessions;
 use varve_format::{
     BLOCK_BYTES, ExtentFlags, FILE_BLOCKS_MAX, FileBlock, FileKind, InodeAttr, InodeKey, NAME_MAX,
 };
-use varve_ipc::{ClientKind, DATA_MAX, DirEntry, IpcError, MappedExtent, Owned, OwnedBlocks, StatFs};
+use varve_ipc::{
+    ClientKind, DATA_MAX, DirEntry, IpcError, MappedExtent, Owned, OwnedBlocks, StatFs, USERS_MAX,
+};
 use varve_store::{OwnedPart, SpaceStats, Store, StoreError};
 
 /// Most entries of one answer to `ReadDir`.
@@ -286,22 +288,22 @@ impl<'k> Reads<'k> {
         if attr.kind() != FileKind::Regular {
             return Err(no(libc::EINVAL));
         }
-        let user = {
+        let users = {
             let sessions = self.sessions.table.lock();
             // A lease that was given back for a read leaves a hold if the file is still open.
             let others = sessions.holds.holders(key).filter(|id| *id != session.id);
-            let linked = others
+            others
                 .filter_map(|id| sessions.live(id))
-                .find(|other| other.kind == ClientKind::Linked);
-            // Another user's process is not named.
-            linked
-                .filter(|writer| writer.kind == ClientKind::Linked)
+                .filter(|other| other.kind == ClientKind::Linked)
+                // Another user's process is not named.
                 .map(
                     |other| match session.privileged || other.peer.uid == session.peer.uid {
                         true => other.peer.pid,
                         false => 0,
                     },
                 )
+                .take(USERS_MAX)
+                .collect()
         };
         let max = max.min(EXTENTS_MAX) as usize;
         let parts = match max {
@@ -325,7 +327,7 @@ impl<'k> Reads<'k> {
         Ok(Owned {
             complete: max > 0 && parts.len() < max,
             parts: parts.iter().map(told).collect(),
-            user,
+            users,
         })
     }
 

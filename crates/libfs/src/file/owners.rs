@@ -1,4 +1,4 @@
-//! Owners of a file's blocks: which it shares, which program uses it, and the undo of shares. Finds no
+//! Owners of a file's blocks: which it shares, which programs use it, and the undo of shares. Finds no
 //! duplicates.
 
 use varve_format::{BLOCK_BYTES, EntryFlags, FileBlock, LogOp};
@@ -50,14 +50,15 @@ impl OpenFile {
         }
     }
 
-    /// Returns the process of another session, of a linked program or under `varve run`, that has this file
-    /// open or has a lease on it; 0 for another user's. Takes no lease away. Users of a mount are not seen.
+    /// Returns the processes of other sessions, of linked programs or under `varve run`, that have this file
+    /// open or have a lease on it, at most 16; 0 for another user's. Takes no lease away. Users of a mount are
+    /// not seen.
     ///
     /// # Errors
     /// As [`for_each_owned`](Self::for_each_owned).
-    pub fn user(&self) -> Result<Option<u32>> {
+    pub fn users(&self) -> Result<Vec<u32>> {
         let owned = self.mount().look(|session| self.ask(session, FileBlock(0), 0))?;
-        Ok(owned.user)
+        Ok(owned.users)
     }
 
     fn ask<T>(&self, session: &Session, from: FileBlock, max: u32) -> OpResult<Owned, T> {

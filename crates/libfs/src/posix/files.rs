@@ -414,12 +414,12 @@ impl Posix {
         self.table.get(fd)?.file.for_each_owned(offset, len, each)
     }
 
-    /// As [`OpenFile::user`](crate::OpenFile::user).
+    /// As [`OpenFile::users`](crate::OpenFile::users).
     ///
     /// # Errors
     /// As that; `EBADF`.
-    pub fn user_of(&self, fd: Fd) -> Result<Option<u32>> {
-        self.table.get(fd)?.file.user()
+    pub fn users_of(&self, fd: Fd) -> Result<Vec<u32>> {
+        self.table.get(fd)?.file.users()
     }
 
     /// Copies bytes between two files at their offsets, and moves them.
