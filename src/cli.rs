@@ -57,6 +57,8 @@ pub enum Command {
     Sync(SyncArgs),
     /// Make a file that shares all blocks of another one in the same mounted pool
     Clone(CloneArgs),
+    /// Say what files of a mounted pool take: bytes that are theirs alone, and bytes that they share
+    Usage(crate::dedup::args::UsageArgs),
     /// Check every structure and cross-reference of a pool
     Fsck(FsckArgs),
     /// Verify all data against its checksums
@@ -579,5 +581,16 @@ pub struct CacheArgs {
 pub struct DedupArgs {
     /// The command.
     #[command(subcommand)]
-    pub command: crate::dedup::args::DedupCommand,
+    pub command: DedupSub,
+}
+
+/// The commands of `dedup`.
+#[derive(Debug, clap::Subcommand)]
+pub enum DedupSub {
+    /// Those that need no pool.
+    #[command(flatten)]
+    Anywhere(crate::dedup::args::DedupCommand),
+    /// Those for files of a running pool.
+    #[command(flatten)]
+    InPool(crate::dedup::args::PoolCommand),
 }

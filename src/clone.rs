@@ -2,49 +2,35 @@
 //! FUSE mount, so a session of this process asks the daemon.
 
 use crate::cli::CloneArgs;
+use crate::in_pool::{self, Mounts};
 use crate::out;
 use crate::pool::Pool;
-use anyhow::{Context, bail};
-use rustix::process::{getegid, geteuid, getgroups};
-use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use varve_libfs::mounts::{PoolMount, pool_mounts};
+use anyhow::bail;
+use std::path::Path;
 use varve_libfs::posix::AT_FDCWD;
-use varve_libfs::{Cred, Errno, Fs, FsOptions, Posix, RenameFlags, SocketConnector};
-
-/// A path in a mounted pool.
-struct Place {
-    pool: PathBuf,
-    /// From the pool's root.
-    path: Vec<u8>,
-}
+use varve_libfs::{Errno, Posix, RenameFlags};
 
 /// `varve clone`.
 pub fn clone(args: &CloneArgs) -> anyhow::Result<()> {
-    let table = std::fs::read("/proc/self/mountinfo").context("cannot read the table of mounts")?;
-    let mounts = pool_mounts(&table);
-    let source = place(&mounts, &args.source)?;
+    let mounts = Mounts::read()?;
+    let source = mounts.place(&args.source)?;
     let name = args.source.file_name();
     let target = match name.filter(|_| args.target.is_dir()) {
         Some(name) => args.target.join(name),
         None => args.target.clone(),
     };
-    let to = place(&mounts, &target)?;
-    if to.pool != source.pool {
+    let to = mounts.place(&target)?;
+    if to.mount.pool != source.mount.pool {
         bail!(
             "{} is in the pool {}, {} in {}: only files of one pool share blocks; copy it instead",
             args.source.display(),
-            source.pool.display(),
+            source.mount.pool.display(),
             target.display(),
-            to.pool.display()
+            to.mount.pool.display()
         );
     }
-    let pool = Pool::open(&source.pool)?;
-    pool.require_daemon()?;
-    let connector = Arc::new(SocketConnector { path: pool.socket() });
-    let fs = Fs::mount(connector, FsOptions::default()).context("cannot open a session")?;
-    let posix = Posix::new(fs, this_user());
+    let pool = Pool::open(&source.mount.pool)?;
+    let posix = in_pool::session(&pool)?;
     let cloned = make(&posix, &source.path, &to.path, args.force);
     let ended = posix.fs().unmount();
     let bytes = cloned.map_err(|errno| why(errno, args, &target))?;
@@ -60,36 +46,6 @@ pub fn clone(args: &CloneArgs) -> anyhow::Result<()> {
         ));
     }
     Ok(())
-}
-
-fn this_user() -> Cred {
-    let groups = getgroups().unwrap_or_default();
-    Cred {
-        uid: geteuid().as_raw(),
-        gid: getegid().as_raw(),
-        groups: groups.into_iter().map(|group| group.as_raw()).collect(),
-    }
-}
-
-/// Finds the pool of a path, of which all but the name must exist, through the mount that shows it.
-fn place(mounts: &[PoolMount], path: &Path) -> anyhow::Result<Place> {
-    let at = crate::mounted::absolute(path).with_context(|| format!("cannot find {}", path.display()))?;
-    let within = |mount: &&PoolMount| mount.is_whole && at.starts_with(&mount.at);
-    let innermost = mounts
-        .iter()
-        .filter(within)
-        .max_by_key(|mount| mount.at.as_os_str().len());
-    let Some(mount) = innermost else {
-        bail!(
-            "{} is not in a mount of a pool: `varve status POOL` names the mounts of a pool",
-            path.display()
-        );
-    };
-    let inner = at.strip_prefix(&mount.at)?;
-    Ok(Place {
-        pool: mount.pool.clone(),
-        path: [b"/", inner.as_os_str().as_bytes()].concat(),
-    })
 }
 
 /// Makes the clone under another name, and gives it its own when it is whole. Returns its size in bytes.

@@ -16,6 +16,7 @@ mod doctor;
 mod exit;
 mod health;
 mod helper;
+mod in_pool;
 mod metrics;
 mod mkfs;
 mod mount;
@@ -26,6 +27,7 @@ mod out;
 mod pool;
 mod run;
 mod serve;
+mod share;
 mod signals;
 mod status;
 mod supervise;
@@ -35,7 +37,7 @@ mod up;
 mod upgrade;
 
 use clap::Parser;
-use cli::{Cli, Command};
+use cli::{Cli, Command, DedupSub};
 use exit::{FAILED, NO_DAEMON, USAGE, message};
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
@@ -94,13 +96,17 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Digest(args) => status::digest(&args).map(done),
         Command::Sync(args) => sync::sync(&args).map(done),
         Command::Clone(args) => clone::clone(&args).map(done),
+        Command::Usage(args) => share::usage(&args).map(done),
         Command::Fsck(args) => Ok(check::fsck(&args)),
         Command::Scrub(args) => check::scrub(&args),
         Command::Debug(args) => debug::debug(&args.what).map(done),
         Command::Doctor(args) => Ok(doctor::doctor(&args)),
         Command::Bench(args) => bench::bench(&args).map(done),
         Command::Run(args) => run::run(&args),
-        Command::Dedup(args) => dedup::dedup(&args.command),
+        Command::Dedup(args) => match args.command {
+            DedupSub::Anywhere(command) => dedup::dedup(&command),
+            DedupSub::InPool(command) => share::run(&command).map(done),
+        },
         Command::Vm(args) => varve_vm_manager::cli::run(args.command),
         Command::Cache(args) => cache::run(args.command),
     }

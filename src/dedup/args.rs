@@ -25,6 +25,17 @@ pub enum DedupCommand {
     },
 }
 
+/// The commands of `varve dedup` for files of a running pool.
+#[derive(Debug, Subcommand)]
+pub enum PoolCommand {
+    /// Share blocks that are the same in files of a running pool, after a comparison of their bytes
+    Apply(ApplyArgs),
+    /// Say how many bytes of files in a running pool are alone, shared and saved
+    Status(DedupStatusArgs),
+    /// Give files of a running pool blocks of their own again
+    Undo(UndoArgs),
+}
+
 fn bytes(text: &str) -> Result<u64, String> {
     size::parse(text)
 }
@@ -116,6 +127,126 @@ pub struct ScanArgs {
     /// Print each run: file, offset, bytes, and where the same is
     #[arg(long)]
     pub list: bool,
+    /// Which files, and how they are read.
+    #[command(flatten)]
+    pub files: FileArgs,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `dedup apply`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  varve dedup apply ./pool/mnt/images --dry-run
+  varve dedup apply ./pool/mnt --state ~/.cache/varve-scan --min-age 1h --rate 50M
+  varve dedup apply ./pool/mnt --json | jq '.left'
+
+Reads the files as `varve dedup scan` does (with --state only what is new or has changed; without it, everything,
+and the state is thrown away), and has the daemon share each run that looks the same. The daemon holds both files,
+compares all bytes, and shares them in one transaction of its journal: a file that changes meanwhile is not harmed,
+and at a crash a run is shared or it is not. No byte and no time of a file changes. Nothing stays but the shared
+blocks; a later write to one of the files takes a block of its own. What is shared already is neither compared nor
+shared again: a second run finds nothing left to do, and one that was interrupted goes on where it was.
+
+Left, and named with the reason: files that a program has open for writing or has mapped shared (as far as this
+user may look at processes), that a program under
+`varve run` or with the library uses or has used, that have changed
+since they were read, that are immutable, and that belong to another user. The owner of the pool and root share
+the files of all users, but no file with one of another user unless `dedup_scope` in varve.toml is `group` or
+`pool`; across users only blocks on SSD and HDD.
+
+Memory: --memory for the search (in as many passes as that takes), 250 bytes a file, and a file of 24 bytes a run
+in the state. --rate bounds what is read and what is compared, each.
+
+Exit status: 0 if all was done that may be (files may have been left); 1 if it was stopped, or space ran out.")]
+pub struct ApplyArgs {
+    /// Directories or files in a mount of a running pool
+    #[arg(required = true)]
+    pub paths: Vec<PathBuf>,
+    /// Directory that keeps the checksums between runs; may be that of a scan of the same paths
+    #[arg(long, value_name = "DIR")]
+    pub state: Option<PathBuf>,
+    /// Memory for the search
+    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = bytes)]
+    pub memory: u64,
+    /// Shortest run that is shared: each run may become an extent of its own
+    #[arg(long, value_name = "BLOCKS", default_value_t = 4, value_parser = clap::value_parser!(u64).range(2..))]
+    pub min_run: u64,
+    /// Share nothing; say what looks the same and is not shared yet
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Which files, and how they are read.
+    #[command(flatten)]
+    pub files: FileArgs,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `dedup status`.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:
+  varve dedup status ./pool/mnt/images
+
+`alone` is what no other file has; `shared` counts shared blocks once for each place that has them, and `kept in`
+once; `saved` is what the files would take more if they shared nothing with each other. Clones (`cp --reflink`,
+`varve clone`) count as well: nothing tells them from what `apply` has shared. `varve usage` tells it by file.
+Only the owner of a file is told of its blocks; root and the pool's owner of all.")]
+pub struct DedupStatusArgs {
+    /// Directories or files in a mount of a running pool
+    #[arg(required = true)]
+    pub paths: Vec<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `usage`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  varve usage ./pool/mnt/images
+  varve usage -s ./pool/mnt/*
+
+For each file, then for each path: `total` is all that is mapped, `alone` what no other place has (in this file or
+another), `shared` the rest; `set shared` counts each shared block below the path once, also if one file has it
+several times: alone + set shared is what the path takes. The columns are those of `btrfs filesystem du`, where
+`alone` is called `exclusive`. `du` counts shared blocks in full, for each file. What is in logs counts. Holes and
+metadata do not. Only the owner of a file is told of its blocks; root and the pool's owner of all.")]
+pub struct UsageArgs {
+    /// Directories or files in a mount of a running pool
+    #[arg(required = true)]
+    pub paths: Vec<PathBuf>,
+    /// Only a line for each path
+    #[arg(short, long)]
+    pub summarize: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `dedup undo`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  varve dedup undo ./pool/mnt/images/db.img
+  varve dedup undo ./pool/mnt --dry-run            only says how much space it takes
+
+Every shared block of the files is copied to a place of its own on the tier where it lies (or a slower one, if that
+is full); the last file that has a block keeps it without a copy. Done by the daemon, 16 MiB at a time, each in a
+transaction: at no moment is a byte missing, also at a crash. Bytes, times (mtime, ctime) and modes stay. Programs
+may read and write the files meanwhile. Clones are undone, too: nothing tells them from what `apply` has shared.
+
+If the copies need more than is free, nothing is begun. If space runs out nevertheless, as others write, it ends:
+what was done stays done, the rest stays shared, and nothing is lost. A second run goes on.
+
+Exit status: 0 if all files have blocks of their own, but for those that are named; 1 if it was refused or stopped.")]
+pub struct UndoArgs {
+    /// Directories or files in a mount of a running pool
+    #[arg(required = true)]
+    pub paths: Vec<PathBuf>,
+    /// Change nothing; say what would be copied and what is free
+    #[arg(long)]
+    pub dry_run: bool,
     /// Which files, and how they are read.
     #[command(flatten)]
     pub files: FileArgs,

@@ -1,12 +1,12 @@
 //! `varve dedup`: duplicate content in files and images. Parses the arguments, calls `varve-similarity`,
-//! prints.
+//! prints. Knows no pool: `share` shares what is found in one.
 
 pub mod args;
 mod cluster;
 mod estimate;
 mod images;
 mod plan;
-mod scan;
+pub mod scan;
 mod similar;
 
 use crate::exit::Usage;
@@ -33,12 +33,14 @@ pub fn dedup(command: &DedupCommand) -> anyhow::Result<ExitCode> {
 }
 
 impl FileArgs {
-    fn filter(&self) -> anyhow::Result<Filter> {
+    /// Builds the filter.
+    pub fn filter(&self) -> anyhow::Result<Filter> {
         Filter::new(&self.include, &self.exclude, Duration::from_secs(self.min_age))
             .map_err(|error| Usage(format!("--include or --exclude: {error}")).into())
     }
 
-    fn rate(&self) -> ReadRate {
+    /// Builds the bound on reading.
+    pub fn rate(&self) -> ReadRate {
         ReadRate::new(self.rate)
     }
 }
@@ -64,15 +66,16 @@ const fn weigh_text(weigh: Weigh) -> &'static str {
 }
 
 /// Converts a size that must fit in memory to `usize`.
-fn memory(bytes: u64) -> anyhow::Result<usize> {
+pub fn memory(bytes: u64) -> anyhow::Result<usize> {
     usize::try_from(bytes).context("so much memory cannot be used")
 }
 
 /// Progress of reading on a terminal: bytes, rate, and the reason for waits.
-struct Reading(ProgressBar);
+pub struct Reading(ProgressBar);
 
 impl Reading {
-    fn start() -> Self {
+    /// Begins to show it.
+    pub fn start() -> Self {
         let bar = ProgressBar::new_spinner();
         let template = "{spinner} read {bytes} ({bytes_per_sec}) {msg} {elapsed}";
         if let Ok(style) = indicatif::ProgressStyle::with_template(template) {
@@ -82,7 +85,8 @@ impl Reading {
         Self(bar)
     }
 
-    fn at(&self, bytes: u64, why: &str) {
+    /// Shows the bytes so far.
+    pub fn at(&self, bytes: u64, why: &str) {
         self.0.set_position(bytes);
         self.0.set_message(why.to_owned());
     }
@@ -95,7 +99,7 @@ impl Drop for Reading {
 }
 
 /// Prints read errors on standard error.
-fn tell_errors(found: &Found) {
+pub fn tell_errors(found: &Found) {
     for error in &found.errors {
         crate::out::note(&format!("varve: {error}"));
     }

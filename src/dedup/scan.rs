@@ -1,23 +1,25 @@
 //! `varve dedup scan`.
 
-use super::args::ScanArgs;
+use super::args::{FileArgs, ScanArgs};
 use super::{Reading, memory, percent, tell_errors};
 use crate::out;
 use serde_json::json;
 use std::ops::ControlFlow;
+use std::path::PathBuf;
 use std::time::Instant;
 use varve_kernelfs::pool::size;
 use varve_similarity::candidates::{self, Run, SearchOutcome, SearchSettings};
-use varve_similarity::files::{Found, Looked, ReadRate, State, walk};
+use varve_similarity::files::{Chosen, Found, Looked, ReadRate, State, walk};
 
 /// Bytes of a block.
 const BLOCK: u64 = 4096;
 
+/// How files were looked at.
 #[derive(Default)]
-struct Counts {
-    unchanged: u64,
-    read: u64,
-    changing: Vec<String>,
+pub struct Counts {
+    pub unchanged: u64,
+    pub read: u64,
+    pub changing: Vec<String>,
 }
 
 /// Updates the state and prints runs of identical blocks.
@@ -25,7 +27,9 @@ pub fn scan(args: &ScanArgs) -> anyhow::Result<()> {
     let started = Instant::now();
     let mut rate = args.files.rate();
     let mut state = State::open(&args.state)?;
-    let (found, counts) = look(args, &mut state, &mut rate)?;
+    let (found, counts) = look_at(&args.paths, &args.files, &mut state, &mut rate, &mut |_| {
+        ControlFlow::Continue(true)
+    })?;
     tell_errors(&found);
     let read_seconds = started.elapsed().as_secs_f64();
     let (runs, result) = search(args, &mut state)?;
@@ -103,15 +107,31 @@ fn search(args: &ScanArgs, state: &mut State) -> anyhow::Result<(Vec<Run>, Searc
     Ok((runs, result))
 }
 
-/// Reads all files.
-fn look(args: &ScanArgs, state: &mut State, rate: &mut ReadRate) -> anyhow::Result<(Found, Counts)> {
-    let filter = args.files.filter()?;
+/// Reads all files. `admit` says of each whether to read it and go on (`true`) or end (`false`), or to leave
+/// it out (`Break`). A scan that was ended forgets no file.
+pub fn look_at(
+    paths: &[PathBuf],
+    files: &FileArgs,
+    state: &mut State,
+    rate: &mut ReadRate,
+    admit: &mut dyn FnMut(&Chosen) -> ControlFlow<(), bool>,
+) -> anyhow::Result<(Found, Counts)> {
+    let filter = files.filter()?;
     let reading = Reading::start();
-    let why = args.files.rate.map_or("", |_| "(held to --rate)");
+    let why = files.rate.map_or("", |_| "(held to --rate)");
     let mut counts = Counts::default();
     let mut errors = Vec::new();
     let mut failed = None;
-    let mut found = walk(&args.paths, &filter, &mut |chosen| {
+    let mut cut = false;
+    let mut found = walk(paths, &filter, &mut |chosen| {
+        match admit(&chosen) {
+            ControlFlow::Break(()) => return true,
+            ControlFlow::Continue(false) => {
+                cut = true;
+                return false;
+            }
+            ControlFlow::Continue(true) => {}
+        }
         let path = chosen.path.display().to_string();
         match state.look(chosen, rate) {
             Ok(Ok(Looked::Unchanged)) => counts.unchanged += 1,
@@ -127,7 +147,11 @@ fn look(args: &ScanArgs, state: &mut State, rate: &mut ReadRate) -> anyhow::Resu
         return Err(error.into());
     }
     found.errors.extend(errors);
-    state.finish()?;
+    if cut {
+        state.save()?;
+    } else {
+        state.finish()?;
+    }
     Ok((found, counts))
 }
 

@@ -424,6 +424,14 @@ fn requests(job: &Job, session: &mut Session, found: &mut Found) {
                 max: 10,
             },
         ),
+        (
+            "the owners of its blocks",
+            Request::Owners {
+                key,
+                from: FileBlock(0),
+                max: 10,
+            },
+        ),
         ("its data", read),
     ] {
         let answer = session.ask(&request);
@@ -458,19 +466,43 @@ fn requests(job: &Job, session: &mut Session, found: &mut Found) {
             ..SetAttr::default()
         },
     };
-    let mut entry = Vec::new();
-    op.encode_body(&mut entry);
-    let header = op.header(&EntryMeta::default(), entry.len());
-    let op = ForwardedOp {
-        entry: [header.as_bytes(), &entry].concat(),
-        append: false,
-        open: false,
-        whiteout: false,
-        cred: Cred::root(),
-        number: 1,
+    let share = |compare| LogOp::Share {
+        key,
+        offset: 4096,
+        source: key,
+        source_offset: 0,
+        len: 4096,
+        compare,
     };
-    let answer = session.ask(&Request::Forward(op));
-    found.if_so(answer.is_ok(), "the daemon's hand, in root's name");
+    let undo = LogOp::Unshare {
+        key,
+        offset: 0,
+        len: 0,
+    };
+    let ops = [
+        ("changing its mode", op),
+        ("a comparison with it", share(true)),
+        ("a clone of it", share(false)),
+        ("an undo of its shares", undo),
+    ];
+    for (number, (what, op)) in (1..).zip(ops) {
+        let mut entry = Vec::new();
+        op.encode_body(&mut entry);
+        let header = op.header(&EntryMeta::default(), entry.len());
+        let op = ForwardedOp {
+            entry: [header.as_bytes(), &entry].concat(),
+            append: false,
+            open: false,
+            whiteout: false,
+            cred: Cred::root(),
+            number,
+        };
+        let answer = session.ask(&Request::Forward(op));
+        found.if_so(
+            answer.is_ok(),
+            format!("the daemon's hand, in root's name: {what}"),
+        );
+    }
 }
 
 /// With the token of the other one's session.

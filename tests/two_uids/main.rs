@@ -195,6 +195,81 @@ fn fsync_of_an_ordinary_user_outlives_power_and_its_daemon() {
     place.fsck();
 }
 
+/// Files of two users with the same bytes: who may share what with whom, and who is told.
+#[test]
+fn deduplication_tells_and_maps_nothing_of_another_user() {
+    if cannot() {
+        return;
+    }
+    const LEN: usize = 8 * 4096;
+    let content = "the same in all files".repeat(LEN / 21 + 1)[..LEN].to_owned();
+    for (scope, refusal) in [("user", "EPERM"), ("group", "EPERM"), ("pool", "EOPNOTSUPP")] {
+        let settings = format!("users = [{A}, {B}]\ndedup_scope = \"{scope}\"");
+        let place = Place::new(&settings, "96M");
+        let mut daemon = place.start();
+        let root = place.root();
+        furnish(&root);
+        for (path, mode, uid) in [
+            ("/a/one", 0o600, A),
+            ("/a/two", 0o600, A),
+            ("/common/of-a", 0o644, A),
+            ("/b/own", 0o600, B),
+        ] {
+            let rest = if uid == A { "only A wrote this" } else { "" };
+            put(&root, path, &(content.clone() + rest), mode, uid, uid);
+        }
+        let mut a = Person::start(&place, Role::user(A));
+        let mut b = Person::start(&place, Role::user(B));
+        assert_eq!(a.ok(&format!("dedupe /a/one /a/two {LEN}")), "true");
+        assert_eq!(a.ok(&format!("dedupe /a/one /common/of-a {LEN}")), "true");
+        // More than one, and not how many.
+        assert_eq!(a.ok("owners /a/one"), "[2, 1]");
+        // What B may not read it may not compare; what it may read, only within the scope, and never in NVM.
+        let with = |path: &str| format!("dedupe {path} /b/own {LEN}");
+        assert_eq!(b.errno(&with("/a/one")), "EACCES");
+        assert_eq!(b.errno(&with("/common/of-a")), refusal, "{scope}");
+        assert_eq!(b.errno(&format!("dedupe /b/own /common/of-a {LEN}")), "EACCES");
+        assert_eq!(b.ok("owners /b/own"), "[1]");
+        assert_eq!(b.errno("owners /common/of-a"), "EPERM");
+        assert_eq!(b.errno("undo /common/of-a"), "EACCES");
+        // Root's command is bound by the scope as well.
+        let [from, to] =
+            ["/a/one", "/b/own"].map(|path| root.open(path.as_bytes(), libc::O_RDONLY, 0).unwrap());
+        let refused = root.dedupe_range(from, 0, to, 0, LEN as u64).unwrap_err();
+        let expected = if refusal == "EPERM" {
+            libc::EPERM
+        } else {
+            libc::EOPNOTSUPP
+        };
+        assert_eq!(refused, Errno(expected));
+        assert_eq!(b.ok("owners /b/own"), "[1]");
+        // B maps nothing that it did not map before A's files were shared: its segments hold its own files.
+        b.ok("keep");
+        b.ok("read /b/own");
+        b.ok("read /common/of-a");
+        assert_eq!(b.ok("scan only A wrote this"), "0 of 1");
+        assert_eq!(
+            b.ok("scan the same in all files"),
+            "1 of 1",
+            "its own file is there"
+        );
+        a.ok("undo /a/one");
+        assert!(!a.ok("owners /a/one").contains('2'));
+        for path in ["/a/one", "/a/two", "/common/of-a"] {
+            assert_eq!(
+                text(&root, path).unwrap(),
+                content.clone() + "only A wrote this",
+                "{path}"
+            );
+        }
+        drop((a, b));
+        place.wait_sessions(&daemon, 1);
+        root.fs().unmount().unwrap();
+        daemon.stop();
+        place.fsck();
+    }
+}
+
 /// What A does to B, with B at work beside it. See [`attack`].
 fn assault(nvm: &str) {
     let place = Place::new("users = \"all\"\nlease_ms = 500", nvm);

@@ -260,6 +260,33 @@ impl Me {
             "chown" => self
                 .posix()?
                 .chown(first, Some(words[1].parse().unwrap()), None)?,
+            // dedupe FROM TO BYTES; whether the bytes are the same.
+            "dedupe" => {
+                let posix = self.posix()?;
+                let from = posix.open(first, libc::O_RDONLY, 0)?;
+                let to = posix.open(words[1].as_bytes(), libc::O_RDONLY, 0)?;
+                let len = words[2].parse().unwrap();
+                let same = posix.dedupe_range(from, 0, to, 0, len);
+                posix.close(from)?;
+                posix.close(to)?;
+                return Ok(same?.to_string());
+            }
+            "owners" => {
+                let posix = self.posix()?;
+                let fd = posix.open(first, libc::O_RDONLY, 0)?;
+                let mut owners = Vec::new();
+                let told = posix.for_each_owned(fd, 0, 0, |part| owners.push(part.owners));
+                posix.close(fd)?;
+                told?;
+                return Ok(format!("{owners:?}"));
+            }
+            "undo" => {
+                let posix = self.posix()?;
+                let fd = posix.open(first, libc::O_RDONLY, 0)?;
+                let undone = posix.unshare_range(fd, 0, 0);
+                posix.close(fd)?;
+                undone?;
+            }
             "unlink" => self.posix()?.unlink(first)?,
             // Many files, each as long as a window, of one text again and again.
             "fill" => {

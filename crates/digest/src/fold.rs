@@ -527,8 +527,8 @@ impl<'a, V: View> Fold<'a, V> {
                 Ok(())
             }
             // The daemon does it without a log.
-            LogOp::Share { .. } => {
-                let op = varve_format::OpCode::Share as u8;
+            LogOp::Share { .. } | LogOp::Unshare { .. } => {
+                let op = op.op.code() as u8;
                 Err(Refusal::Malformed(LogFormatError::UnknownOp(op)).into())
             }
             LogOp::SetAttr { key, attr } => self.set_attr(at, key, &attr),

@@ -150,6 +150,8 @@ pub enum OpCode {
     /// A range becomes the same blocks as a range of another file. Only as a forwarded operation: a log that
     /// holds it is refused.
     Share = 13,
+    /// Shared blocks of a range become the file's own again. Only as a forwarded operation, as `Share`.
+    Unshare = 14,
 }
 
 impl OpCode {
@@ -170,6 +172,7 @@ impl OpCode {
             11 => Self::Rename,
             12 => Self::Forget,
             13 => Self::Share,
+            14 => Self::Unshare,
             _ => return None,
         })
     }

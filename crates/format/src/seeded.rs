@@ -199,6 +199,8 @@ pub enum Bug {
     CountBeforeExtents,
     /// Counts of shared runs are durable in a record after that of the extents.
     ExtentsBeforeCount,
+    /// Blocks that the last owner of a shared run takes back for itself are freed with the run.
+    UnshareFreesLast,
 
     // Names and attributes in the kernel above a mount.
     /// A lease goes though the kernel may believe answers that rest on it.

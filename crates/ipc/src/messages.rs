@@ -11,6 +11,8 @@ use varve_format::{
 /// Version of this protocol; it must be equal on both sides.
 pub const PROTOCOL_VERSION: u32 = 17;
 
+/// Most processes in [`Owned::users`].
+pub const USERS_MAX: usize = 16;
 /// Most ranges of one [`Request::SyncLog`].
 pub const SYNC_RANGES_MAX: usize = 1024;
 /// Most wants in one request.
@@ -260,6 +262,35 @@ pub struct MappedExtent {
     pub unwritten: bool,
 }
 
+/// A part of a file whose blocks have equally many owners.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OwnedBlocks {
+    /// First block in the file.
+    pub file_block: FileBlock,
+    /// Blocks.
+    pub blocks: u32,
+    /// First number of the blocks; extents that share them have equal numbers. `None`: they lie in no shared
+    /// run. Numbers are never used twice, and change when a file shares anew.
+    pub number: Option<u64>,
+    /// Extents that name the blocks, those of this file included. In an unprivileged session 2 stands for any
+    /// number above 1.
+    pub owners: u32,
+    /// Medium of the blocks.
+    pub tier: Tier,
+}
+
+/// Answer to [`Request::Owners`].
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Owned {
+    /// Parts in order; holes are left out.
+    pub parts: Vec<OwnedBlocks>,
+    /// There are none beyond.
+    pub complete: bool,
+    /// Processes of other linked sessions that have the file open or have a lease on it, at most
+    /// [`USERS_MAX`]; 0: another user's.
+    pub users: Vec<u32>,
+}
+
 /// An operation done by the daemon for a client. `entry` is an encoded log entry (header and payload,
 /// unsigned, seq 0); the daemon checks names, permissions (with `cred`) and limits itself.
 ///
@@ -400,6 +431,16 @@ pub enum Request {
         /// First block.
         from: FileBlock,
         /// Most extents.
+        max: u32,
+    },
+    /// Owners of a file's blocks, as digested. Needs no lease; who wants what is in logs to count takes one
+    /// before. Only for privileged sessions and the file's owner.
+    Owners {
+        /// File.
+        key: InodeKey,
+        /// First block.
+        from: FileBlock,
+        /// Most parts; 0: only whether the file is in use.
         max: u32,
     },
     /// File data as digested, from any tier. Needs a lease.
@@ -550,6 +591,8 @@ pub enum Response {
     /// To [`Request::MapExtents`]: runs in order, holes left out; the flag says that the file has none
     /// beyond.
     Extents(Vec<MappedExtent>, bool),
+    /// To [`Request::Owners`].
+    Owned(Owned),
     /// To [`Request::GrowLog`]: the new length in bytes.
     LogBytes(u64),
     /// To [`Request::Reserve`]: blocks granted.

@@ -2,6 +2,7 @@
 //! readers.
 
 use serde::{Deserialize, Serialize};
+use varve_format::InodeAttr;
 
 /// Users that may open sessions, besides root and the pool's owner.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -65,6 +66,32 @@ impl Users {
     #[must_use]
     pub const fn is_owner_only(&self) -> bool {
         matches!(self, Self::Owner)
+    }
+}
+
+/// Files whose blocks may be shared because their bytes are the same (`FIDEDUPERANGE`, `varve dedup apply`).
+/// Clones, which their maker asks for, are not bound by it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DedupScope {
+    /// Files of one user.
+    #[default]
+    User,
+    /// Files of one group.
+    Group,
+    /// All files.
+    Pool,
+}
+
+impl DedupScope {
+    /// Whether files with these attributes may share blocks.
+    #[must_use]
+    pub const fn admits(self, one: &InodeAttr, other: &InodeAttr) -> bool {
+        match self {
+            Self::User => one.uid == other.uid,
+            Self::Group => one.uid == other.uid || one.gid == other.gid,
+            Self::Pool => true,
+        }
     }
 }
 
@@ -175,6 +202,10 @@ pub struct Config {
     /// (none: data is read by message), or 1 MiB to 16 GiB. All users together take at most a quarter of the
     /// file system that holds the live directory.
     pub user_bytes: u64,
+    /// Files whose blocks may be shared because their bytes are the same: `"user"` (files of one user, the
+    /// default), `"group"` (of one user or one group) or `"pool"` (all). Across users only blocks on SSD and
+    /// HDD are shared.
+    pub dedup_scope: DedupScope,
 }
 
 /// When reads of data on NVM are compared with its checksums (ADR 16).
@@ -274,6 +305,7 @@ impl Default for Config {
             placement_step_blocks: 1_024,
             users: Users::Owner,
             user_bytes: 64 << 20,
+            dedup_scope: DedupScope::User,
         }
     }
 }

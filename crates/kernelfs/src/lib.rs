@@ -55,7 +55,7 @@ mod session;
 mod user_segments;
 mod watches;
 
-pub use config::{AtimeSetting, Config, ConfigError, Users, VerifyNvm};
+pub use config::{AtimeSetting, Config, ConfigError, DedupScope, Users, VerifyNvm};
 pub use daemon::Daemon;
 pub use error::{KernelError, errno};
 pub use health::{HealthStatus, LogsStatus, MediumStatus};

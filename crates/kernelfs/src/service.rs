@@ -102,6 +102,9 @@ impl KernelFs {
                 let (extents, complete) = reads().map_extents(session, key, from, max)?;
                 Ok(Response::Extents(extents, complete))
             }
+            Request::Owners { key, from, max } => {
+                reads().owners(session, key, from, max).map(Response::Owned)
+            }
             Request::ReadData { key, offset, len } => {
                 reads().read_data(session, key, offset, len).map(Response::Bytes)
             }

@@ -40,10 +40,10 @@ pub use error::{Result, StoreError};
 pub use journal::OP_ROOM;
 pub use payload::{Payload, PayloadSource, PayloadUnavailable};
 pub use pool::Store;
-pub use tx::{ShareRange, Tx};
+pub use tx::{ShareRange, Tx, Unshared};
 pub use types::{
-    DataTarget, Devices, DirItem, MkfsOptions, OpenOptions, OpenReport, Pass, Passes, PendingFrees,
-    PoolMediaStats, SpaceStats, TierIo, TierStats,
+    DataTarget, Devices, DirItem, MkfsOptions, OpenOptions, OpenReport, OwnedPart, Pass, Passes,
+    PendingFrees, PoolMediaStats, SpaceStats, TierIo, TierStats,
 };
 pub use varve_extent_tree::Progress;
 pub use varve_format::inode::{Content, Inode, InodeSlot};

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
-use varve_format::{FileKind, InodeKey, Tier, TimeNs, TxId};
+use varve_format::{FileBlock, FileKind, InodeKey, Tier, TimeNs, TxId};
 use varve_media::stats::{CountingDevice, CountingRegion, MediaStats};
 use varve_media::{BlockDevice, Region};
 
@@ -271,4 +271,20 @@ pub struct PendingFrees {
     pub blocks: u64,
     /// Newest transaction that freed some of them: a horizon of this releases all.
     pub newest_tx: TxId,
+}
+
+/// A part of a file whose blocks have equally many owners.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OwnedPart {
+    /// First block in the file.
+    pub file_block: FileBlock,
+    /// Blocks.
+    pub blocks: u32,
+    /// First number in the shared space, which the blocks of other extents with these numbers are, too;
+    /// `None`: the blocks are in no shared run.
+    pub number: Option<u64>,
+    /// Extents that name the blocks, also others of this file.
+    pub owners: u32,
+    /// Medium of the blocks.
+    pub tier: Tier,
 }

@@ -325,6 +325,35 @@ impl Model {
         Ok(())
     }
 
+    /// Carries out `FIDEDUPERANGE`, which changes no byte; `EILSEQ`: the bytes differ.
+    fn dedupe(&mut self, from: (&Path, u64), to: (&Path, u64), len: u64) -> Outcome<()> {
+        let ((source, at), (target, to_at)) = (from, to);
+        let (source, target) = (self.file(source)?, self.file(target)?);
+        let (Body::File(one), Body::File(other)) = (&self.node(source).body, &self.node(target).body) else {
+            return Err(libc::EINVAL);
+        };
+        if len == 0 {
+            return Ok(());
+        }
+        let (end, to_end) = ((at + len) as usize, (to_at + len) as usize);
+        let aligned = |at: u64| at.is_multiple_of(4096);
+        let ends_well = aligned(at + len) || end == one.len() && to_end == other.len();
+        let overlaps = source == target && at.abs_diff(to_at) < len;
+        if end > one.len()
+            || to_end > other.len()
+            || !aligned(at)
+            || !aligned(to_at)
+            || !ends_well
+            || overlaps
+        {
+            return Err(libc::EINVAL);
+        }
+        match one[at as usize..end] == other[to_at as usize..to_end] {
+            true => Ok(()),
+            false => Err(libc::EILSEQ),
+        }
+    }
+
     /// Carries out one operation.
     ///
     /// # Errors
@@ -377,6 +406,20 @@ impl Model {
                 to_offset,
                 len,
             } => self.clone_range((from, *offset), (to, *to_offset), *len),
+            Op::Dedupe {
+                from,
+                offset,
+                to,
+                to_offset,
+                len,
+            } => self.dedupe((from, *offset), (to, *to_offset), *len),
+            Op::Unshare { path, .. } => {
+                let id = self.file(path)?;
+                match &self.node(id).body {
+                    Body::File(_) => Ok(()),
+                    _ => Err(libc::EINVAL),
+                }
+            }
             Op::Zero { path, offset, len } => {
                 let id = self.file(path)?;
                 self.write(id, *offset, &vec![0; *len as usize]);

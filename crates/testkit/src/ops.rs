@@ -114,6 +114,28 @@ pub enum Op {
         /// Bytes.
         len: u64,
     },
+    /// As `Clone`, but only if both ranges hold the same bytes, which both have.
+    Dedupe {
+        /// File that has the blocks.
+        from: Path,
+        /// Its first byte.
+        offset: u64,
+        /// File that shares them.
+        to: Path,
+        /// Its first byte.
+        to_offset: u64,
+        /// Bytes.
+        len: u64,
+    },
+    /// Gives a file blocks of its own in a range; `len` 0: up to its end.
+    Unshare {
+        /// File.
+        path: Path,
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+    },
     /// Another name for a file.
     Link(Path, Path),
     /// Removes a name that is not a directory.
@@ -222,6 +244,21 @@ impl fmt::Display for Op {
                 show(from),
                 show(to)
             ),
+            Self::Dedupe {
+                from,
+                offset,
+                to,
+                to_offset,
+                len,
+            } => write!(
+                f,
+                "dedupe {} {} offset={offset} to-offset={to_offset} len={len}",
+                show(from),
+                show(to)
+            ),
+            Self::Unshare { path, offset, len } => {
+                write!(f, "unshare {} offset={offset} len={len}", show(path))
+            }
             Self::Append { path, len, seed } => write!(f, "append {} len={len} seed={seed}", show(path)),
             Self::Truncate { path, size } => write!(f, "truncate {} size={size}", show(path)),
             Self::Punch { path, offset, len } => write!(f, "punch {} offset={offset} len={len}", show(path)),

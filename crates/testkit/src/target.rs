@@ -133,6 +133,20 @@ pub fn apply(fs: &Fs, op: &Op) -> Outcome<()> {
             let source = open(fs, from)?;
             source.clone_range_to(*offset, &open(fs, to)?, *to_offset, *len, &root)
         }
+        Op::Dedupe {
+            from,
+            offset,
+            to,
+            to_offset,
+            len,
+        } => {
+            let source = open(fs, from)?;
+            match source.dedupe_range_with(*offset, &open(fs, to)?, *to_offset, *len, &root)? {
+                true => Ok(()),
+                false => Err(Errno(libc::EILSEQ)),
+            }
+        }
+        Op::Unshare { path, offset, len } => open(fs, path)?.unshare_range(*offset, *len, &root),
         Op::Link(from, to) => {
             let attr = find(fs, from)?;
             let (dir, name) = parent(fs, to)?;

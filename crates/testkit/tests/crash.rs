@@ -316,6 +316,72 @@ fn shared_blocks_are_whole_when_it_crashes() {
 }
 
 #[test]
+fn deduplicated_blocks_and_their_undo_are_whole_when_it_crashes() {
+    let mut jobs = Vec::new();
+    for run in 0..12 * scale() {
+        let medium = [SimMedium::Dax, SimMedium::File, SimMedium::Shm][(run % 3) as usize];
+        let script = Strain::Dedup.script(4000 + seed() * 100 + run);
+        let given = Effort {
+            stride: if every() { 1 } else { 3 },
+            ..Effort::thorough(seed() + run).with_recovery(60)
+        };
+        jobs.push((script, Strain::Dedup.shape(medium), effort(given)));
+    }
+    let sum = explore("deduplicated blocks", &jobs);
+    assert!(sum.images > 1_000 && sum.of_recovery > 100, "{sum:?}");
+}
+
+/// Each fence of one share after a comparison, of its undo by either side, and of an undo by the last owner.
+#[test]
+fn every_fence_of_apply_and_undo_is_tried() {
+    let mut jobs = Vec::new();
+    for medium in MEDIA {
+        for tier in [Policy::Product, Policy::Rotate] {
+            let dedupe = |to, len| {
+                Act::Op(Op::Dedupe {
+                    from: vec!["a"],
+                    offset: 0,
+                    to: vec![to],
+                    to_offset: 0,
+                    len,
+                })
+            };
+            let undo = |path, offset, len| {
+                Act::Op(Op::Unshare {
+                    path: vec![path],
+                    offset,
+                    len,
+                })
+            };
+            let before = ["a", "b", "c"]
+                .into_iter()
+                .flat_map(|name| ops(&[Op::Create(vec![name]), write(name, 0, 30_000, 7)]))
+                .chain([Act::Digest])
+                .collect();
+            let acts = vec![
+                dedupe("b", 30_000),
+                dedupe("c", 8192),
+                undo("b", 4096, 8192),
+                Act::Place,
+                undo("a", 0, 0),
+                undo("c", 0, 0),
+                undo("b", 0, 0),
+                Act::Checkpoint,
+            ];
+            let given = Effort::thorough(seed()).with_recovery(30);
+            jobs.push((
+                Script { before, acts },
+                Shape::tiny(medium).with(tier),
+                effort(given),
+            ));
+        }
+    }
+    let sum = explore("apply and undo", &jobs);
+    assert!(sum.images > 500 && sum.of_recovery > 50, "{sum:?}");
+    on_both(&sum, "operation", 100);
+}
+
+#[test]
 fn restart_of_the_daemon_can_crash_too() {
     let effort = Effort {
         seeds: 2,

@@ -207,7 +207,7 @@ impl Model {
         };
         match op.op {
             LogOp::Noop => {}
-            LogOp::Share { .. } => unreachable!("no log has it"),
+            LogOp::Share { .. } | LogOp::Unshare { .. } => unreachable!("no log has it"),
             LogOp::Write { key, offset, data } => {
                 let file = self.regular(key)?;
                 let (start, end) = (offset as usize, offset as usize + data.len());

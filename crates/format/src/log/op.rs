@@ -107,6 +107,15 @@ pub enum LogOp<'a> {
         /// Only if both ranges hold the same bytes; times and set-id bits stay then.
         compare: bool,
     },
+    /// Shared blocks of a range become the file's own again. No byte and no attribute changes.
+    Unshare {
+        /// File.
+        key: InodeKey,
+        /// First byte.
+        offset: u64,
+        /// Bytes; 0: up to the end.
+        len: u64,
+    },
     /// Mode, owner, times. ctime becomes the entry's time.
     SetAttr {
         /// Inode.
@@ -288,6 +297,7 @@ impl<'a> LogOp<'a> {
             Self::Truncate { .. } => OpCode::Truncate,
             Self::Fallocate { .. } => OpCode::Fallocate,
             Self::Share { .. } => OpCode::Share,
+            Self::Unshare { .. } => OpCode::Unshare,
             Self::SetAttr { .. } => OpCode::SetAttr,
             Self::SetXattr { .. } => OpCode::SetXattr,
             Self::RemoveXattr { .. } => OpCode::RemoveXattr,
@@ -333,6 +343,7 @@ impl<'a> LogOp<'a> {
                 }
                 .as_bytes(),
             ),
+            Self::Unshare { len, .. } => out.extend_from_slice(&len.to_le_bytes()),
             Self::SetAttr { attr, .. } => out.extend_from_slice(
                 SetAttrBody {
                     mask: U32::new(attr.mask.bits()),
@@ -425,7 +436,8 @@ impl<'a> LogOp<'a> {
             Self::Noop => (InodeKey::new(0, 0), 0),
             Self::Write { key, offset, .. }
             | Self::Fallocate { key, offset, .. }
-            | Self::Share { key, offset, .. } => (key, offset),
+            | Self::Share { key, offset, .. }
+            | Self::Unshare { key, offset, .. } => (key, offset),
             Self::Truncate { key, size } => (key, size),
             Self::SetAttr { key, .. }
             | Self::SetXattr { key, .. }
@@ -577,6 +589,13 @@ impl<'a> LogOp<'a> {
                     len,
                     compare: body.compare.get() == 1,
                 })
+            }
+            OpCode::Unshare => {
+                let len = u64::from_le_bytes(body.try_into().map_err(|_| bad_length)?);
+                match offset.checked_add(len) {
+                    Some(end) if end <= crate::FILE_SIZE_MAX => Ok(Self::Unshare { key, offset, len }),
+                    _ => Err(bad_value),
+                }
             }
             OpCode::SetAttr => {
                 let body = SetAttrBody::read_from_bytes(body).map_err(|_| bad_length)?;

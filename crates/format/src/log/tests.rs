@@ -105,6 +105,11 @@ fn operations_come_back_equal_when_parsed() {
             exchange: true,
         },
         LogOp::Forget { key },
+        LogOp::Unshare {
+            key,
+            offset: 12_288,
+            len: 1 << 33,
+        },
         LogOp::Share {
             key,
             offset: 8192,

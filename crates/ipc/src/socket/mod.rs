@@ -46,6 +46,7 @@ pub(crate) const fn may_wait(request: &Request) -> bool {
         | Request::ReadLink { .. }
         | Request::Xattrs { .. }
         | Request::MapExtents { .. }
+        | Request::Owners { .. }
         | Request::ReadData { .. }
         | Request::BarrierAck { .. }
         | Request::ReturnReservation { .. }

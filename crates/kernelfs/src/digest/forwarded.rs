@@ -84,6 +84,10 @@ fn in_rounds(
                 tx.commit()?;
                 shared = blocks;
             }
+            Err(Failed::Unshared(copied)) => {
+                tx.commit()?;
+                spent(copied);
+            }
             Err(Failed::PreStep(before)) => {
                 rounds += 1;
                 drop(tx);
@@ -120,6 +124,8 @@ enum Failed {
     PreStep(PreStep),
     /// This number of blocks is shared; there are more.
     Shared(u64),
+    /// A part of an undo of shares is done, which copied this number of blocks; there is more.
+    Unshared(u64),
     Error(ForwardError),
 }
 
@@ -237,6 +243,7 @@ fn attempt(
         client,
         cred: &op.cred,
         leases: env.leases,
+        dedup_scope: env.dedup_scope,
     }
     .check(parsed)?;
     let made = match parsed {
@@ -261,6 +268,11 @@ fn attempt(
         Some((range, compare)) => {
             remapped = Some(range.key);
             if let Some(blocks) = range.blocks() {
+                let users = [live(tx, range.key)?.uid, live(tx, range.source)?.uid];
+                // Memory that an ordinary user maps holds no block of another user's file.
+                if compare && users[0] != users[1] && share::is_in_nvm(store, &blocks)? {
+                    return Err(ForwardError::Errno(libc::EOPNOTSUPP).into());
+                }
                 if shared == 0 && compare && !share::is_alike(tx, &blocks)? {
                     return Err(ForwardError::Errno(libc::EILSEQ).into());
                 }
@@ -278,6 +290,21 @@ fn attempt(
             share::rest(tx, &range, compare)?
         }
     };
+    let mut parsed = parsed;
+    if let LogOp::Unshare { key, .. } = parsed {
+        remapped = Some(key);
+        if let Some(blocks) = share::undone(tx, &parsed)? {
+            let end = blocks.end;
+            let done = tx.unshare(key.ino, blocks).map_err(|error| match error {
+                StoreError::Unfinished(ino) => Failed::PreStep(PreStep::Finish(ino)),
+                error => error.into(),
+            })?;
+            if done.next < end {
+                return Err(Failed::Unshared(done.copied));
+            }
+        }
+        parsed = LogOp::Noop;
+    }
     let mut operations = vec![operation(parsed, flags)];
     if op.whiteout {
         operations.push(operation(whiteout(tx, &parsed, &op.cred)?, EntryFlags::empty()));
@@ -351,6 +378,7 @@ const fn subject(op: &LogOp<'_>) -> Option<InodeKey> {
         | LogOp::Truncate { key, .. }
         | LogOp::Fallocate { key, .. }
         | LogOp::Share { key, .. }
+        | LogOp::Unshare { key, .. }
         | LogOp::SetAttr { key, .. }
         | LogOp::SetXattr { key, .. }
         | LogOp::RemoveXattr { key, .. }

@@ -2,6 +2,7 @@
 //! Executes nothing.
 
 use super::types::{Check, Client, Leases, refuse};
+use crate::config::DedupScope;
 use varve_format::{FileKind, InodeAttr, InodeKey, LINK_MAX, LogOp, SetAttr, SetAttrMask, is_whiteout};
 use varve_ipc::Cred;
 use varve_store::{StoreError, Tx};
@@ -62,6 +63,7 @@ pub(super) struct Caller<'c, 's> {
     pub(super) client: Client,
     pub(super) cred: &'c Cred,
     pub(super) leases: &'c dyn Leases,
+    pub(super) dedup_scope: DedupScope,
 }
 
 impl Caller<'_, '_> {
@@ -75,6 +77,13 @@ impl Caller<'_, '_> {
             LogOp::Share {
                 key, source, compare, ..
             } => self.share(key, source, compare)?,
+            LogOp::Unshare { key, .. } => {
+                let attr = live(self.tx, key)?;
+                // Who owns the file may, as with a comparison: no byte of it changes.
+                if !owner(&attr, self.cred) || attr.kind() != FileKind::Regular {
+                    self.data(key)?;
+                }
+            }
             LogOp::SetAttr { key, attr } => {
                 let attr = self.set_attr(&live(self.tx, key)?, attr)?;
                 return Ok(LogOp::SetAttr { key, attr });
@@ -115,7 +124,7 @@ impl Caller<'_, '_> {
     }
 
     /// Checks read access to the source of a share, and write access to its target. Who owns the target may
-    /// have it compared without write access, as in Linux.
+    /// have it compared without write access, as in Linux; files out of the scope are not even compared.
     fn share(&self, key: InodeKey, source: InodeKey, compare: bool) -> Check<()> {
         let (attr, from) = (live(self.tx, key)?, live(self.tx, source)?);
         if attr.is_dir() || from.is_dir() {
@@ -128,10 +137,13 @@ impl Caller<'_, '_> {
         if !self.client.privileged && !owner(&from, self.cred) && !opened {
             self.need(&from, MAY_READ)?;
         }
-        if compare && owner(&attr, self.cred) {
-            return Ok(());
+        if !compare || !owner(&attr, self.cred) {
+            self.data(key)?;
         }
-        self.data(key)
+        if compare && !self.dedup_scope.admits(&attr, &from) {
+            return refuse(libc::EPERM);
+        }
+        Ok(())
     }
 
     fn need(&self, attr: &InodeAttr, want: u32) -> Check<()> {

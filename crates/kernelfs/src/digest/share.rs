@@ -1,10 +1,11 @@
 //! Shares of a range of a file with another one, as `FICLONERANGE` and `FIDEDUPERANGE` define them: which
-//! ranges may be shared, and the comparison of their bytes. The store shares the blocks.
+//! ranges may be shared, and the comparison of their bytes; and which ranges of a file such shares are undone
+//! in. The store shares the blocks.
 
 use super::commit::free_tail;
 use super::forwarded::parse;
 use super::types::ForwardError;
-use varve_format::{BLOCK_BYTES, EntryFlags, FileBlock, InodeKey, LogOp, TimeNs, XATTR_CAPABILITY};
+use varve_format::{BLOCK_BYTES, EntryFlags, FileBlock, InodeKey, LogOp, Tier, TimeNs, XATTR_CAPABILITY};
 use varve_ipc::ForwardedOp;
 use varve_store::{ShareRange, Store, StoreError, Tx};
 
@@ -12,6 +13,10 @@ use varve_store::{ShareRange, Store, StoreError, Tx};
 const COMPARE_BYTES: u64 = 1 << 20;
 /// Most bytes that one operation compares, as in Linux: no other transaction runs meanwhile.
 const COMPARE_MAX: u64 = 16 << 20;
+/// Most bytes whose shares one operation undoes: they may all be copied.
+const UNSHARE_MAX: u64 = 16 << 20;
+/// Parts of a file that are looked at together.
+const LOOK_PARTS: usize = 256;
 
 /// A range that may be shared, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,7 +24,7 @@ pub(super) struct Range {
     /// File that shares the blocks.
     pub(super) key: InodeKey,
     offset: u64,
-    source: InodeKey,
+    pub(super) source: InodeKey,
     source_offset: u64,
     len: u64,
     /// Size of the target before.
@@ -92,6 +97,84 @@ pub(super) fn range(tx: &Tx<'_>, op: &LogOp<'_>) -> Result<Option<(Range, bool)>
         return Err(invalid());
     }
     Ok(Some((range, compare)))
+}
+
+/// Returns the blocks of an undo of shares; `None`: it is another operation, or has no bytes. The file is a
+/// live regular file.
+///
+/// # Errors
+/// `EINVAL` if more than [`UNSHARE_MAX`] bytes are in the range.
+pub(super) fn undone(
+    tx: &Tx<'_>,
+    op: &LogOp<'_>,
+) -> Result<Option<std::ops::Range<FileBlock>>, ForwardError> {
+    let LogOp::Unshare { key, offset, len } = *op else {
+        return Ok(None);
+    };
+    let size = tx.get_key(key)?.attr.size_bytes;
+    let end = match len {
+        0 => size,
+        len => offset.saturating_add(len).min(size),
+    };
+    if end.saturating_sub(offset) > UNSHARE_MAX {
+        return Err(ForwardError::Errno(libc::EINVAL));
+    }
+    let range = FileBlock(offset / BLOCK_BYTES)..FileBlock(end.div_ceil(BLOCK_BYTES));
+    Ok((offset < end).then_some(range))
+}
+
+/// Returns how many blocks of a range of a file have other owners, as digested: an undo of its shares copies
+/// at most these; and in how many parts the range lies. `len` 0: up to the file's end.
+///
+/// # Errors
+/// The store's.
+pub fn blocks_of_others(
+    store: &Store,
+    key: InodeKey,
+    (offset, len): (u64, u64),
+) -> Result<(u64, u64), StoreError> {
+    let size = store.get_key(key)?.attr.size_bytes;
+    let end = match len {
+        0 => size,
+        len => offset.saturating_add(len).min(size),
+    };
+    let end = FileBlock(end.min(offset.saturating_add(UNSHARE_MAX)).div_ceil(BLOCK_BYTES));
+    let (mut at, mut blocks, mut count) = (FileBlock(offset / BLOCK_BYTES), 0, 0);
+    while at < end {
+        let parts = store.owned_parts(key.ino, at..end, LOOK_PARTS)?;
+        count += parts.len() as u64;
+        blocks += parts
+            .iter()
+            .filter(|part| part.owners > 1)
+            .map(|part| u64::from(part.blocks))
+            .sum::<u64>();
+        match parts.last() {
+            Some(last) if parts.len() == LOOK_PARTS => {
+                at = FileBlock(last.file_block.0 + u64::from(last.blocks));
+            }
+            _ => break,
+        }
+    }
+    Ok((blocks, count))
+}
+
+/// Whether blocks of a range lie in NVM.
+pub(super) fn is_in_nvm(store: &Store, range: &ShareRange) -> Result<bool, StoreError> {
+    let end = FileBlock(range.from_block.0 + range.blocks);
+    let mut at = range.from_block;
+    while at < end {
+        let parts = store.owned_parts(range.from, at..end, LOOK_PARTS)?;
+        if parts.iter().any(|part| part.tier == Tier::Nvm) {
+            return Ok(true);
+        }
+        match parts.last() {
+            Some(last) if parts.len() == LOOK_PARTS => {
+                at = FileBlock(last.file_block.0 + u64::from(last.blocks))
+            }
+            _ => break,
+        }
+    }
+    Ok(false)
 }
 
 /// Whether both ranges hold the same bytes.

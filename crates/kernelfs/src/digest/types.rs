@@ -1,5 +1,6 @@
 //! Inputs of a digest besides the log, and its results for the rest of the daemon. Plain values.
 
+use crate::config::DedupScope;
 use crate::placement::Placement;
 use varve_digest::{Batch, Counts, RefusedTx};
 use varve_format::session::GrantRow;
@@ -84,6 +85,8 @@ pub struct Environment<'a> {
     pub placement: &'a dyn Placement,
     /// The present: no time in a log counts as later.
     pub now_ns: TimeNs,
+    /// Files that may share blocks after a comparison.
+    pub dedup_scope: DedupScope,
 }
 
 /// Result of one digest transaction. Everything in it is durable.

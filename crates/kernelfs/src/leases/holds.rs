@@ -75,6 +75,11 @@ impl Holds {
             .is_some_and(|sessions| sessions.iter().any(|session| !except.contains(session)))
     }
 
+    /// Returns the sessions that hold `key`.
+    pub fn holders(&self, key: InodeKey) -> impl Iterator<Item = SessionId> {
+        self.by_key.get(&key).into_iter().flatten().copied()
+    }
+
     /// Returns the number of inodes that `session` holds.
     #[must_use]
     pub fn count(&self, session: SessionId) -> usize {

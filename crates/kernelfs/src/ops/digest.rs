@@ -236,6 +236,7 @@ impl<'k> Digests<'k> {
             leases,
             placement: &*self.placer.policy,
             now_ns: self.core.env.clock.now_ns(),
+            dedup_scope: self.core.env.config.dedup_scope,
         }
     }
 

@@ -51,6 +51,7 @@ fn touched(op: &LogOp<'_>) -> Touched {
         LogOp::Write { key, .. }
         | LogOp::Truncate { key, .. }
         | LogOp::Fallocate { key, .. }
+        | LogOp::Unshare { key, .. }
         | LogOp::SetAttr { key, .. }
         | LogOp::SetXattr { key, .. }
         | LogOp::RemoveXattr { key, .. }
@@ -76,6 +77,15 @@ fn touched(op: &LogOp<'_>) -> Touched {
     keys.sort_unstable();
     keys.dedup();
     Touched { keys, moves }
+}
+
+/// Whether the space that an operation takes depends on the extents of its files, also on those that are in
+/// logs.
+const fn looks_at_extents(op: &LogOp<'_>) -> bool {
+    matches!(
+        op,
+        LogOp::Fallocate { .. } | LogOp::Share { .. } | LogOp::Unshare { .. }
+    )
 }
 
 /// Returns the most blocks that an operation can take.
@@ -246,7 +256,7 @@ impl<'k> Forwarding<'k> {
                 return Err(no(libc::ENOENT));
             }
         }
-        if matches!(parsed, LogOp::Fallocate { .. } | LogOp::Share { .. }) {
+        if looks_at_extents(&parsed) {
             // Blocks that the session has allocated itself need no space again, and what it has written is
             // shared.
             self.digests
@@ -293,6 +303,13 @@ impl<'k> Forwarding<'k> {
         if let LogOp::Share { source, .. } = parsed {
             return match self.core.store.extents_of(source.ino) {
                 Ok(extents) => Ok(SHARE_BESIDE + extents / SHARED_EXTENTS_A_BLOCK),
+                Err(StoreError::NoInode(_) | StoreError::WrongKind { .. }) => Ok(0),
+                Err(error) => Err(self.core.refused(&error)),
+            };
+        }
+        if let LogOp::Unshare { key, offset, len } = *parsed {
+            return match digest::blocks_of_others(self.core.store, key, (offset, len)) {
+                Ok((blocks, parts)) => Ok(blocks + SHARE_BESIDE + parts / SHARED_EXTENTS_A_BLOCK),
                 Err(StoreError::NoInode(_) | StoreError::WrongKind { .. }) => Ok(0),
                 Err(error) => Err(self.core.refused(&error)),
             };
@@ -492,8 +509,7 @@ impl<'k> Forwarding<'k> {
             return Err(IpcError::Sealed);
         }
         // Under the lease the allocated blocks and the extents are known.
-        let counts = matches!(parsed, LogOp::Fallocate { .. } | LogOp::Share { .. });
-        if counts && !space.fit(self.needs(parsed, op)?) {
+        if looks_at_extents(parsed) && !space.fit(self.needs(parsed, op)?) {
             return Err(no(libc::ENOSPC));
         }
         if matches!(parsed, LogOp::Share { .. }) {
@@ -512,7 +528,7 @@ impl<'k> Forwarding<'k> {
         let (applied, result) = match done {
             Ok(done) => done,
             Err(error) => {
-                if let LogOp::Share { key, .. } = parsed {
+                if let LogOp::Share { key, .. } | LogOp::Unshare { key, .. } = parsed {
                     // Records before the one that failed may have replaced blocks.
                     self.digests.take_over(&Applied {
                         tx: self.core.store.newest_tx(),

@@ -7,9 +7,13 @@ use crate::ops::map::Windows;
 use crate::placement::{Placement, Use};
 use crate::session::state::Session;
 use crate::session::table::Sessions;
-use varve_format::{BLOCK_BYTES, ExtentFlags, FileBlock, FileKind, InodeAttr, InodeKey, NAME_MAX};
-use varve_ipc::{DATA_MAX, DirEntry, IpcError, MappedExtent, StatFs};
-use varve_store::{SpaceStats, Store, StoreError};
+use varve_format::{
+    BLOCK_BYTES, ExtentFlags, FILE_BLOCKS_MAX, FileBlock, FileKind, InodeAttr, InodeKey, NAME_MAX,
+};
+use varve_ipc::{
+    ClientKind, DATA_MAX, DirEntry, IpcError, MappedExtent, Owned, OwnedBlocks, StatFs, USERS_MAX,
+};
+use varve_store::{OwnedPart, SpaceStats, Store, StoreError};
 
 /// Most entries of one answer to `ReadDir`.
 const ENTRIES_MAX: u32 = 1024;
@@ -260,6 +264,71 @@ impl<'k> Reads<'k> {
             unwritten: extent.flags.contains(ExtentFlags::UNWRITTEN),
         });
         Ok((mapped.collect(), complete))
+    }
+
+    /// Owners of a file's blocks: for privileged sessions, and for the user who owns the file.
+    pub(crate) fn owners(
+        &self,
+        session: &Session,
+        key: InodeKey,
+        from: FileBlock,
+        max: u32,
+    ) -> Result<Owned, IpcError> {
+        if !session.knows(key) {
+            return Err(no(libc::ESTALE));
+        }
+        let attr = self
+            .store
+            .get_key(key)
+            .map_err(|error| self.faults.refused(&error))?
+            .attr;
+        if !session.privileged && attr.uid != session.peer.uid {
+            return Err(no(libc::EPERM));
+        }
+        if attr.kind() != FileKind::Regular {
+            return Err(no(libc::EINVAL));
+        }
+        let users = {
+            let sessions = self.sessions.table.lock();
+            // A lease that was given back for a read leaves a hold if the file is still open.
+            let others = sessions.holds.holders(key).filter(|id| *id != session.id);
+            others
+                .filter_map(|id| sessions.live(id))
+                .filter(|other| other.kind == ClientKind::Linked)
+                // Another user's process is not named.
+                .map(
+                    |other| match session.privileged || other.peer.uid == session.peer.uid {
+                        true => other.peer.pid,
+                        false => 0,
+                    },
+                )
+                .take(USERS_MAX)
+                .collect()
+        };
+        let max = max.min(EXTENTS_MAX) as usize;
+        let parts = match max {
+            0 => Vec::new(),
+            max => self
+                .store
+                .owned_parts(key.ino, from..FileBlock(FILE_BLOCKS_MAX), max)
+                .map_err(|error| self.faults.unreadable(&error))?,
+        };
+        let told = |part: &OwnedPart| OwnedBlocks {
+            file_block: part.file_block,
+            blocks: part.blocks,
+            number: part.number,
+            owners: if session.privileged {
+                part.owners
+            } else {
+                part.owners.min(2)
+            },
+            tier: part.tier,
+        };
+        Ok(Owned {
+            complete: max > 0 && parts.len() < max,
+            parts: parts.iter().map(told).collect(),
+            users,
+        })
     }
 
     pub(crate) fn read_data(

@@ -3,6 +3,7 @@
 pub(crate) mod attr;
 mod copy;
 pub(crate) mod open;
+mod owners;
 pub(crate) mod read;
 mod write;
 pub(crate) mod xattr;

@@ -388,6 +388,40 @@ impl Posix {
             .dedupe_range_with(offset, &target.file, to_offset, len, &cred)
     }
 
+    /// As [`OpenFile::unshare_range`](crate::OpenFile::unshare_range).
+    ///
+    /// # Errors
+    /// As that; `EBADF`.
+    pub fn unshare_range(&self, fd: Fd, offset: u64, len: u64) -> Result<()> {
+        let open = self.table.get(fd)?;
+        if open.is_dir {
+            return Err(Errno(libc::EISDIR));
+        }
+        open.file.unshare_range(offset, len, &self.cred())
+    }
+
+    /// As [`OpenFile::for_each_owned`](crate::OpenFile::for_each_owned).
+    ///
+    /// # Errors
+    /// As that; `EBADF`.
+    pub fn for_each_owned(
+        &self,
+        fd: Fd,
+        offset: u64,
+        len: u64,
+        each: impl FnMut(&crate::OwnedBlocks),
+    ) -> Result<()> {
+        self.table.get(fd)?.file.for_each_owned(offset, len, each)
+    }
+
+    /// As [`OpenFile::users`](crate::OpenFile::users).
+    ///
+    /// # Errors
+    /// As that; `EBADF`.
+    pub fn users_of(&self, fd: Fd) -> Result<Vec<u32>> {
+        self.table.get(fd)?.file.users()
+    }
+
     /// Copies bytes between two files at their offsets, and moves them.
     ///
     /// # Errors

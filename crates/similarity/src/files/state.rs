@@ -59,7 +59,13 @@ impl Kept {
         self.len.div_ceil(BLOCK_BYTES as u64)
     }
 
-    fn is(&self, chosen: &Chosen) -> bool {
+    /// Device and inode number.
+    pub const fn id(&self) -> (u64, u64) {
+        self.id
+    }
+
+    /// Whether this is the file as it was read: the number, size and times are the same.
+    pub fn is(&self, chosen: &Chosen) -> bool {
         (self.id, self.len, self.times) == (chosen.id, chosen.len, (chosen.mtime_ns, chosen.ctime_ns))
     }
 }
@@ -257,10 +263,20 @@ impl State {
         &self.kept
     }
 
+    /// Returns the checksums of the files that `picks` chooses, as a source of a search.
+    pub fn only<P: Fn(&Kept) -> bool>(&mut self, picks: P) -> Picked<'_, P> {
+        Picked { state: self, picks }
+    }
+
+    /// Returns the file that has the block at a position.
+    pub fn file_at(&self, position: u64) -> Option<&Kept> {
+        let after = self.kept.partition_point(|kept| kept.at <= position);
+        self.kept.get(after.checked_sub(1)?)
+    }
+
     /// Returns the location of the block at a position.
     pub fn place(&self, position: u64) -> Option<Place<'_>> {
-        let after = self.kept.partition_point(|kept| kept.at <= position);
-        let kept = self.kept.get(after.checked_sub(1)?)?;
+        let kept = self.file_at(position)?;
         let offset_bytes = (position - kept.at) * BLOCK_BYTES as u64;
         Some(Place {
             path: &kept.path,
@@ -310,17 +326,45 @@ impl Sums<'_> {
     }
 }
 
+/// The checksums of some files of a state.
+#[derive(Debug)]
+pub struct Picked<'s, P> {
+    state: &'s mut State,
+    picks: P,
+}
+
+impl<P: Fn(&Kept) -> bool> Checksums for Picked<'_, P> {
+    fn blocks(&self) -> u64 {
+        let picked = self.state.kept.iter().filter(|kept| (self.picks)(kept));
+        picked.map(Kept::blocks).sum()
+    }
+
+    fn scan(&mut self, each: &mut dyn FnMut(u64, &[u32]) -> ControlFlow<()>) -> std::io::Result<()> {
+        self.state.scan_some(&self.picks, each)
+    }
+}
+
 impl Checksums for State {
     fn blocks(&self) -> u64 {
         self.kept.iter().map(Kept::blocks).sum()
     }
 
     fn scan(&mut self, each: &mut dyn FnMut(u64, &[u32]) -> ControlFlow<()>) -> std::io::Result<()> {
+        self.scan_some(&|_| true, each)
+    }
+}
+
+impl State {
+    fn scan_some(
+        &self,
+        picks: &dyn Fn(&Kept) -> bool,
+        each: &mut dyn FnMut(u64, &[u32]) -> ControlFlow<()>,
+    ) -> std::io::Result<()> {
         let mut reader = BufReader::with_capacity(1 << 18, &self.sums);
         let mut here = 0;
         reader.seek(SeekFrom::Start(0))?;
         let mut sums = vec![0u32; 1 << 14];
-        for kept in &self.kept {
+        for kept in self.kept.iter().filter(|kept| picks(kept)) {
             reader.seek_relative((kept.at - here) as i64 * 4)?;
             here = kept.at;
             let end = kept.at + kept.blocks();

@@ -59,6 +59,8 @@ pub struct Chosen {
     pub path: PathBuf,
     /// Device and inode number.
     pub id: (u64, u64),
+    /// User and group that own it.
+    pub owner: (u32, u32),
     /// Bytes.
     pub len: u64,
     /// Time of its last change of data, in ns since 1970.
@@ -74,6 +76,7 @@ impl Chosen {
         Self {
             path: path.to_owned(),
             id: (metadata.dev(), metadata.ino()),
+            owner: (metadata.uid(), metadata.gid()),
             len: metadata.len(),
             mtime_ns: ns(metadata.mtime(), metadata.mtime_nsec()),
             ctime_ns: ns(metadata.ctime(), metadata.ctime_nsec()),

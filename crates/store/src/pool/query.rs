@@ -1,9 +1,10 @@
 //! Queries of the committed metadata: inodes, names, maps, rows. Each sees one consistent state.
 
 use super::Store;
-use crate::reader::file_root;
-use crate::{DirItem, Result, StoreError};
-use varve_extent_tree::ExtentTree;
+use crate::reader::{file_root, is_shared};
+use crate::{DirItem, OwnedPart, Result, StoreError};
+use std::ops::Range;
+use varve_extent_tree::{ExtentTree, SharedRuns};
 use varve_format::inode::{INODES_PER_BLOCK, Inode, InodeSlot};
 use varve_format::session::{GrantRow, SessionRow};
 use varve_format::{BlockKind, Extent, FileBlock, Ino, InodeKey, TreeCounts};
@@ -95,6 +96,47 @@ impl Store {
     /// `NoInode`, `WrongKind`, or damage.
     pub fn shares_blocks(&self, ino: Ino) -> Result<bool> {
         Ok(self.tree_counts(ino)?.shared > 0)
+    }
+
+    /// Returns the parts of a range of a file, at most `max`, each with its number of owners; holes are left
+    /// out. They are not joined: as many parts as were asked for mean that there may be more.
+    ///
+    /// # Errors
+    /// `NoInode`, `WrongKind`, or damage.
+    pub fn owned_parts(&self, ino: Ino, blocks: Range<FileBlock>, max: usize) -> Result<Vec<OwnedPart>> {
+        let snapshot = self.snapshot();
+        let reader = snapshot.reader();
+        let root = file_root(&reader.get(ino)?)?;
+        let mut parts = Vec::new();
+        for extent in reader.unresolved(ino, &root, blocks.start.0, blocks.end.0, max)? {
+            if parts.len() >= max {
+                break;
+            }
+            if !is_shared(&extent) {
+                parts.push(OwnedPart {
+                    file_block: extent.file_block,
+                    blocks: extent.len,
+                    number: None,
+                    owners: 1,
+                    tier: extent.tier,
+                });
+                continue;
+            }
+            let first = extent.block.0;
+            let numbers = first..first + u64::from(extent.len);
+            for run in
+                SharedRuns::new().runs(reader.view, &reader.shared_root()?, numbers, max - parts.len())?
+            {
+                parts.push(OwnedPart {
+                    file_block: FileBlock(extent.file_block.0 + (run.first - first)),
+                    blocks: run.len,
+                    number: Some(run.first),
+                    owners: run.refs,
+                    tier: run.tier,
+                });
+            }
+        }
+        Ok(parts)
     }
 
     fn tree_counts(&self, ino: Ino) -> Result<TreeCounts> {

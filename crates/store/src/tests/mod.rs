@@ -11,6 +11,7 @@ mod in_place;
 mod model;
 mod shared;
 mod space;
+mod unshare;
 mod upgrade;
 
 use crate::{

@@ -19,6 +19,8 @@ enum Op {
     Migrate(u8, u8),
     /// From, to; first block of each; blocks.
     Share(u8, u8, u8, u8, u8),
+    /// First block, blocks.
+    Unshare(u8, u8, u8),
     Commit,
     Abort,
     Reopen,
@@ -40,6 +42,7 @@ fn op() -> impl Strategy<Value = Op> {
         1 => (name.clone(), 0_u16..50_000, 1_u16..15_000).prop_map(|(n, o, l)| Op::Zero(n, o, l)),
         1 => (name.clone(), 0_u16..50_000, 1_u16..15_000).prop_map(|(n, o, l)| Op::Allocate(n, o, l)),
         3 => (name.clone(), 0_u8..3).prop_map(|(n, t)| Op::Migrate(n, t)),
+        3 => (name.clone(), 0_u8..12, 1_u8..16).prop_map(|(n, at, len)| Op::Unshare(n, at, len)),
         6 => (name.clone(), name, 0_u8..12, 0_u8..12, 1_u8..16)
             .prop_map(|(a, b, from, to, len)| Op::Share(a, b, from, to, len)),
         4 => Just(Op::Commit),
@@ -136,6 +139,17 @@ fn apply(tx: &mut Tx<'_>, model: &mut Model, op: &Op) {
             let place = block(to)..block(to) + bytes.len();
             data.resize(data.len().max(place.end), 0);
             data[place].copy_from_slice(&bytes);
+        }
+        Op::Unshare(n, first, len) => {
+            let Some(ino) = ino(tx, n) else { return };
+            let end = FileBlock(u64::from(first) + u64::from(len));
+            let before = tx.get(ino).unwrap().attr;
+            let mut at = FileBlock(first.into());
+            while at < end {
+                at = tx.unshare(ino, at..end).unwrap().next;
+            }
+            assert_eq!(tx.shared_runs(ino, FileBlock(first.into())..end, 9).unwrap(), 0);
+            assert_eq!(tx.get(ino).unwrap().attr, before);
         }
         _ => {
             let (n, offset, len) = match *op {

@@ -9,7 +9,7 @@ use varve_format::{ExtentFlags, SharedRun};
 use zerocopy::IntoBytes;
 
 /// Shares whole files or ranges, in as many transactions as it takes.
-fn share(store: &Store, range: ShareRange) -> Result<u64> {
+pub(super) fn share(store: &Store, range: ShareRange) -> Result<u64> {
     store.share_extents()?;
     let (mut done, mut transactions) = (0, 0);
     while done < range.blocks {
@@ -21,7 +21,7 @@ fn share(store: &Store, range: ShareRange) -> Result<u64> {
     Ok(transactions)
 }
 
-fn whole(store: &Store, from: Ino, to: Ino) -> ShareRange {
+pub(super) fn whole(store: &Store, from: Ino, to: Ino) -> ShareRange {
     let size = store.get(from).unwrap().attr.size_bytes;
     ShareRange {
         from,
@@ -33,20 +33,20 @@ fn whole(store: &Store, from: Ino, to: Ino) -> ShareRange {
     }
 }
 
-fn new_file(store: &Store, name: &str) -> Result<Ino> {
+pub(super) fn new_file(store: &Store, name: &str) -> Result<Ino> {
     let mut tx = store.begin()?;
     let key = make(&mut tx, ROOT_INO, name, 0o100_644)?;
     commit(tx, store)?;
     Ok(key.ino)
 }
 
-fn content(store: &Store, ino: Ino) -> Vec<u8> {
+pub(super) fn content(store: &Store, ino: Ino) -> Vec<u8> {
     let mut bytes = vec![0; store.get(ino).unwrap().attr.size_bytes as usize];
     assert_eq!(store.read(ino, 0, &mut bytes).unwrap(), bytes.len());
     bytes
 }
 
-fn used(store: &Store) -> [u64; 3] {
+pub(super) fn used(store: &Store) -> [u64; 3] {
     Tier::ALL.map(|tier| {
         let space = store.space().tiers[tier as usize];
         space.total - space.free - space.pending

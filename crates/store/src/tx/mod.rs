@@ -2,7 +2,7 @@
 //! transaction leaves no trace.
 //!
 //! From the ground up: `state` (dirty blocks), `alloc`, `units`, `relocate`, `in_place`, `commit`, `inode`,
-//! `shared`, `data`, `migrate`, `session_rows`.
+//! `shared`, `data`, `migrate`, `unshare`, `session_rows`.
 
 mod alloc;
 mod commit;
@@ -15,9 +15,11 @@ mod session_rows;
 pub(crate) mod shared;
 mod state;
 mod units;
+mod unshare;
 
 pub use shared::ShareRange;
 pub(crate) use state::TxState;
+pub use unshare::Unshared;
 
 use crate::seeded::{Bug, armed};
 use crate::{DirItem, Progress, Result, StoreError};

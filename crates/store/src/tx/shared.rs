@@ -268,7 +268,10 @@ impl TxState<'_> {
     }
 
     /// Changes the tree of the shared runs.
-    fn change_shared<R>(&mut self, f: impl FnOnce(&mut Self, &mut SharedRoot) -> Result<R>) -> Result<R> {
+    pub(super) fn change_shared<R>(
+        &mut self,
+        f: impl FnOnce(&mut Self, &mut SharedRoot) -> Result<R>,
+    ) -> Result<R> {
         let mut root = self.reader().shared_root()?;
         let result = f(self, &mut root)?;
         self.change_state(|state| state.shared.copy_from_slice(root.as_bytes()))?;

@@ -29,6 +29,9 @@ pub enum Strain {
     Overwrites,
     /// Files that share blocks, written, cut, removed and moved by two sessions.
     Clones,
+    /// Files with equal bytes whose blocks are shared after a comparison and become their own again, written,
+    /// cut, removed and moved by two sessions.
+    Dedup,
 }
 
 const KIB: u64 = 1 << 10;
@@ -45,7 +48,7 @@ fn short_names() -> &'static [String] {
 
 impl Strain {
     /// All strains.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Lanes,
         Self::LongLog,
         Self::Ring,
@@ -54,6 +57,7 @@ impl Strain {
         Self::OneFile,
         Self::Overwrites,
         Self::Clones,
+        Self::Dedup,
     ];
 
     /// A pool that is small enough for the strain.
@@ -63,7 +67,7 @@ impl Strain {
             Self::Lanes | Self::Ring | Self::BigFiles | Self::OneFile => Shape::tiny(medium),
             // All data is in NVM.
             Self::Overwrites => Shape::tiny(medium).with(Policy::Product),
-            Self::Clones => Shape::tiny(medium).with(Policy::Rotate),
+            Self::Clones | Self::Dedup => Shape::tiny(medium).with(Policy::Rotate),
             Self::LongLog => Shape::small(medium),
             Self::FullTiers => Shape {
                 blocks_bytes: 1024 * KIB,
@@ -85,6 +89,7 @@ impl Strain {
             Self::OneFile => work.one_file(),
             Self::Overwrites => work.overwrites(),
             Self::Clones => work.clones(),
+            Self::Dedup => work.dedup(),
         }
         work.script
     }
@@ -456,6 +461,78 @@ impl Work {
                 12 => Op::Zero { path, offset, len },
                 13 => Op::Unlink(path),
                 14 => Op::Create(path),
+                _ => Op::Fsync(Vec::new()),
+            };
+            if self.model.clone().apply(&op).is_ok() || self.rng.below(12) == 0 {
+                break;
+            }
+        }
+        op
+    }
+
+    fn dedup(&mut self) {
+        let names = ["a", "b", "c"];
+        let seed = self.rng.below(250) as u8;
+        for name in names {
+            let len = (6 + self.rng.below(8)) * 4096 + self.rng.below(2) * 77;
+            self.op(Op::Create(vec![name]));
+            self.op(write(name, 0, len as u32, seed));
+        }
+        self.act(Act::Digest);
+        self.recorded = true;
+        let sessions = 1 + self.rng.below(2);
+        for _ in 0..4 {
+            for _ in 0..3 + self.rng.below(3) {
+                let session = self.rng.below(sessions) as usize;
+                let op = self.some_op_of_dedup(names, seed);
+                let _ = self.model.apply(&op);
+                self.by_some_thread(session, op);
+            }
+            match self.rng.below(6) {
+                0 => self.act(Act::Place),
+                1 => self.act(Act::Rest),
+                2 => self.act(Act::Checkpoint),
+                3 => self.act(Act::Tick),
+                _ => self.digest(),
+            }
+        }
+    }
+
+    /// Returns an operation on one or two of the files, whose bytes are mostly those of `seed`.
+    fn some_op_of_dedup(&mut self, names: [&'static str; 3], seed: u8) -> Op {
+        let mut op = Op::Fsync(Vec::new());
+        for _ in 0..6 {
+            let (name, other) = (*self.rng.pick(&names), *self.rng.pick(&names));
+            let path = vec![name];
+            let (block, blocks) = (self.rng.below(10) * 4096, 1 + self.rng.below(6));
+            let (offset, len) = (self.rng.below(40_000), 1 + self.rng.below(9000));
+            let different = self.rng.below(250) as u8;
+            op = match self.rng.below(18) {
+                0..=5 => Op::Dedupe {
+                    from: path,
+                    offset: block,
+                    to: vec![other],
+                    to_offset: block,
+                    len: blocks * 4096,
+                },
+                6..=9 => Op::Unshare {
+                    path,
+                    offset: block * self.rng.below(2),
+                    len: blocks * 4096 * self.rng.below(2),
+                },
+                10 => Op::Clone {
+                    from: path,
+                    offset: block,
+                    to: vec![other],
+                    to_offset: self.rng.below(10) * 4096,
+                    len: blocks * 4096,
+                },
+                11 => write(name, block, (blocks * 4096) as u32, seed),
+                12 => write(name, offset, len as u32, different),
+                13 => Op::Truncate { path, size: offset },
+                14 => Op::Punch { path, offset, len },
+                15 => Op::Unlink(path),
+                16 => Op::Create(path),
                 _ => Op::Fsync(Vec::new()),
             };
             if self.model.clone().apply(&op).is_ok() || self.rng.below(12) == 0 {

@@ -66,6 +66,7 @@ pub(super) struct Machine {
     placement: Hierarchy,
     /// User of the session, if it has no privilege.
     pub(super) unprivileged: Option<u32>,
+    pub(super) dedup_scope: crate::config::DedupScope,
     seq: u64,
     end: u64,
     /// How often a digest answered [`Digested::Unsure`].
@@ -137,6 +138,7 @@ impl Machine {
             reader: SessionLog::new(S),
             placement: Hierarchy::default(),
             unprivileged: None,
+            dedup_scope: crate::config::DedupScope::User,
             seq: 1,
             end: 64,
             unsure: 0,
@@ -207,6 +209,7 @@ impl Machine {
             leases: &self.leases,
             placement: &self.placement,
             now_ns: NOW,
+            dedup_scope: self.dedup_scope,
         }
     }
 

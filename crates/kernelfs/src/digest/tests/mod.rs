@@ -7,3 +7,4 @@ mod forwarded;
 mod logs;
 mod machine;
 mod shares;
+mod unshares;

@@ -10,7 +10,7 @@ const BLOCKS: u64 = 3000;
 const BLOCK: usize = BLOCK_BYTES as usize;
 
 /// A file with an extent in every other block, and an empty one, in a pool whose journal is small.
-fn two_files() -> (Caller, InodeKey, InodeKey) {
+pub(super) fn two_files() -> (Caller, InodeKey, InodeKey) {
     let mut caller = Caller::on(Machine::with_journal(256 << 10));
     let from = caller.make(ROOT, b"from", FILE).unwrap();
     let to = caller.make(ROOT, b"to", FILE).unwrap();
@@ -20,7 +20,7 @@ fn two_files() -> (Caller, InodeKey, InodeKey) {
 }
 
 /// Writes every other block of a file, the last first: no two of them lie in one run.
-fn scatter(store: &Store, key: InodeKey, byte: u8, blocks: u64) {
+pub(super) fn scatter(store: &Store, key: InodeKey, byte: u8, blocks: u64) {
     for part in (0..blocks).step_by(200) {
         let mut tx = store.begin().unwrap();
         for at in (part..part + 200).rev().step_by(2) {
@@ -32,7 +32,7 @@ fn scatter(store: &Store, key: InodeKey, byte: u8, blocks: u64) {
     }
 }
 
-fn share(from: InodeKey, to: InodeKey) -> LogOp<'static> {
+pub(super) fn share(from: InodeKey, to: InodeKey) -> LogOp<'static> {
     LogOp::Share {
         key: to,
         offset: 0,

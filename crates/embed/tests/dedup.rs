@@ -1,0 +1,475 @@
+//! Blocks shared after a comparison and made a file's own again, by sessions: who is told of owners, which
+//! files may share, and writers, truncations, unlinks and moves beside both, against a model.
+//!
+//! `VARVE_DEDUP_SECONDS=600` lets the last go on for ten minutes; `VARVE_SEED=n` chooses other operations.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use varve_embed::{Embedded, SimPool};
+use varve_format::BLOCK_SIZE;
+use varve_ipc::{Cred, Peer};
+use varve_kernelfs::{Config, DedupScope, Users};
+use varve_libfs::posix::Fd;
+use varve_libfs::{Errno, Fs, FsOptions, OwnedBlocks, Posix};
+use varve_media::sim::{SimMedium, SimWorld};
+
+const POOL: SimPool = SimPool {
+    medium: SimMedium::Dax,
+    nvm_bytes: 24 << 20,
+    journal_bytes: 1 << 20,
+    ssd_bytes: 24 << 20,
+    hdd_bytes: 24 << 20,
+};
+const BLOCK: u64 = BLOCK_SIZE as u64;
+
+fn start(config: Config) -> Embedded {
+    let world = SimWorld::new();
+    POOL.mkfs(&world).unwrap();
+    POOL.open(&world, config).unwrap()
+}
+
+fn root(embedded: &Embedded) -> Posix {
+    Posix::new(embedded.mount().unwrap(), Cred::root())
+}
+
+fn user(embedded: &Embedded, uid: u32) -> Posix {
+    let peer = Peer {
+        uid,
+        gid: uid,
+        ..Peer::this_process()
+    };
+    let cred = Cred {
+        uid,
+        gid: uid,
+        groups: Vec::new(),
+    };
+    let fs = Fs::mount(embedded.connector_as(peer), FsOptions::default()).unwrap();
+    Posix::new(fs, cred)
+}
+
+fn bytes(len: usize, seed: u8) -> Vec<u8> {
+    (0..len).map(|at| (at / 13 % 250) as u8 ^ seed).collect()
+}
+
+fn put(posix: &Posix, name: &str, data: &[u8]) -> Fd {
+    let fd = posix
+        .open(name.as_bytes(), libc::O_CREAT | libc::O_RDWR, 0o644)
+        .unwrap();
+    assert_eq!(posix.pwrite(fd, data, 0).unwrap(), data.len());
+    fd
+}
+
+fn owned(posix: &Posix, fd: Fd) -> Result<Vec<OwnedBlocks>, Errno> {
+    let mut parts = Vec::new();
+    posix.for_each_owned(fd, 0, 0, |part| parts.push(*part))?;
+    Ok(parts)
+}
+
+fn owners(posix: &Posix, fd: Fd) -> Vec<u32> {
+    let parts = owned(posix, fd).unwrap();
+    parts.iter().map(|part| part.owners).collect()
+}
+
+fn check(embedded: &Embedded) {
+    embedded.kernel().digest_all().unwrap();
+    let store = embedded.kernel().store();
+    assert_eq!(store.check().unwrap(), []);
+    assert_eq!(store.check_data().unwrap(), []);
+}
+
+#[test]
+fn what_is_in_logs_counts_for_owners_and_undo_and_times_stay() {
+    let embedded = start(Config {
+        idle_digest_ms: 60_000,
+        ..Config::default()
+    });
+    let (posix, other) = (root(&embedded), root(&embedded));
+    let data = bytes(40 * BLOCK_SIZE + 100, 1);
+    let (one, two) = (put(&posix, "/a", &data), put(&posix, "/b", &data));
+    assert_eq!(owners(&posix, one), [1]);
+    let len = data.len() as u64;
+    assert_eq!(posix.dedupe_range(one, 0, two, 0, len), Ok(true));
+    let before = posix.fstat(two).unwrap();
+    assert_eq!((owners(&posix, one), owners(&posix, two)), (vec![2], vec![2]));
+    let [here, there] = [one, two].map(|fd| owned(&posix, fd).unwrap()[0].number);
+    assert!(here.is_some() && here == there);
+    // A part: what is asked for, in whole blocks.
+    let mut part = Vec::new();
+    posix
+        .for_each_owned(one, 5 * BLOCK + 1, BLOCK, |found| part.push(*found))
+        .unwrap();
+    assert_eq!((part[0].file_block.0, part[0].blocks), (5, 2));
+    // A write that is in the log only.
+    posix.pwrite(two, b"x", 7 * BLOCK).unwrap();
+    assert_eq!(owners(&posix, two), [2, 1, 2]);
+    // Another session undoes what this one has open and has read.
+    let fd = other.open(b"/b", libc::O_RDONLY, 0).unwrap();
+    let mut expected = data.clone();
+    expected[7 * BLOCK_SIZE] = b'x';
+    let mut seen = vec![0; data.len()];
+    posix.pread(two, &mut seen, 0).unwrap();
+    assert!(seen == expected);
+    let changed = posix.fstat(two).unwrap();
+    other.unshare_range(fd, 0, 0).unwrap();
+    assert!(owners(&other, fd).iter().all(|owners| *owners == 1));
+    for posix in [&posix, &other] {
+        let fd = posix.open(b"/b", libc::O_RDONLY, 0).unwrap();
+        posix.pread(fd, &mut seen, 0).unwrap();
+        assert!(seen == expected);
+    }
+    let after = posix.fstat(two).unwrap();
+    assert_eq!(
+        (after.mtime_ns, after.ctime_ns),
+        (changed.mtime_ns, changed.ctime_ns)
+    );
+    assert!(before.mtime_ns <= changed.mtime_ns);
+    assert_eq!(after.mode, before.mode);
+    check(&embedded);
+    // The last owner.
+    posix.unshare_range(one, 0, 0).unwrap();
+    assert!(
+        owned(&posix, one)
+            .unwrap()
+            .iter()
+            .all(|part| part.number.is_none())
+    );
+    posix.pread(one, &mut seen, 0).unwrap();
+    assert!(seen == data);
+    check(&embedded);
+}
+
+#[test]
+fn clones_inside_of_one_file_count_as_owners() {
+    let embedded = start(Config::default());
+    let posix = root(&embedded);
+    let fd = put(&posix, "/a", &bytes(8 * BLOCK_SIZE, 1));
+    posix.clone_range(fd, 0, fd, 10 * BLOCK, 4 * BLOCK).unwrap();
+    posix.clone_range(fd, 0, fd, 20 * BLOCK, 2 * BLOCK).unwrap();
+    let parts = owned(&posix, fd).unwrap();
+    let told: Vec<_> = parts
+        .iter()
+        .map(|part| (part.file_block.0, part.blocks, part.owners))
+        .collect();
+    let expected = [
+        (0, 2, 3),
+        (2, 2, 2),
+        (4, 4, 1),
+        (10, 2, 3),
+        (12, 2, 2),
+        (20, 2, 3),
+    ];
+    assert_eq!(told, expected);
+    posix.unshare_range(fd, 20 * BLOCK, 0).unwrap();
+    assert_eq!(
+        owned(&posix, fd).unwrap().iter().map(|part| part.owners).max(),
+        Some(2)
+    );
+    check(&embedded);
+}
+
+#[test]
+fn owners_are_told_to_the_files_owner_and_undo_takes_the_right_to_write() {
+    let embedded = start(Config {
+        users: Users::All,
+        dedup_scope: DedupScope::Pool,
+        ..Config::default()
+    });
+    let (all, a, b) = (root(&embedded), user(&embedded, 1000), user(&embedded, 2000));
+    all.chmod(b"/", 0o777).unwrap();
+    let data = bytes(16 * BLOCK_SIZE, 3);
+    let mine = put(&a, "/a", &data);
+    a.chmod(b"/a", 0o444).unwrap();
+    for at in 0..3 {
+        let copy = put(&a, &format!("/copy {at}"), b"");
+        a.clone_range(mine, 0, copy, 0, 0).unwrap();
+    }
+    // The number itself is for the privileged.
+    assert_eq!(owners(&a, mine), [2]);
+    let fd = all.open(b"/a", libc::O_RDONLY, 0).unwrap();
+    assert_eq!(owners(&all, fd), [4]);
+    // B may read it, and no more.
+    let theirs = b.open(b"/a", libc::O_RDONLY, 0).unwrap();
+    assert_eq!(owned(&b, theirs), Err(Errno(libc::EPERM)));
+    assert_eq!(b.users_of(theirs), Err(Errno(libc::EPERM)));
+    assert_eq!(b.unshare_range(theirs, 0, 0), Err(Errno(libc::EACCES)));
+    let dir = b.open(b"/", libc::O_RDONLY, 0).unwrap();
+    assert_eq!(b.unshare_range(dir, 0, 0), Err(Errno(libc::EISDIR)));
+    // A owns it, and need not be allowed to write it.
+    a.unshare_range(mine, 0, 0).unwrap();
+    assert_eq!(owners(&a, mine), [1]);
+    check(&embedded);
+}
+
+#[test]
+fn users_learn_nothing_of_each_other_by_deduplication() {
+    for scope in [DedupScope::User, DedupScope::Group, DedupScope::Pool] {
+        let embedded = start(Config {
+            users: Users::All,
+            dedup_scope: scope,
+            ..Config::default()
+        });
+        let (all, a, b) = (root(&embedded), user(&embedded, 1000), user(&embedded, 2000));
+        all.chmod(b"/", 0o777).unwrap();
+        let data = bytes(16 * BLOCK_SIZE, 3);
+        let (secret, open) = (put(&a, "/secret", &data), put(&a, "/open", &data));
+        a.chmod(b"/secret", 0o600).unwrap();
+        assert_eq!(a.dedupe_range(secret, 0, open, 0, 16 * BLOCK), Ok(true));
+        let mine = put(&b, "/mine", &data);
+        assert_eq!(
+            b.open(b"/secret", libc::O_RDONLY, 0).err(),
+            Some(Errno(libc::EACCES))
+        );
+        // What may be read is not shared across users but where that is configured, and there not in NVM;
+        // and it is not said whether the bytes are the same.
+        let readable = b.open(b"/open", libc::O_RDONLY, 0).unwrap();
+        let refused = if scope == DedupScope::Pool {
+            libc::EOPNOTSUPP
+        } else {
+            libc::EPERM
+        };
+        for seed in [3, 4] {
+            b.pwrite(mine, &bytes(16 * BLOCK_SIZE, seed), 0).unwrap();
+            assert_eq!(
+                b.dedupe_range(readable, 0, mine, 0, 16 * BLOCK),
+                Err(Errno(refused)),
+                "{scope:?}"
+            );
+            assert_eq!(owners(&b, mine), [1]);
+        }
+        // B's session cannot name A's blocks, and A's numbers do not change by what B does.
+        assert_eq!(owned(&b, readable), Err(Errno(libc::EPERM)));
+        assert_eq!(owners(&a, secret), [2]);
+        check(&embedded);
+    }
+}
+
+fn used(embedded: &Embedded) -> u64 {
+    embedded.kernel().digest_all().unwrap();
+    let space = embedded.kernel().store().space();
+    let tiers = space.tiers.iter();
+    tiers.map(|tier| tier.total - tier.free - tier.pending).sum()
+}
+
+fn seed() -> u64 {
+    std::env::var("VARVE_SEED").map_or(1, |text| text.parse().unwrap())
+}
+
+/// A plain generator of numbers (xorshift).
+struct Rng(u64);
+
+impl Rng {
+    fn below(&mut self, most: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % most
+    }
+}
+
+const WRITERS: u64 = 3;
+const FILES: u64 = 3;
+const FILE_BLOCKS: u64 = 48;
+
+fn name(writer: u64, file: u64) -> String {
+    format!("/f{writer}.{file}")
+}
+
+/// Changes the files of one writer and compares each with what it must hold.
+fn write_files(
+    posix: &Posix,
+    writer: u64,
+    stop: &AtomicBool,
+    (steps, full): (&AtomicU64, &AtomicU64),
+) -> BTreeMap<String, Vec<u8>> {
+    let mut rng = Rng(seed() << 8 | (writer + 1));
+    let mut model: BTreeMap<String, Vec<u8>> = BTreeMap::new();
+    while !stop.load(Ordering::Relaxed) {
+        let file = name(writer, rng.below(FILES));
+        let opened = posix.open(file.as_bytes(), libc::O_CREAT | libc::O_RDWR, 0o644);
+        let fd = match opened {
+            Ok(fd) => fd,
+            Err(Errno(errno)) => {
+                // All that is free is reserved for a moment, or waits for readers.
+                assert_eq!(errno, libc::ENOSPC, "{file}");
+                full.fetch_add(1, Ordering::Relaxed);
+                std::thread::sleep(Duration::from_millis(5));
+                continue;
+            }
+        };
+        let data = model.entry(file.clone()).or_default();
+        let write = |data: &mut Vec<u8>, at: usize, new: &[u8]| {
+            let done = posix.pwrite(fd, new, at as u64);
+            match done {
+                Ok(len) => {
+                    assert_eq!(len, new.len());
+                    data.resize(data.len().max(at + new.len()), 0);
+                    data[at..at + new.len()].copy_from_slice(new);
+                }
+                Err(Errno(errno)) => assert_eq!(errno, libc::ENOSPC),
+            }
+        };
+        match rng.below(12) {
+            // Few seeds at the same places: files have much in common.
+            0..=4 => {
+                let (at, blocks) = (rng.below(FILE_BLOCKS), 1 + rng.below(20));
+                let all = bytes(((FILE_BLOCKS + 20) * BLOCK) as usize, rng.below(2) as u8);
+                let (from, to) = ((at * BLOCK) as usize, ((at + blocks) * BLOCK) as usize);
+                write(data, from, &all[from..to]);
+            }
+            5 => {
+                let at = rng.below(FILE_BLOCKS * BLOCK) as usize;
+                write(data, at, &bytes(1 + rng.below(9000) as usize, 0xa5));
+            }
+            6 => {
+                let size = rng.below(FILE_BLOCKS * BLOCK);
+                if posix.ftruncate(fd, size).is_ok() {
+                    data.resize(size as usize, 0);
+                }
+            }
+            7 => {
+                posix.unlink(file.as_bytes()).unwrap();
+                model.remove(&file);
+                posix.close(fd).unwrap();
+                continue;
+            }
+            _ => {
+                let mut seen = vec![0; data.len() + 1];
+                let got = posix.pread(fd, &mut seen, 0).unwrap();
+                assert_eq!(got, data.len(), "{file}");
+                assert!(seen[..got] == data[..], "{file} is not what was written");
+            }
+        }
+        posix.close(fd).unwrap();
+        steps.fetch_add(1, Ordering::Relaxed);
+    }
+    model
+}
+
+/// Errors of a file that is gone, shorter than the range, or of a full pool.
+fn is_expected(errno: i32) -> bool {
+    [
+        libc::ENOENT,
+        libc::ESTALE,
+        libc::EINVAL,
+        libc::ENOSPC,
+        libc::EAGAIN,
+    ]
+    .contains(&errno)
+}
+
+#[test]
+fn writers_truncates_unlinks_and_moves_beside_apply_and_undo_lose_nothing() {
+    let seconds = std::env::var("VARVE_DEDUP_SECONDS").map_or(4, |text| text.parse().unwrap());
+    let embedded = start(Config {
+        idle_digest_ms: 50,
+        placement_high_percent: 20,
+        placement_low_percent: 10,
+        ..Config::default()
+    });
+    let stop = AtomicBool::new(false);
+    let [steps, shared, different, undone, moved, full] = [const { AtomicU64::new(0) }; 6];
+    let used_before = used(&embedded);
+    let any = |rng: &mut Rng| name(rng.below(WRITERS), rng.below(FILES));
+    let models: Vec<_> = std::thread::scope(|scope| {
+        let (embedded, stop, steps, full) = (&embedded, &stop, &steps, &full);
+        let (shared, different, undone, moved) = (&shared, &different, &undone, &moved);
+        let writers: Vec<_> = (0..WRITERS)
+            .map(|writer| scope.spawn(move || write_files(&root(embedded), writer, stop, (steps, full))))
+            .collect();
+        scope.spawn(move || {
+            let (mut posix, mut rng) = (root(embedded), Rng(seed() << 8 | 0x81));
+            while !stop.load(Ordering::Relaxed) {
+                // As each command has a session of its own.
+                if rng.below(256) == 0 {
+                    posix.fs().unmount().unwrap();
+                    posix = root(embedded);
+                }
+                let [one, other] = [any(&mut rng), any(&mut rng)];
+                let opened = [&one, &other].map(|name| posix.open(name.as_bytes(), libc::O_RDONLY, 0));
+                if let [Ok(from), Ok(to)] = opened {
+                    let (at, len) = (rng.below(FILE_BLOCKS) * BLOCK, (1 + rng.below(24)) * BLOCK);
+                    match posix.dedupe_range(from, at, to, at, len) {
+                        Ok(true) => shared.fetch_add(1, Ordering::Relaxed),
+                        Ok(false) => different.fetch_add(1, Ordering::Relaxed),
+                        Err(Errno(errno)) => {
+                            assert!(is_expected(errno), "{one} {other}: {errno}");
+                            0
+                        }
+                    };
+                }
+                opened.iter().flatten().for_each(|fd| posix.close(*fd).unwrap());
+            }
+        });
+        scope.spawn(move || {
+            let (mut posix, mut rng) = (root(embedded), Rng(seed() << 8 | 0x82));
+            while !stop.load(Ordering::Relaxed) {
+                // As each command has a session of its own.
+                if rng.below(256) == 0 {
+                    posix.fs().unmount().unwrap();
+                    posix = root(embedded);
+                }
+                let file = any(&mut rng);
+                if let Ok(fd) = posix.open(file.as_bytes(), libc::O_RDONLY, 0) {
+                    let (at, len) = (rng.below(FILE_BLOCKS) * BLOCK, rng.below(30) * BLOCK);
+                    match posix.unshare_range(fd, at, len) {
+                        Ok(()) => _ = undone.fetch_add(1, Ordering::Relaxed),
+                        Err(Errno(errno)) => assert!(is_expected(errno), "{file}: {errno}"),
+                    }
+                    posix.close(fd).unwrap();
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        let until = Instant::now() + Duration::from_secs(seconds);
+        while Instant::now() < until && !writers.iter().any(|writer| writer.is_finished()) {
+            moved.fetch_add(embedded.kernel().place(), Ordering::Relaxed);
+            embedded.tick();
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        stop.store(true, Ordering::Relaxed);
+        writers.into_iter().map(|writer| writer.join().unwrap()).collect()
+    });
+    let counts =
+        [&steps, &shared, &different, &undone, &moved, &full].map(|count| count.load(Ordering::Relaxed));
+    println!("seconds {seconds}; steps, shared, different, undone, moved, full: {counts:?}");
+    assert!(counts[0] > 50 && counts[1] > 5 && counts[3] > 5, "{counts:?}");
+    check(&embedded);
+    // All again, before and after everything is undone.
+    let posix = root(&embedded);
+    for undo in [false, true] {
+        for (file, data) in models.iter().flatten() {
+            let fd = posix.open(file.as_bytes(), libc::O_RDONLY, 0).unwrap();
+            if undo {
+                posix.unshare_range(fd, 0, 0).unwrap();
+            }
+            let mut seen = vec![0; data.len() + 1];
+            assert_eq!(posix.pread(fd, &mut seen, 0).unwrap(), data.len());
+            assert!(seen[..data.len()] == data[..], "{file}");
+            posix.close(fd).unwrap();
+        }
+        check(&embedded);
+    }
+    for (file, _) in models.iter().flatten() {
+        let fd = posix.open(file.as_bytes(), libc::O_RDONLY, 0).unwrap();
+        assert!(
+            owned(&posix, fd)
+                .unwrap()
+                .iter()
+                .all(|part| part.number.is_none()),
+            "{file}"
+        );
+        posix.close(fd).unwrap();
+    }
+    // Nothing that was shared, copied or moved stays behind.
+    for (file, _) in models.iter().flatten() {
+        posix.unlink(file.as_bytes()).unwrap();
+    }
+    check(&embedded);
+    let after = used(&embedded);
+    assert!(
+        after <= used_before + 64,
+        "{after} blocks are used, {used_before} before"
+    );
+}

@@ -1,0 +1,106 @@
+//! Owners of a file's blocks: which it shares, which programs use it, and the undo of shares. Finds no
+//! duplicates.
+
+use varve_format::{BLOCK_BYTES, EntryFlags, FileBlock, LogOp};
+use varve_ipc::{Cred, Owned, OwnedBlocks, Request, Response};
+
+use super::open::OpenFile;
+use crate::errno::{Errno, OpError, OpResult, Result};
+use crate::session::{Asks, Session};
+
+/// Bytes whose shares the daemon undoes in one operation.
+const UNSHARE_MOST: u64 = 16 << 20;
+/// Parts that are asked for at once.
+const ASK_PARTS: u32 = 512;
+
+impl OpenFile {
+    /// Calls `each` with the parts of a range of this file, in order, with the number of extents that name
+    /// their blocks; holes are left out. The range is widened to whole blocks; `len` 0: up to the last block. All that calls which returned before
+    /// have written counts.
+    ///
+    /// # Errors
+    /// `EPERM` for ordinary users other than the file's owner; `EINVAL` if it is no regular file; as `fstat`.
+    pub fn for_each_owned(&self, offset: u64, len: u64, mut each: impl FnMut(&OwnedBlocks)) -> Result<()> {
+        let mut from = FileBlock(offset / BLOCK_BYTES);
+        let end = match len {
+            0 => u64::MAX,
+            len => offset.saturating_add(len).div_ceil(BLOCK_BYTES),
+        };
+        loop {
+            let owned = self.mount().look(|session| {
+                let pins = session.pin_read(self.key())?;
+                let last = pins.node(self.key())?.inode.read().last_seq;
+                session.digest(last)?;
+                self.ask(session, from, ASK_PARTS)
+            })?;
+            for part in &owned.parts {
+                let left = end.saturating_sub(part.file_block.0);
+                if left == 0 {
+                    return Ok(());
+                }
+                each(&OwnedBlocks {
+                    blocks: u64::from(part.blocks).min(left) as u32,
+                    ..*part
+                });
+                from = FileBlock(part.file_block.0 + u64::from(part.blocks));
+            }
+            if owned.complete || owned.parts.is_empty() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Returns the processes of other sessions, of linked programs or under `varve run`, that have this file
+    /// open or have a lease on it, at most 16; 0 for another user's. Takes no lease away. Users of a mount are
+    /// not seen.
+    ///
+    /// # Errors
+    /// As [`for_each_owned`](Self::for_each_owned).
+    pub fn users(&self) -> Result<Vec<u32>> {
+        let owned = self.mount().look(|session| self.ask(session, FileBlock(0), 0))?;
+        Ok(owned.users)
+    }
+
+    fn ask<T>(&self, session: &Session, from: FileBlock, max: u32) -> OpResult<Owned, T> {
+        let request = Request::Owners {
+            key: self.key(),
+            from,
+            max,
+        };
+        match session.call(request)? {
+            Response::Owned(owned) => Ok(owned),
+            _ => Err(OpError::Failed(Errno(libc::EIO))),
+        }
+    }
+
+    /// Gives this file blocks of its own where it shares them in the range; `len` 0: up to its end. Blocks
+    /// that no other extent names are kept, not copied. Bytes, times and set-id bits stay. What is done of it
+    /// before an error or a crash stays done; at no moment does the file lack its bytes. Durable as a write
+    /// is: after `fsync`.
+    ///
+    /// # Errors
+    /// `EACCES` unless the caller owns the file or may write it; `EINVAL`, `EISDIR`, `ENOSPC`, `EROFS`.
+    pub fn unshare_range(&self, offset: u64, len: u64, cred: &Cred) -> Result<()> {
+        let size = self.getattr()?.size_bytes;
+        let end = match len {
+            0 => size,
+            len => offset.checked_add(len).ok_or(Errno(libc::EINVAL))?.min(size),
+        };
+        let mut at = offset;
+        while at < end {
+            let step = (end - at).min(UNSHARE_MOST);
+            let op = LogOp::Unshare {
+                key: self.key(),
+                offset: at,
+                len: step,
+            };
+            self.mount().with_session(|session, attempt| {
+                let keys = [self.key()];
+                session.forward(attempt, &keys, &op, EntryFlags::empty(), Asks::NOTHING, cred)?;
+                self.settle(session, ())
+            })?;
+            at += step;
+        }
+        Ok(())
+    }
+}

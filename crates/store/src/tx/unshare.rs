@@ -1,0 +1,150 @@
+//! Undoing shares in a transaction: a file's extents that name shared runs get blocks of the file's own. Does
+//! not know which files name a run, and decides on no place.
+//!
+//! # Invariants
+//! - *No state lacks the data.* Until the record is committed the extent names the run; from then on it names
+//!   a copy, which was written and flushed before the record, or the run's own blocks.
+//! - *One name less, in the record of the extent*: the run's count falls by the extents that name it no more.
+//!   A run that others name keeps its blocks; nothing is freed here.
+//! - *The last owner keeps the blocks*: a run that only this extent names leaves the tree, and its blocks,
+//!   which stay in use, become a plain extent's. Nothing is copied, and no space is needed.
+//! - *Nothing else of the file changes*: bytes, size, holes, unwritten extents, times, mode.
+//! - *Each step is whole*: what an undo has done before it ends stays done, and any number of undos of one
+//!   range do what one does.
+
+use super::TxState;
+use super::shared::SHARED;
+use crate::reader::{file_root, is_shared};
+use crate::seeded::{Bug, armed};
+use crate::space::Span;
+use crate::{DataTarget, OP_ROOM, Result, StoreError, Tx};
+use std::ops::Range;
+use varve_extent_tree::ExtentTree;
+use varve_format::inode::Content;
+use varve_format::{BlockNo, Extent, ExtentFlags, FILE_BLOCKS_MAX, FileBlock, Ino};
+
+/// Extents that are looked at together.
+const LOOK_EXTENTS: usize = 32;
+
+/// Result of a transaction's part of an undo.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Unshared {
+    /// The first block that was not looked at; the end of the range: all is done.
+    pub next: FileBlock,
+    /// Blocks that were copied, and take space that was free.
+    pub copied: u64,
+    /// Blocks that the file, as their last owner, keeps.
+    pub kept: u64,
+}
+
+impl Tx<'_> {
+    /// Gives a file blocks of its own where it shares them in the range, on the tier where they lie or, if
+    /// that is full, on a slower one. If [`Unshared::next`] is not the range's end, commit, and call again
+    /// from there in another transaction. Blocks that the file alone names are not copied.
+    ///
+    /// # Errors
+    /// `Invalid` if the range passes the largest file; `NoInode`, `WrongKind`, `NoSpace`, `DataChecksum`;
+    /// `Unfinished` if the file must be recovered, or its truncation finished, first.
+    pub fn unshare(&mut self, ino: Ino, range: Range<FileBlock>) -> Result<Unshared> {
+        if range.end.0 > FILE_BLOCKS_MAX || range.start > range.end {
+            return Err(StoreError::Invalid("range of blocks to unshare"));
+        }
+        self.guard_new(|core| core.unshare(ino, range.start.0, range.end.0))
+    }
+}
+
+impl TxState<'_> {
+    fn unshare(&mut self, ino: Ino, from: u64, to: u64) -> Result<Unshared> {
+        if self.store.may_be_torn(ino) {
+            return Err(StoreError::Unfinished(ino));
+        }
+        let mut done = Unshared {
+            next: FileBlock(to),
+            copied: 0,
+            kept: 0,
+        };
+        let mut at = from;
+        while let Some(shared) = self.next_shared(ino, at, to)? {
+            if self.room_at_least(2 * OP_ROOM) < 2 * OP_ROOM || self.must_pause() {
+                done.next = shared.file_block;
+                return Ok(done);
+            }
+            at = self.unshare_step(ino, &shared, &mut done)?;
+        }
+        Ok(done)
+    }
+
+    /// Returns the first shared extent of a range, clipped to it.
+    fn next_shared(&self, ino: Ino, from: u64, to: u64) -> Result<Option<Extent>> {
+        let reader = self.reader();
+        let root = file_root(&reader.get(ino)?)?;
+        if ExtentTree::of(ino).counts(&root)?.shared == 0 {
+            return Ok(None);
+        }
+        let mut at = from;
+        loop {
+            let found = reader.unresolved(ino, &root, at, to, LOOK_EXTENTS)?;
+            let Some(last) = found.last() else { return Ok(None) };
+            at = last.end().0;
+            if let Some(shared) = found.into_iter().find(is_shared) {
+                return Ok(Some(shared));
+            }
+        }
+    }
+
+    /// Does the first run of a shared extent, or the part of it that has room at one place. Returns the block
+    /// behind.
+    fn unshare_step(&mut self, ino: Ino, extent: &Extent, done: &mut Unshared) -> Result<u64> {
+        let first = extent.block.0;
+        let numbers = first..first + u64::from(extent.len);
+        let root = self.reader().shared_root()?;
+        let runs = SHARED.runs(self, &root, numbers, 1)?;
+        let run = runs
+            .first()
+            .ok_or_else(|| StoreError::Damaged(format!("inode {ino}: a shared extent lies in no run")))?;
+        let place = if run.refs == 1 {
+            done.kept += u64::from(run.len);
+            Span {
+                tier: run.tier,
+                start: run.block.0,
+                len: u64::from(run.len),
+            }
+        } else {
+            let to = DataTarget::prefer(run.tier);
+            let span = self.copy_blocks(run.tier, run.block.0, u64::from(run.len), to)?;
+            done.copied += span.len;
+            span
+        };
+        let gone = self.change_shared(|core, root| SHARED.release(core, root, first..first + place.len))?;
+        // The run's own blocks go on in the plain extent: what left the tree is not to be freed.
+        if armed(Bug::UnshareFreesLast) {
+            for run in &gone {
+                let freed = Span {
+                    tier: run.tier,
+                    start: run.block.0,
+                    len: u64::from(run.len),
+                };
+                self.free_span(freed, true)?;
+            }
+        }
+        if gone.is_empty() != (run.refs > 1) {
+            return Err(StoreError::Damaged(format!(
+                "inode {ino}: the count of a shared run changed under an undo"
+            )));
+        }
+        let plain = Extent {
+            file_block: extent.file_block,
+            len: place.len as u32,
+            tier: place.tier,
+            block: BlockNo(place.start),
+            flags: ExtentFlags::empty(),
+        };
+        let mut inode = self.reader().get(ino)?;
+        let mut root = file_root(&inode)?;
+        // What comes back are the numbers that were released above.
+        ExtentTree::of(ino).replace(self, &mut root, plain.file_block..plain.end(), &[plain])?;
+        inode.content = Content::File(root);
+        self.put(&inode)?;
+        Ok(plain.end().0)
+    }
+}

@@ -1,0 +1,142 @@
+//! Files of a mounted pool, reached by a session of this process: finds the pool of a path by the table of
+//! mounts, and opens the session. Knows no command.
+
+use crate::pool::Pool;
+use anyhow::{Context, bail};
+use rustix::process::{getegid, geteuid, getgroups};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use varve_libfs::mounts::{PoolMount, pool_mounts};
+use varve_libfs::{Cred, Fs, FsOptions, Posix, SocketConnector};
+
+/// A path in a mounted pool.
+#[derive(Debug)]
+pub struct Place {
+    /// The mount through which the path leads.
+    pub mount: PoolMount,
+    /// From the pool's root.
+    pub path: Vec<u8>,
+}
+
+/// The mounts of pools.
+#[derive(Debug)]
+pub struct Mounts(Vec<PoolMount>);
+
+impl Mounts {
+    /// Reads the table of mounts.
+    pub fn read() -> anyhow::Result<Self> {
+        let table = std::fs::read("/proc/self/mountinfo").context("cannot read the table of mounts")?;
+        Ok(Self(pool_mounts(&table)))
+    }
+
+    /// Finds the pool of a path, of which all but the name must exist.
+    pub fn place(&self, path: &Path) -> anyhow::Result<Place> {
+        let at = crate::mounted::absolute(path).with_context(|| format!("cannot find {}", path.display()))?;
+        let within = |mount: &&PoolMount| mount.is_whole && at.starts_with(&mount.at);
+        let innermost = self
+            .0
+            .iter()
+            .filter(within)
+            .max_by_key(|mount| mount.at.as_os_str().len());
+        let Some(mount) = innermost else {
+            bail!(
+                "{} is not in a mount of a pool: `varve status POOL` names the mounts of a pool",
+                path.display()
+            );
+        };
+        let inner = at.strip_prefix(&mount.at)?;
+        Ok(Place {
+            mount: mount.clone(),
+            path: [b"/", inner.as_os_str().as_bytes()].concat(),
+        })
+    }
+}
+
+/// This process' user.
+pub fn this_user() -> Cred {
+    let groups = getgroups().unwrap_or_default();
+    Cred {
+        uid: geteuid().as_raw(),
+        gid: getegid().as_raw(),
+        groups: groups.into_iter().map(|group| group.as_raw()).collect(),
+    }
+}
+
+/// Opens a session of a pool whose daemon runs.
+pub fn session(pool: &Pool) -> anyhow::Result<Posix> {
+    pool.require_daemon()?;
+    let connector = Arc::new(SocketConnector { path: pool.socket() });
+    let fs = Fs::mount(connector, FsOptions::default()).context("cannot open a session")?;
+    Ok(Posix::new(fs, this_user()))
+}
+
+/// Paths of one mounted pool, and a session of it.
+pub struct InPool {
+    /// The pool.
+    pub pool: Pool,
+    /// The session.
+    pub posix: Posix,
+    /// The mount that shows the files.
+    pub mount: PoolMount,
+    /// The session may act for all users: root's and the pool owner's.
+    pub privileged: bool,
+}
+
+impl InPool {
+    /// Opens a session of the pool in which all paths, which exist, lie.
+    pub fn of(paths: &[PathBuf]) -> anyhow::Result<Self> {
+        let mounts = Mounts::read()?;
+        let mut mount: Option<PoolMount> = None;
+        for path in paths {
+            std::fs::symlink_metadata(path).with_context(|| format!("cannot find {}", path.display()))?;
+            let place = mounts.place(path)?;
+            match &mount {
+                Some(mount) if mount.at != place.mount.at => bail!(
+                    "{} is in another mount than {}: name paths of one mount at a time",
+                    path.display(),
+                    paths[0].display()
+                ),
+                _ => mount = Some(place.mount),
+            }
+        }
+        let mount = mount.context("no path was given")?;
+        let pool = Pool::open(&mount.pool)?;
+        let posix = session(&pool)?;
+        let user = geteuid().as_raw();
+        let owner = std::os::unix::fs::MetadataExt::uid(&std::fs::metadata(pool.dir())?);
+        Ok(Self {
+            posix,
+            mount,
+            privileged: user == 0 || user == owner,
+            pool,
+        })
+    }
+
+    /// The path of a file below the mount, from the pool's root.
+    pub fn inner(&self, path: &Path) -> anyhow::Result<Vec<u8>> {
+        let at = crate::mounted::absolute(path).with_context(|| format!("cannot find {}", path.display()))?;
+        let inner = at
+            .strip_prefix(&self.mount.at)
+            .with_context(|| format!("{} is not below {}", path.display(), self.mount.at.display()))?;
+        Ok([b"/", inner.as_os_str().as_bytes()].concat())
+    }
+
+    /// Bytes that the pool has free for new data.
+    pub fn free_bytes(&self) -> anyhow::Result<u64> {
+        let space = self
+            .posix
+            .fs()
+            .statfs()
+            .context("cannot ask for the free space")?;
+        Ok(space.blocks_available * varve_format::BLOCK_BYTES)
+    }
+
+    /// Ends the session.
+    pub fn end(self) -> anyhow::Result<()> {
+        self.posix
+            .fs()
+            .unmount()
+            .map_err(|error| anyhow::anyhow!("the session did not end in order: {error}"))
+    }
+}
