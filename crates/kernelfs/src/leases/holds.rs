@@ -13,11 +13,13 @@ pub struct Holds {
 }
 
 impl Holds {
-    /// Lets `session` hold `key`.
-    pub fn add(&mut self, session: SessionId, key: InodeKey) {
-        if self.by_session.entry(session).or_default().insert(key) {
+    /// Lets `session` hold `key`. Returns whether it did not before.
+    pub fn add(&mut self, session: SessionId, key: InodeKey) -> bool {
+        let new = self.by_session.entry(session).or_default().insert(key);
+        if new {
             self.by_key.entry(key).or_default().push(session);
         }
+        new
     }
 
     /// Ends the hold of `session` on `key`. Returns whether it was the last hold.

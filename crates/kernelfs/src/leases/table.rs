@@ -54,6 +54,8 @@ pub struct GrantedLease {
     pub fresh: bool,
     /// The read lease that this one replaces.
     pub replaces: Option<LeaseNo>,
+    /// The session holds the inode only since this decision. Set by whoever keeps the holds.
+    pub new_hold: bool,
 }
 
 /// A request that has got its leases.
@@ -367,6 +369,7 @@ impl Table {
                 lease: holder.lease,
                 fresh: false,
                 replaces: None,
+                new_hold: false,
             };
         }
         let replaces = self.holder(session, key).map(|holder| holder.lease);
@@ -385,6 +388,7 @@ impl Table {
             lease,
             fresh: true,
             replaces,
+            new_hold: false,
         }
     }
 

@@ -135,13 +135,11 @@ impl<'k> Leasing<'k> {
             {
                 return Vec::new();
             }
-            let leases: Vec<_> = wants
+            let mut leases: Vec<_> = wants
                 .iter()
                 .filter_map(|want| sessions.table.take_free(session.id, want, now_ms))
                 .collect();
-            for granted in &leases {
-                sessions.holds.add(session.id, granted.key);
-            }
+            sessions.hold_granted(session.id, &mut leases);
             Decision {
                 ticket: Ticket(0),
                 session: session.id,
@@ -284,7 +282,7 @@ impl<'k> Leasing<'k> {
                 Ok(grants)
             }
             Err(error) => {
-                sessions.table.undo(session.id, &decision.leases, now_ms);
+                sessions.undo_granted(session.id, &decision.leases, now_ms);
                 sessions.pump(now_ms);
                 Err(error)
             }

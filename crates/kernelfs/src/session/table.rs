@@ -4,7 +4,7 @@
 use crate::digest::queue::DigestQueue;
 use crate::error::no;
 use crate::leases::grants::GrantTable;
-use crate::leases::{Decision, Holds, Table, Ticket};
+use crate::leases::{Decision, GrantedLease, Holds, Table, Ticket};
 use crate::session::state::{Known, Session, unlearn};
 use crate::watches::Watches;
 use parking_lot::{Condvar, Mutex};
@@ -238,18 +238,16 @@ impl SessionTable {
                 seat.woken.notify_all();
             }
         }
-        for decision in self.table.decide(now_ms) {
+        for mut decision in self.table.decide(now_ms) {
             if !Table::is_internal(decision.session) {
-                for lease in &decision.leases {
-                    self.holds.add(decision.session, lease.key);
-                }
+                self.hold_granted(decision.session, &mut decision.leases);
             }
             match self.waiters.get_mut(&decision.ticket) {
                 Some(seat) if seat.verdict.is_none() => {
                     seat.woken.notify_all();
                     seat.verdict = Some(WaitOutcome::Granted(decision));
                 }
-                _ => self.table.undo(decision.session, &decision.leases, now_ms),
+                _ => self.undo_granted(decision.session, &decision.leases, now_ms),
             }
         }
         let revocations = self.table.revocations(now_ms);
@@ -378,6 +376,23 @@ impl SessionTable {
     /// Whether a session shares the pool with another.
     pub(crate) fn is_shared(&self, session: SessionId) -> bool {
         self.entries.keys().any(|other| *other != session)
+    }
+
+    /// Lets a session hold the inodes of leases that were decided.
+    pub(crate) fn hold_granted(&mut self, session: SessionId, leases: &mut [GrantedLease]) {
+        for lease in leases {
+            lease.new_hold = self.holds.add(session, lease.key);
+        }
+    }
+
+    /// Takes leases back that were decided and did not come to be, and the holds that came with them.
+    pub(crate) fn undo_granted(&mut self, session: SessionId, leases: &[GrantedLease], now_ms: u64) {
+        self.table.undo(session, leases, now_ms);
+        for lease in leases.iter().filter(|lease| lease.new_hold) {
+            if self.table.mode(session, lease.key).is_none() {
+                self.unhold(session, lease.key);
+            }
+        }
     }
 
     /// Ends a session's hold on `key`.

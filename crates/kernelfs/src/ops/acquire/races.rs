@@ -61,6 +61,34 @@ fn grant_leaves_no_row_when_its_session_ends_before_it_counts() {
 }
 
 #[test]
+fn grant_that_fails_leaves_no_hold_but_that_of_an_open_file() {
+    for open in [false, true] {
+        let world = World::new();
+        let (a, b) = (world.client(), world.client());
+        let (key, _) = a.alloc(1)[0];
+        let session = session_of(&world, &b);
+        if open {
+            world.kernel.locked().holds.add(b.id(), key);
+        }
+        // The inode was there when the request came, and is gone when its lease is decided.
+        let wants = [want(ROOT, LeaseMode::Read)];
+        let until_ms = world.kernel.now_ms() + 1000;
+        let mut decision = Leasing::of(&world.kernel)
+            .obtain(b.id(), &wants, until_ms)
+            .unwrap();
+        decision.leases[0].key = key;
+        let mut sessions = world.kernel.locked();
+        sessions.hold_granted(b.id(), &mut decision.leases);
+        drop(sessions);
+        let written = Err(StoreError::NoInode(key));
+        let settled = Leasing::of(&world.kernel).settle_grants(&session, &decision, written);
+        assert!(settled.is_err());
+        let sessions = world.kernel.locked();
+        assert_eq!(sessions.holds.holders(key).any(|id| id == b.id()), open);
+    }
+}
+
+#[test]
 fn numbers_leave_nothing_when_their_session_ends_before_they_count() {
     for ended in [true, false] {
         let world = World::new();
