@@ -8,7 +8,9 @@ use common::{Client, ROOT, World, hello, make, want};
 use std::time::Duration;
 use varve_format::InodeKey;
 use varve_format::seeded::{Bug, arm};
-use varve_ipc::{ClientKind, DENTRY_TTL_MAX, Hello, LeaseMode, Link, Near, Peer, Request, Response, Upcall};
+use varve_ipc::{
+    ClientKind, DENTRY_TTL_MAX, Hello, LeaseMode, Link, Near, Peer, Request, Response, Service, Upcall,
+};
 
 fn shim_hello() -> Hello {
     Hello {
@@ -175,4 +177,65 @@ fn change_beside_a_sealed_mount_that_does_not_wait_is_caught() {
         });
     });
     assert!(early.is_err(), "the seeded bug is not found");
+}
+
+fn ordinary() -> Peer {
+    Peer {
+        uid: 1000,
+        gid: 1000,
+        ..Peer::this_process()
+    }
+}
+
+/// An ordinary user's session says that it is a mount's, and ends without a word, again and again. Others
+/// that want to change something wait for a bounded time.
+#[test]
+fn mounts_that_are_sealed_again_and_again_do_not_keep_others_from_changes() {
+    let world = World::new();
+    let other = world.client();
+    let mount = || world.client_as(ordinary(), shim_hello());
+    let mut one = mount();
+    Service::gone(&*world.kernel, one.id());
+    std::thread::scope(|scope| {
+        let changed = scope.spawn(|| other.write_lease(ROOT));
+        let mut rounds = 0;
+        while !changed.is_finished() && rounds < 200 {
+            one = mount();
+            world.clock.advance_ms(300);
+            Service::gone(&*world.kernel, one.id());
+            std::thread::sleep(Duration::from_millis(25));
+            rounds += 1;
+        }
+        let waited_ms = 300 * rounds;
+        world.clock.advance_ms(10_000);
+        changed.join().unwrap();
+        assert!(
+            rounds < 200,
+            "nothing was changed for {waited_ms} ms, wait_ms is {}",
+            world.config.wait_ms
+        );
+    });
+}
+
+/// The daemon is told to stop while a change waits for the kernel of a sealed mount.
+#[test]
+fn change_that_waits_for_a_kernel_is_not_made_when_the_daemon_stops() {
+    let world = World::new();
+    let shim = shim(&world);
+    shim.read_lease(ROOT);
+    let world = sealed(world, &shim);
+    let mut other = world.client();
+    std::thread::scope(|scope| {
+        let changed = scope.spawn(|| other.forward(&make(b"g")));
+        std::thread::sleep(Duration::from_millis(100));
+        assert!(!changed.is_finished());
+        let kernel = &world.kernel;
+        scope.spawn(move || kernel.shutdown());
+        std::thread::sleep(Duration::from_millis(300));
+        assert!(
+            !changed.is_finished() || changed.join().unwrap().is_err(),
+            "the kernel believes that there is no g"
+        );
+        world.clock.advance_ms(10_000);
+    });
 }

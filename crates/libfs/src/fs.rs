@@ -107,11 +107,6 @@ impl Fs {
         self.mount
             .of_session(|session| session.answer(asked, None, Some(inode)))
     }
-    /// Attributes of an inode on which this session holds a lease.
-    #[must_use]
-    pub fn known_attr(&self, key: InodeKey) -> Option<InodeAttr> {
-        self.mount.of_session(|session| dir::known_attr(session, key))
-    }
     /// Counters since the mount.
     #[must_use]
     pub fn counters(&self) -> Counters {
@@ -348,14 +343,6 @@ impl Fs {
     /// As the system call of that name.
     pub fn readdir(&self, dir: InodeKey, cookie: u64, max: usize) -> Result<Vec<DirEntry>> {
         dir::readdir(&self.mount, dir, cookie, max)
-    }
-
-    /// As [`readdir`](Self::readdir), with attributes where they are known.
-    ///
-    /// # Errors
-    /// As [`readdir`](Self::readdir).
-    pub fn readdir_plus(&self, dir: InodeKey, cookie: u64, max: usize) -> Result<Vec<DirEntry>> {
-        dir::readdir_plus(&self.mount, dir, cookie, max)
     }
 
     /// Opens an inode.

@@ -1,8 +1,8 @@
 //! Decodes a request and calls the method that answers it.
 
 use super::reply::{
-    Reply, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry,
-    ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr,
+    Reply, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen,
+    ReplyStatfs, ReplyWrite, ReplyXattr,
 };
 use super::wire::{
     Args, BatchForgetIn, CopyIn, CreateIn, FSYNC_DATA, FallocateIn, ForgetIn, ForgetOne, FsyncIn, GetXattrIn,
@@ -213,11 +213,6 @@ impl<F: Filesystem> Call<'_, F> {
                 let read: ReadIn = args.take()?;
                 let reply = ReplyDirectory::new(self.reply(), read.size as usize);
                 fs.readdir(node, read.offset, reply);
-            }
-            opcode::READDIRPLUS => {
-                let read: ReadIn = args.take()?;
-                let reply = ReplyDirectoryPlus::new(self.reply(), read.size as usize);
-                fs.readdirplus(node, read.offset, reply);
             }
             opcode::FSYNCDIR => {
                 let data = args.take::<FsyncIn>()?.flags & FSYNC_DATA != 0;

@@ -11,8 +11,8 @@ mod requests;
 mod wire;
 
 pub use reply::{
-    ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry,
-    ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Space, Timeouts,
+    ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen,
+    ReplyStatfs, ReplyWrite, ReplyXattr, Space, Timeouts,
 };
 pub use requests::{AttrRequests, DataRequests, DirRequests, Filesystem, LookupRequests, XattrRequests};
 

@@ -348,53 +348,6 @@ impl<'d> ReplyDirectory<'d> {
     }
 }
 
-/// The names of a directory, with the attributes of their inodes.
-#[derive(Debug)]
-pub struct ReplyDirectoryPlus<'d> {
-    reply: Reply<'d>,
-    listing: Listing,
-}
-
-impl<'d> ReplyDirectoryPlus<'d> {
-    pub(super) fn new(reply: Reply<'d>, room: usize) -> Self {
-        Self {
-            reply,
-            listing: Listing::new(room),
-        }
-    }
-
-    /// Returns the most entries that there can be room for.
-    #[must_use]
-    pub const fn most(&self) -> usize {
-        self.listing.room / (size_of::<EntryOut>() + size_of::<Dirent>() + 8)
-    }
-
-    /// Adds an entry, as [`ReplyDirectory::add`] and [`ReplyEntry::entry`].
-    pub fn add(
-        &mut self,
-        ino: INodeNo,
-        offset: u64,
-        name: impl AsRef<OsStr>,
-        ttl: &Timeouts,
-        attr: &FileAttr,
-        generation: Generation,
-    ) -> bool {
-        let entry = EntryOut::new(ttl, attr, generation.0);
-        self.listing
-            .add(entry.as_bytes(), (ino, offset, attr.kind), name.as_ref())
-    }
-
-    /// Sends the entries.
-    pub fn ok(self) {
-        self.reply.bytes(&[&self.listing.bytes]);
-    }
-
-    /// Fails the call.
-    pub fn error(self, error: Errno) {
-        self.reply.error(error);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::{Listing, Reply};

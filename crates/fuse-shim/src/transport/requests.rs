@@ -2,8 +2,8 @@
 //! answered with `ENOSYS`: the kernel then does without it, and does not send it again.
 
 use super::{
-    Changes, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry,
-    ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request,
+    Changes, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyLseek,
+    ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request,
 };
 use fuser::{Errno, FileHandle, INodeNo, KernelConfig, LockOwner, OpenFlags, RenameFlags, WriteFlags};
 use std::ffi::OsStr;
@@ -177,9 +177,6 @@ pub trait DataRequests {
 #[expect(unused_variables, reason = "what is not answered looks at nothing")]
 pub trait DirRequests {
     fn readdir(&self, ino: INodeNo, offset: u64, reply: ReplyDirectory<'_>) {
-        reply.error(Errno::ENOSYS);
-    }
-    fn readdirplus(&self, ino: INodeNo, offset: u64, reply: ReplyDirectoryPlus<'_>) {
         reply.error(Errno::ENOSYS);
     }
     fn fsyncdir(&self, ino: INodeNo, datasync: bool, reply: ReplyEmpty<'_>) {

@@ -78,8 +78,9 @@ impl<'k> Leasing<'k> {
         let until_ms = self.core.now_ms() + self.core.env.config.wait_ms;
         loop {
             let decision = self.obtain(session.id, wants, until_ms)?;
-            if writes {
-                self.sharing.await_sealed_mounts(session);
+            if writes && let Err(error) = self.sharing.await_sealed_mounts(session) {
+                self.undo(session, &decision);
+                return Err(error);
             }
             match self.make_durable(session, &decision) {
                 Ok(grants) => return Ok(grants),
@@ -149,8 +150,9 @@ impl<'k> Leasing<'k> {
         if decision.leases.is_empty() {
             return Vec::new();
         }
-        if mode == LeaseMode::Write {
-            self.sharing.await_sealed_mounts(session);
+        if mode == LeaseMode::Write && self.sharing.await_sealed_mounts(session).is_err() {
+            self.undo(session, &decision);
+            return Vec::new();
         }
         // If an inode is gone by now, or the table of rows is full, nothing is granted.
         self.make_durable(session, &decision).unwrap_or_default()
@@ -250,6 +252,14 @@ impl<'k> Leasing<'k> {
         sessions.table.cancel(ticket);
         sessions.waiters.remove(&ticket);
         sessions.pump(self.core.now_ms());
+    }
+
+    /// Takes a decision back.
+    fn undo(&self, session: &Session, decision: &Decision) {
+        let now_ms = self.core.now_ms();
+        let mut sessions = self.core.locked();
+        sessions.undo_granted(session.id, &decision.leases, now_ms);
+        sessions.pump(now_ms);
     }
 
     /// Writes the rows of a decision, then puts them into effect.

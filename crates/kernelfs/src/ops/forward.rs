@@ -363,8 +363,10 @@ impl<'k> Forwarding<'k> {
         named: Option<InodeKey>,
     ) -> Result<ForwardedResult, IpcError> {
         let owner = self.exclusive(keys)?;
-        self.sharing.await_sealed_mounts(session);
-        let mut result = self.apply(session, work, named);
+        let mut result = self
+            .sharing
+            .await_sealed_mounts(session)
+            .and_then(|()| self.apply(session, work, named));
         let now_ms = self.core.now_ms();
         let mut sessions = self.core.locked();
         sessions.table.drop_session(owner);

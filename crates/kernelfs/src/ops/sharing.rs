@@ -104,24 +104,22 @@ impl<'k> Sharing<'k> {
     }
 
     /// Waits, with leases on what is about to be changed, until no kernel believes answers of a mount whose
-    /// session was sealed: that session may have had these leases. Ends early if `session` or the daemon ends.
-    pub(crate) fn await_sealed_mounts(&self, session: &Session) {
+    /// session was sealed and may have had these leases. One that is sealed from here on cannot have had them.
+    ///
+    /// # Errors
+    /// The session, or the daemon, has ended: nothing may be changed.
+    pub(crate) fn await_sealed_mounts(&self, session: &Session) -> Result<(), IpcError> {
         if armed(Bug::ChangeAfterSealedMount) {
-            return;
+            return Ok(());
         }
+        let until = self.core.locked().believed_until(session.predecessor);
         loop {
-            let until = {
-                let sessions = self.core.locked();
-                if self.may_wait(&sessions, session.id).is_err() {
-                    return;
-                }
-                sessions.believed_until(session.predecessor)
-            };
             let left = until.saturating_sub(self.core.env.clock.moment());
             if left.is_zero() {
-                return;
+                return Ok(());
             }
             self.core.env.clock.pause(left.min(Duration::from_millis(20)));
+            self.may_wait(&self.core.locked(), session.id)?;
         }
     }
 

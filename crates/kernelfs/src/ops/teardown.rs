@@ -82,7 +82,8 @@ impl<'k> Teardown<'k> {
             member.reclaim = Reclaim::None;
             let session = Arc::clone(&member.session);
             // A mount whose client ends the session itself has been unmounted before.
-            let believed = keep && session.kind == ClientKind::Shim;
+            let is_mount = keep && session.kind == ClientKind::Shim;
+            let believed = is_mount && sessions.table.count(id) > 0;
             sessions.note_watched(id, Watched::default());
             if believed {
                 sessions.note_believed(id, self.core.env.clock.moment());

@@ -3,9 +3,9 @@
 use varve_format::{FileKind, InodeKey};
 use varve_ipc::{Cred, DirEntry, Request, Response};
 
-use super::{Target, directory, known_attr};
+use super::{Target, directory};
 use crate::dir_cache::Asking;
-use crate::errno::{Errno, OpError, OpResult, Result};
+use crate::errno::{Errno, OpError, Result};
 use crate::lease::Node;
 use crate::session::{Mount, Session};
 
@@ -43,84 +43,49 @@ fn known_page(session: &Session, dir: &Node, cookie: u64, max: usize) -> Option<
 /// Returns a page of a directory. If not all names are known here, this session's changes to the directory
 /// are digested first, so that the daemon knows them: in both cases the order and the cookies are the pool's.
 pub(crate) fn readdir(mount: &Mount, dir: InodeKey, cookie: u64, max: usize) -> Result<Vec<DirEntry>> {
-    mount.look(|session| page(session, dir, cookie, max, false))
-}
-
-/// As [`readdir`], with attributes: under leases, which the session takes where they are free, or else as the
-/// daemon knows them; none where an inode is gone meanwhile.
-pub(crate) fn readdir_plus(mount: &Mount, dir: InodeKey, cookie: u64, max: usize) -> Result<Vec<DirEntry>> {
+    let max = max.clamp(1, PAGE_MAX) as u32;
     mount.look(|session| {
-        let mut entries = page(session, dir, cookie, max, true)?;
-        if session.welcome.privileged {
-            let keys = entries.iter().map(|entry| entry.key);
-            session.leases.take_along(dir, keys);
+        let pins = session.pin_read(dir)?;
+        let node = pins.node(dir)?;
+        directory(session, node, &Cred::root(), 0)?;
+        if let Some(entries) = known_page(session, node, cookie, max as usize) {
+            session.leases.listed(entries.iter().map(|entry| entry.key));
+            return Ok(entries);
         }
-        for entry in &mut entries {
-            // The daemon's attributes may lack changes of this session.
-            if let Some(attr) = known_attr(session, entry.key) {
-                entry.attr = Some(attr);
-            } else if entry.attr.is_none() {
-                entry.attr = match session.link.call(Request::GetAttr { key: entry.key }) {
-                    Ok(Response::Attr(attr)) => Some(attr),
-                    _ => None,
-                };
+        let last = node.inode.read().last_seq;
+        session.digest(last)?;
+        let _asking = Asking::all(&node.names);
+        let answer = session.call(Request::ReadDir {
+            dir,
+            cookie,
+            max,
+            attrs: false,
+        })?;
+        let Response::Entries(entries) = answer else {
+            return Err(OpError::Failed(Errno(libc::EIO)));
+        };
+        let digested = session.page.digested();
+        {
+            let mut names = node.names.lock();
+            for entry in &entries {
+                names.learn(
+                    &entry.name,
+                    Some(Target {
+                        key: entry.key,
+                        kind: entry.kind,
+                    }),
+                    digested,
+                );
             }
+        }
+        // The names are known by now: this notes how far the directory was read.
+        take_in(node, cookie, &entries);
+        // The daemon gives an ordinary user's session no leases on inodes that it has not looked up.
+        if session.welcome.privileged {
+            session.leases.listed(entries.iter().map(|entry| entry.key));
         }
         Ok(entries)
     })
-}
-
-fn page(
-    session: &Session,
-    dir: InodeKey,
-    cookie: u64,
-    max: usize,
-    attrs: bool,
-) -> OpResult<Vec<DirEntry>, Vec<DirEntry>> {
-    let max = max.clamp(1, PAGE_MAX) as u32;
-    let pins = session.pin_read(dir)?;
-    let node = pins.node(dir)?;
-    directory(session, node, &Cred::root(), 0)?;
-    // An ordinary user's session learns attributes of inodes that it has not looked up from listings only.
-    if (!attrs || session.welcome.privileged)
-        && let Some(entries) = known_page(session, node, cookie, max as usize)
-    {
-        session.leases.listed(entries.iter().map(|entry| entry.key));
-        return Ok(entries);
-    }
-    let last = node.inode.read().last_seq;
-    session.digest(last)?;
-    let _asking = Asking::all(&node.names);
-    let answer = session.call(Request::ReadDir {
-        dir,
-        cookie,
-        max,
-        attrs,
-    })?;
-    let Response::Entries(entries) = answer else {
-        return Err(OpError::Failed(Errno(libc::EIO)));
-    };
-    let digested = session.page.digested();
-    {
-        let mut names = node.names.lock();
-        for entry in &entries {
-            names.learn(
-                &entry.name,
-                Some(Target {
-                    key: entry.key,
-                    kind: entry.kind,
-                }),
-                digested,
-            );
-        }
-    }
-    // The names are known by now: this notes how far the directory was read.
-    take_in(node, cookie, &entries);
-    // The daemon gives an ordinary user's session no leases on inodes that it has not looked up.
-    if session.welcome.privileged {
-        session.leases.listed(entries.iter().map(|entry| entry.key));
-    }
-    Ok(entries)
 }
 
 /// Target of a symbolic link.

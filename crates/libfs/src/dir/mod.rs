@@ -9,7 +9,7 @@ pub(crate) mod rename;
 use crate::dir_cache::Asking;
 pub(crate) use crate::dir_cache::Target;
 pub(crate) use create::{Making, create, create_open, link, tmpfile};
-pub(crate) use list::{readdir, readdir_plus, readlink};
+pub(crate) use list::{readdir, readlink};
 pub(crate) use remove::{rmdir, unlink};
 pub(crate) use rename::{rename, rename_contended};
 
@@ -253,7 +253,8 @@ fn find<T>(
 
 /// Returns attributes under a read lease.
 pub(crate) fn attr_of<T>(session: &Session, key: InodeKey) -> OpResult<InodeAttr, T> {
-    if let Some(attr) = known_attr(session, key) {
+    let known = session.leases.see(|nodes| look(session, nodes.get(&key)?));
+    if let Some(attr) = known {
         return Ok(attr);
     }
     let pins = session.pin_read(key)?;
@@ -278,11 +279,6 @@ fn look(session: &Session, node: &Node) -> Option<InodeAttr> {
     }
     let attr = node.inode.try_attr()?;
     (session.leases.may_look(node, Use::Own) && session.is_live()).then_some(attr)
-}
-
-/// Attributes of an inode on which the session holds a lease, without waiting.
-pub(crate) fn known_attr(session: &Session, key: InodeKey) -> Option<InodeAttr> {
-    session.leases.see(|nodes| look(session, nodes.get(&key)?))
 }
 
 /// Looks up a known, existing name, without pins and without waiting; as [`look`].

@@ -27,7 +27,13 @@ use varve_ipc::{Clock, DENTRY_TTL, DENTRY_TTL_MAX};
 const UNDER_WAY: Duration = Duration::from_millis(1);
 /// Time for which answers in a region get no timeout after the last recall there.
 const CONTENDED_MS: u64 = 10_000;
-/// Most regions that are remembered; with more, the whole pool is one.
+/// Number of waits within [`CONTENDED_MS`] that make a region of the whole pool.
+const WAITS_MAX: u32 = 12;
+/// Time for which the whole pool is a region after the last recall that met one.
+const ALL_MS: u64 = 60_000;
+/// Number of directories in a directory that make a region of all that is below it.
+const MANY: usize = 4;
+/// Most directories that are remembered; with more, the whole pool is a region.
 const REGIONS_MAX: usize = 4_096;
 /// Most directories from an inode upwards that are looked at for a region.
 const DEPTH_MAX: usize = 32;
@@ -156,50 +162,85 @@ impl fmt::Debug for Answer {
     }
 }
 
-/// Directories below which other sessions work on what the kernel was told.
+/// Directories in which other sessions work on what the kernel was told.
 #[derive(Debug, Default)]
 pub(crate) struct Regions {
     /// When the last region ends; 0: there is none. Looked at without the lock.
     until_ms: AtomicU64,
     by_dir: Mutex<KeyMap<Region>>,
+    all: Mutex<All>,
 }
 
-/// A directory with what is below it. The root is one without: else a session that works in the root would
-/// make a region of the whole pool.
+/// The whole pool as a region, where a few of its parts do not suffice.
+#[derive(Debug, Default)]
+struct All {
+    until_ms: u64,
+    /// Waits since `since_ms`.
+    waits: u32,
+    since_ms: u64,
+}
+
+/// A directory where a recall met an answer, or one above such directories.
 #[derive(Debug, Default)]
 struct Region {
-    /// 0: only directories in it were met.
+    /// Until when names in it and its own attributes get no timeout.
     until_ms: u64,
-    /// The last directory in it that became a region, and when it ends.
-    within: Option<(InodeKey, u64)>,
+    /// Until when nothing below it does.
+    below_until_ms: u64,
+    /// Directories in it that are regions, or hold some, and until when.
+    within: SmallVec<[(InodeKey, u64); 2]>,
+}
+
+impl Region {
+    fn is_over(&self, now_ms: u64) -> bool {
+        let within = self.within.iter().map(|(_, until_ms)| *until_ms).max();
+        self.until_ms.max(self.below_until_ms).max(within.unwrap_or(0)) <= now_ms
+    }
 }
 
 impl Regions {
     /// Notes a recall that met what the kernel believes of something in `dirs`: a directory, and those above
-    /// it. Two directories in a third make a region of that one.
-    pub(crate) fn met(&self, dirs: &[InodeKey], root: InodeKey, now_ms: u64) {
+    /// it. Where that happened in [`MANY`] directories of one, that one is a region with all that is below it;
+    /// never the root, since a session that works there would make a region of the whole pool.
+    /// With `waits`, the recall waits; many waits soon after another make a region of the whole pool, for
+    /// longer.
+    pub(crate) fn met(&self, dirs: &[InodeKey], root: InodeKey, waits: bool, now_ms: u64) {
         let until_ms = now_ms + CONTENDED_MS;
+        {
+            let mut all = self.all.lock();
+            if now_ms >= all.since_ms + CONTENDED_MS {
+                (all.waits, all.since_ms) = (0, now_ms);
+            }
+            all.waits += u32::from(waits);
+            if all.waits >= WAITS_MAX || all.until_ms > now_ms {
+                all.until_ms = now_ms + ALL_MS;
+                self.until_ms.fetch_max(all.until_ms, Ordering::SeqCst);
+            }
+        }
         let mut by_dir = self.by_dir.lock();
-        if by_dir.len() >= REGIONS_MAX {
-            by_dir.retain(|_, region| {
-                region.until_ms > now_ms || region.within.is_some_and(|(_, until_ms)| until_ms > now_ms)
-            });
+        if by_dir.len() + dirs.len() > REGIONS_MAX {
+            by_dir.retain(|_, region| !region.is_over(now_ms));
         }
-        let full = by_dir.len() >= REGIONS_MAX;
-        if let Some(dir) = dirs.first().filter(|_| !full) {
-            by_dir.entry(*dir).or_default().until_ms = until_ms;
-        }
-        for pair in dirs.windows(2) {
-            let (inner, outer) = (pair[0], pair[1]);
-            if outer == root || full {
-                break;
+        if by_dir.len() + dirs.len() <= REGIONS_MAX {
+            if let Some(dir) = dirs.first() {
+                by_dir.entry(*dir).or_default().until_ms = until_ms;
             }
-            let region = by_dir.entry(outer).or_default();
-            let other = region.within.replace((inner, until_ms));
-            if other.is_none_or(|(other, until_ms)| other == inner || until_ms <= now_ms) {
-                break;
+            for pair in dirs.windows(2) {
+                let (inner, outer) = (pair[0], pair[1]);
+                if outer == root {
+                    break;
+                }
+                let region = by_dir.entry(outer).or_default();
+                region
+                    .within
+                    .retain(|(dir, until_ms)| *dir != inner && *until_ms > now_ms);
+                region.within.push((inner, until_ms));
+                if region.within.len() >= MANY {
+                    region.below_until_ms = until_ms;
+                    // The oldest goes, so that the list stays short.
+                    region.within.remove(0);
+                }
             }
-            region.until_ms = until_ms;
         }
         self.until_ms.fetch_max(until_ms, Ordering::SeqCst);
     }
@@ -209,27 +250,40 @@ impl Regions {
         self.until_ms.load(Ordering::SeqCst) > now_ms
     }
 
-    /// Whether something in `dirs`, a directory and those above it, is in a region.
-    pub(crate) fn has(&self, dirs: &[InodeKey], root: InodeKey, now_ms: u64) -> bool {
-        let by_dir = self.by_dir.lock();
-        if by_dir.len() >= REGIONS_MAX {
+    /// Whether one of the first `own` of `dirs` is a region, or something is below one; `dirs` are a directory
+    /// and those above it.
+    pub(crate) fn has(&self, dirs: &[InodeKey], own: usize, root: InodeKey, now_ms: u64) -> bool {
+        if self.all.lock().until_ms > now_ms {
             return true;
         }
-        let is_region = |dir| by_dir.get(dir).is_some_and(|region| region.until_ms > now_ms);
-        let mut dirs = dirs.iter();
-        dirs.next().is_some_and(is_region) || dirs.take_while(|dir| **dir != root).any(is_region)
+        let by_dir = self.by_dir.lock();
+        if by_dir.len() + DEPTH_MAX > REGIONS_MAX {
+            return true;
+        }
+        let regions = || dirs.iter().map(|dir| by_dir.get(dir));
+        regions()
+            .take(own)
+            .flatten()
+            .any(|region| region.until_ms > now_ms)
+            || (dirs.iter().zip(regions()))
+                .take_while(|(dir, _)| **dir != root)
+                .any(|(_, region)| region.is_some_and(|region| region.below_until_ms > now_ms))
     }
 }
 
 /// Returns the directory that holds `key`, and those above it, as far as `dir_of` knows them; `key` first if
-/// it is a directory itself.
+/// it is a directory itself, or if its directory is not known.
 pub(crate) fn upwards(
     key: InodeKey,
     is_dir: bool,
     dir_of: impl Fn(InodeKey) -> Option<InodeKey>,
 ) -> SmallVec<[InodeKey; 8]> {
     let mut dirs = SmallVec::new();
-    let mut at = if is_dir { Some(key) } else { dir_of(key) };
+    let mut at = if is_dir {
+        Some(key)
+    } else {
+        dir_of(key).or(Some(key))
+    };
     while let Some(dir) = at.filter(|dir| dirs.len() < DEPTH_MAX && !dirs.contains(dir)) {
         dirs.push(dir);
         at = dir_of(dir);
@@ -239,7 +293,7 @@ pub(crate) fn upwards(
 
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
-    use super::{CONTENDED_MS, REGIONS_MAX, Regions, Told, upwards};
+    use super::{ALL_MS, CONTENDED_MS, MANY, REGIONS_MAX, Regions, Told, WAITS_MAX, upwards};
     use std::time::Duration;
     use varve_format::InodeKey;
     use varve_ipc::DENTRY_TTL_MAX;
@@ -266,47 +320,83 @@ mod tests {
     }
 
     #[test]
-    fn region_is_a_directory_with_what_is_below_it_and_the_root_alone() {
+    fn region_is_one_directory_and_nothing_below_or_beside_it() {
         let regions = Regions::default();
         let (root, a, b, deep) = (key(ROOT), key(2), key(3), key(4));
         assert!(!regions.any(0));
-        regions.met(&[a, root], root, 0);
+        regions.met(&[a, root], root, false, 0);
         assert!(regions.any(0));
-        assert!(regions.has(&[a, root], root, 0));
-        assert!(regions.has(&[deep, a, root], root, 0), "below it");
-        assert!(!regions.has(&[b, root], root, 0), "beside it");
-        assert!(!regions.has(&[root], root, 0));
-        regions.met(&[root], root, 0);
-        assert!(regions.has(&[root], root, 0));
-        assert!(!regions.has(&[b, root], root, 0), "the root is no region of all");
-        assert!(!regions.has(&[a, root], root, CONTENDED_MS));
+        assert!(regions.has(&[a, root], 1, root, 0));
+        assert!(regions.has(&[deep, a, root], 2, root, 0), "its name is in it");
+        assert!(!regions.has(&[deep, a, root], 1, root, 0), "below it");
+        assert!(!regions.has(&[b, root], 1, root, 0), "beside it");
+        assert!(!regions.has(&[root], 1, root, 0));
+        regions.met(&[root], root, false, 0);
+        assert!(regions.has(&[root], 1, root, 0));
+        assert!(!regions.has(&[b, root], 1, root, 0));
+        assert!(!regions.has(&[a, root], 1, root, CONTENDED_MS));
         assert!(!regions.any(CONTENDED_MS));
     }
 
     #[test]
-    fn two_directories_in_a_third_make_a_region_of_it() {
+    fn many_directories_in_another_make_a_region_of_all_below_it() {
         let regions = Regions::default();
-        let (root, top, a, b, c) = (key(ROOT), key(2), key(3), key(4), key(5));
-        regions.met(&[a, top, root], root, 0);
-        regions.met(&[a, top, root], root, 0);
-        assert!(!regions.has(&[c, top, root], root, 0), "it is the one again");
-        regions.met(&[b, top, root], root, 0);
-        assert!(regions.has(&[c, top, root], root, 0));
+        let (root, top) = (key(ROOT), key(2));
+        let inner = |at: usize| [key(10 + at as u64), top, root];
+        for at in 0..MANY - 1 {
+            regions.met(&inner(at), root, false, 0);
+            regions.met(&inner(at), root, false, 0);
+        }
+        assert!(!regions.has(&inner(90), 1, root, 0), "these are not many");
+        regions.met(&inner(MANY), root, false, 0);
+        assert!(regions.has(&inner(90), 1, root, 0));
+        assert!(!regions.has(&[key(3), root], 1, root, 0), "beside it");
         let later = 2 * CONTENDED_MS;
-        regions.met(&[a, top, root], root, later);
-        assert!(!regions.has(&[c, top, root], root, later), "that was long ago");
+        regions.met(&inner(0), root, false, later);
+        assert!(!regions.has(&inner(90), 1, root, later), "that was long ago");
+        // Many directories of the root are no region of the whole pool.
+        (0..10).for_each(|at| regions.met(&[key(50 + at), root], root, false, later));
+        assert!(!regions.has(&[key(99), root], 1, root, later));
+    }
+
+    #[test]
+    fn many_waits_soon_after_another_make_a_region_of_the_whole_pool() {
+        let regions = Regions::default();
+        let (root, other) = (key(ROOT), [key(99), key(ROOT)]);
+        for at in 0..u64::from(WAITS_MAX) - 1 {
+            regions.met(&[key(10 + at), root], root, true, at);
+        }
+        assert!(!regions.has(&other, 1, root, 20));
+        regions.met(&[key(50), root], root, true, 20);
+        assert!(
+            regions.has(&other, 1, root, 19 + ALL_MS),
+            "for longer than another region"
+        );
+        regions.met(&[key(51), root], root, false, ALL_MS);
+        assert!(
+            regions.has(&other, 1, root, 2 * ALL_MS - 1),
+            "as long as there are recalls"
+        );
+        let later = 2 * ALL_MS;
+        assert!(!regions.has(&other, 1, root, later) && !regions.any(later));
+        // Waits that are few in each time make none.
+        for at in 0..40 {
+            let now_ms = later + at * CONTENDED_MS / 5;
+            regions.met(&[key(60), root], root, true, now_ms);
+            assert!(!regions.has(&other, 1, root, now_ms));
+        }
     }
 
     #[test]
     fn memory_for_regions_is_bounded_and_too_many_are_one() {
         let regions = Regions::default();
         for ino in 0..2 * REGIONS_MAX as u64 {
-            regions.met(&[key(10 + ino)], key(ROOT), 0);
+            regions.met(&[key(10 + ino)], key(ROOT), false, 0);
         }
         assert_eq!(regions.by_dir.lock().len(), REGIONS_MAX);
-        assert!(regions.has(&[key(5)], key(ROOT), 0));
-        regions.met(&[key(5)], key(ROOT), CONTENDED_MS);
-        assert!(!regions.has(&[key(6)], key(ROOT), CONTENDED_MS));
+        assert!(regions.has(&[key(5)], 1, key(ROOT), 0));
+        regions.met(&[key(5)], key(ROOT), false, CONTENDED_MS);
+        assert!(!regions.has(&[key(6)], 1, key(ROOT), CONTENDED_MS));
     }
 
     #[test]
@@ -314,7 +404,7 @@ mod tests {
         let dir_of = |key: InodeKey| (key.ino.0 > 2).then(|| InodeKey::new(key.ino.0 - 1, 1));
         assert_eq!(upwards(key(4), false, dir_of)[..], [key(3), key(2)]);
         assert_eq!(upwards(key(4), true, dir_of)[..], [key(4), key(3), key(2)]);
-        assert!(upwards(key(2), false, dir_of).is_empty());
+        assert_eq!(upwards(key(2), false, dir_of)[..], [key(2)]);
         // Two threads may see a directory move between two others.
         let round = |at: InodeKey| Some(InodeKey::new(7 - at.ino.0, 1));
         assert_eq!(upwards(key(3), false, round).len(), 2);

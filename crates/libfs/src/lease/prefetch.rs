@@ -6,7 +6,7 @@
 //! are not.
 
 use std::sync::Arc;
-use varve_format::{Ino, InodeKey, LeaseNo};
+use varve_format::{InodeKey, LeaseNo};
 use varve_ipc::{LeaseMode, NEAR_MAX, Near, Want};
 
 use super::listed::Listed;
@@ -175,17 +175,6 @@ impl Ahead {
             mode,
         };
         Some((near, self.asking()))
-    }
-
-    /// Begins a request for inodes that a listing shows with their attributes: reading.
-    pub(super) fn listing(&self, these: &[InodeKey], dir: Ino) -> (Near, Asking<'_>) {
-        let near = Near {
-            these: these.to_vec(),
-            after: dir,
-            count: 0,
-            mode: LeaseMode::Read,
-        };
-        (near, self.asking())
     }
 
     /// Begins a request with neighbours.

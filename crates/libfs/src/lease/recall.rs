@@ -220,12 +220,21 @@ impl Recalls {
         }
     }
 
+    /// As a trim.
+    #[cfg(test)]
+    pub(super) fn begin_unwanted(&mut self, node: Arc<Node>, number: LeaseNo, around: &dyn Surroundings) {
+        self.begin(node, number, false, around);
+    }
+
     /// Begins to give a lease back, to other sessions or not, always as a whole. The daemon would let a reader
     /// keep a read lease, unless a writer waits by then; but its answer does not say which.
     fn begin(&mut self, node: Arc<Node>, number: LeaseNo, others: bool, around: &dyn Surroundings) {
         let key = node.key();
         if let Some(known) = self.under_way.get(&key) {
             let same = known.number == number;
+            if same && others {
+                self.leases.note_wanted(&node);
+            }
             self.look(key, around);
             if same {
                 return;
@@ -239,7 +248,10 @@ impl Recalls {
                 state.phase = Phase::Expiring;
             }
         }
-        self.leases.begin_recall(&node, others);
+        self.leases.count_recall();
+        if others {
+            self.leases.note_wanted(&node);
+        }
         self.under_way.insert(
             key,
             Recall {
@@ -289,8 +301,7 @@ impl Recalls {
             let clock = self.leases.clock();
             // No answer begins in this phase.
             let left = node.told.left(clock.monotonic_ms());
-            let gone = node.inode.read().attr.nlink == 0 && !around.is_open(key);
-            if !left.is_zero() && !gone && !armed(Bug::RecallBeforeExpiry) {
+            if !left.is_zero() && !armed(Bug::RecallBeforeExpiry) {
                 let expires = clock.moment() + left;
                 recall.expires = Some(expires);
                 self.expiring.insert((expires, key));
@@ -510,6 +521,11 @@ impl Recalls {
         state.phase = Phase::Settled;
         let gone = state.number == recall.number;
         if gone {
+            // An operation may have begun after the recall, and have seen what is so no more when this session
+            // gets the next lease.
+            if !armed(Bug::AnswerAcrossRecall) {
+                self.leases.count_recall();
+            }
             state.mode = None;
             // Before a newer grant can be installed, which has names and numbers of its own. No request
             // creates files under this lease any more, and no other code would give its numbers back.

@@ -2,6 +2,7 @@
 //! hand.
 #![allow(clippy::unwrap_used)]
 
+mod answers;
 mod prefetch;
 
 use super::node::{Node, Phase, Use};

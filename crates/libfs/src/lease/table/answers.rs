@@ -20,7 +20,8 @@ impl Leases {
     /// The directory of an inode, and those above it, as far as they are known here; an inode that is a
     /// directory comes first.
     fn upwards(&self, node: &Node) -> SmallVec<[InodeKey; 8]> {
-        let is_dir = node.inode.read().attr.is_dir();
+        // The worker waits for no writer of the inode.
+        let is_dir = node.inode.try_attr().is_some_and(|attr| attr.is_dir());
         let nodes = self.nodes.read();
         upwards(node.key(), is_dir, |key| {
             nodes.get(&key).and_then(|node| node.told.dir())
@@ -44,9 +45,12 @@ impl Leases {
         let now_ms = self.clock.monotonic_ms();
         if self.regions.any(now_ms)
             && let Some(node) = nodes.last()
-            && self.regions.has(&self.upwards(node), self.root, now_ms)
         {
-            return Answer::default();
+            // Of a directory, both its name and its attributes are looked at.
+            let own = nodes.len();
+            if self.regions.has(&self.upwards(node), own, self.root, now_ms) {
+                return Answer::default();
+            }
         }
         let seen = (dir.is_some(), inode.is_some());
         let leases = nodes.iter().map(|node| Arc::clone(&node.told)).collect();
@@ -58,15 +62,21 @@ impl Leases {
         answer
     }
 
-    /// Notes that a lease, which is not settled any more, is given back, to other sessions or not.
-    pub(crate) fn begin_recall(&self, node: &Node, others: bool) {
+    /// Counts a recall: of a lease that is not settled any more, or that goes now. What was seen under it may
+    /// have changed before the next one.
+    pub(crate) fn count_recall(&self) {
         self.recalls.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Notes that other sessions want a lease: answers in its region get no timeout if they have to wait, or
+    /// are in one.
+    pub(crate) fn note_wanted(&self, node: &Node) {
         let now_ms = self.clock.monotonic_ms();
-        let believed = !node.told.left(now_ms).is_zero();
-        if others && (believed || self.regions.any(now_ms)) {
+        let waits = !node.told.left(now_ms).is_zero();
+        if waits || self.regions.any(now_ms) {
             let dirs = self.upwards(node);
-            if believed || self.regions.has(&dirs, self.root, now_ms) {
-                self.regions.met(&dirs, self.root, now_ms);
+            if waits || self.regions.has(&dirs, 1, self.root, now_ms) {
+                self.regions.met(&dirs, self.root, waits, now_ms);
             }
         }
     }

@@ -1,46 +1,10 @@
-//! Leases that nobody waits for: those that come with another, and those on the inodes of a listing.
+//! Leases that nobody waits for: they come with another.
 
 use super::Leases;
 use crate::lease::recall::Event;
-use crate::sync::atomic::Ordering;
-use varve_format::InodeKey;
-use varve_ipc::{Grant, LeaseMode, NEAR_MAX, Near, Request, Response, Want};
+use varve_ipc::{Grant, Near};
 
 impl Leases {
-    /// Asks for leases for reading on these inodes of `dir`, if they are free: those that a listing shows
-    /// with their attributes. To be called without pins.
-    pub(crate) fn take_along(&self, dir: InodeKey, keys: impl Iterator<Item = InodeKey>) {
-        let mut missing: Vec<_> = self.see(|nodes| {
-            let held = |key: &InodeKey| nodes.get(key).is_some_and(|node| node.mode().is_some());
-            keys.filter(|key| !held(key)).collect()
-        });
-        missing.sort_unstable();
-        missing.dedup();
-        for these in missing.chunks(usize::from(NEAR_MAX)) {
-            let (near, _asking) = self.ahead.listing(these, dir.ino);
-            let mode = LeaseMode::Read;
-            let request = Request::AcquireNear {
-                wants: vec![Want { key: dir, mode }],
-                near: near.clone(),
-            };
-            self.acquires.fetch_add(1, Ordering::Relaxed);
-            let (Ok(Response::Granted(mut grants)), Ok(node)) = (self.call(request), self.get_or_make(dir))
-            else {
-                return;
-            };
-            if grants.is_empty() || grants.len() > 1 + these.len() {
-                return;
-            }
-            for grant in grants.drain(1..) {
-                self.install_ahead(grant, &near);
-            }
-            for grant in grants.into_iter().filter(|grant| grant.attr.key == dir) {
-                self.install(&node, grant, false);
-            }
-            self.recall_early(dir);
-        }
-    }
-
     /// Installs a neighbour's grant. One that was given back meanwhile is ignored.
     pub(super) fn install_ahead(&self, grant: Grant, near: &Near) {
         let Grant { lease, mode, .. } = grant;

@@ -1,0 +1,276 @@
+//! Answers to the kernel that must not get a timeout, and recalls that must not wait for ever anew.
+
+use super::{Answer as Reply, Around, Caches, Rig, Script};
+use crate::kernel_cache::pages::{KernelCall, PageUse};
+use crate::lease::node::{Node, Phase, Use};
+use crate::lease::recall::{Event, Recalls};
+use crate::lease::table::Leases;
+use parking_lot::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+use varve_format::TimeNs;
+use varve_format::{InodeAttr, InodeKey, LeaseNo, SessionId};
+use varve_ipc::{Clock, Grant, LeaseMode, Link, Page, Request, Response, SessionPage};
+
+const ROOT: InodeKey = InodeKey::new(1, 1);
+const DIR: InodeKey = InodeKey::new(5, 1);
+const FILE: InodeKey = InodeKey::new(9, 1);
+
+/// A clock that is moved by hand.
+struct Hands(AtomicU64);
+
+impl Clock for Hands {
+    fn now_ns(&self) -> TimeNs {
+        0
+    }
+
+    fn monotonic_ms(&self) -> u64 {
+        self.0.load(Ordering::SeqCst)
+    }
+
+    fn moment(&self) -> Duration {
+        Duration::from_millis(self.monotonic_ms())
+    }
+
+    fn pause(&self, time: Duration) {
+        self.0.fetch_add(time.as_millis() as u64, Ordering::SeqCst);
+    }
+}
+
+struct World {
+    rig: Rig,
+    clock: Arc<Hands>,
+}
+
+fn attr(key: InodeKey) -> InodeAttr {
+    let mode = if key == FILE { 0o100_644 } else { 0o040_755 };
+    InodeAttr {
+        nlink: if key == FILE { 1 } else { 2 },
+        ..InodeAttr::new(key, mode, 0)
+    }
+}
+
+/// A session above which is a kernel, beside others; the daemon grants all it is asked for.
+fn world() -> World {
+    let (events, inbox) = crossbeam_channel::unbounded();
+    let (asks, asked) = crossbeam_channel::unbounded();
+    let script = Arc::new(Script {
+        answer: OnceLock::new(),
+        released: Mutex::new(Vec::new()),
+    });
+    let granted = AtomicU64::new(0);
+    let answer: Reply = Box::new(move |request| match request {
+        Request::Acquire { wants } | Request::AcquireNear { wants, .. } => {
+            let grant = |want: &varve_ipc::Want| Grant {
+                lease: LeaseNo(granted.fetch_add(1, Ordering::SeqCst) + 1),
+                mode: want.mode,
+                replaces: None,
+                attr: attr(want.key),
+            };
+            Response::Granted(wants.iter().map(grant).collect())
+        }
+        other => panic!("{other:?}"),
+    });
+    let _ = script.answer.set(answer);
+    let page = Arc::new(Page::heap(SessionId(1)));
+    let clock = Arc::new(Hands(AtomicU64::new(1000)));
+    let leases = Leases::new(
+        Arc::clone(&script) as Arc<dyn Link>,
+        Arc::clone(&page) as Arc<dyn SessionPage>,
+        events.clone(),
+        asks,
+        64,
+        true,
+    );
+    let leases = leases.with_clock(Arc::clone(&clock) as _);
+    let leases = Arc::new(leases.below(ROOT));
+    let rig = Rig {
+        page,
+        recalls: Recalls::new(Arc::clone(&leases), events, 5000),
+        script,
+        leases,
+        inbox,
+        asked,
+        around: Around {
+            caches: Some(Arc::new(Caches::default())),
+            ..Around::default()
+        },
+    };
+    World { rig, clock }
+}
+
+impl World {
+    /// An operation sees the inode; returns its node.
+    fn sees(&self, key: InodeKey) -> Arc<Node> {
+        drop(
+            self.rig
+                .leases
+                .pin_one::<()>(key, LeaseMode::Read, Use::Own)
+                .unwrap(),
+        );
+        self.rig.leases.get(key).unwrap()
+    }
+
+    fn told(&self, asked: u64, dir: Option<InodeKey>, inode: Option<InodeKey>) -> bool {
+        let answer = self.rig.leases.answer(asked, dir, inode);
+        !(answer.attr_ttl() + answer.name_ttl()).is_zero()
+    }
+
+    fn recalled(&mut self, key: InodeKey) {
+        let number = self.rig.leases.get(key).unwrap().held_number().unwrap();
+        self.rig.take(Event::Revoke { key, number });
+    }
+
+    fn later(&mut self, ms: u64) {
+        self.clock.pause(Duration::from_millis(ms));
+        self.rig.recalls.tick(&self.rig.around);
+        self.rig.flush();
+    }
+}
+
+/// The recall has begun, and its lease may still be used. What is seen under it is no longer so when another
+/// session had the inode meanwhile, and this session has it anew.
+#[test]
+fn attributes_seen_under_an_expiring_lease_get_no_timeout_under_the_next_one() {
+    let mut world = world();
+    let asked = world.rig.leases.recalls();
+    let node = world.sees(FILE);
+    assert!(world.told(asked, None, Some(FILE)), "fstat");
+    world.recalled(FILE);
+    assert_eq!(node.state().phase, Phase::Expiring);
+    // A request that begins now, and is slow to answer.
+    let slow = world.rig.leases.recalls();
+    world.sees(FILE);
+    world.later(400);
+    assert!(node.mode().is_none());
+    // The other session changes the file here, and returns. Another request takes the lease again.
+    world.sees(FILE);
+    assert!(
+        !world.told(slow, None, Some(FILE)),
+        "what was before the change is believed"
+    );
+}
+
+/// As above, in a lookup: for want of room (no other session wants it yet, so that there is no region).
+#[test]
+fn name_seen_under_an_expiring_lease_that_was_trimmed_gets_no_timeout_under_the_next_one() {
+    let mut world = world();
+    let asked = world.rig.leases.recalls();
+    world.sees(DIR);
+    world.sees(FILE);
+    assert!(world.told(asked, Some(DIR), Some(FILE)));
+    let number = world.rig.leases.get(DIR).unwrap().held_number().unwrap();
+    let node = world.rig.leases.get(DIR).unwrap();
+    // As `Event::Trim` does.
+    world
+        .rig
+        .recalls
+        .begin_unwanted(Arc::clone(&node), number, &world.rig.around);
+    assert_eq!(node.state().phase, Phase::Expiring);
+    let slow = world.rig.leases.recalls();
+    world.sees(DIR);
+    // It waits for the inode's lease, say; meanwhile the directory's goes, the name too, and it comes back.
+    world.later(400);
+    assert!(node.mode().is_none());
+    world.sees(DIR);
+    assert!(
+        !world.told(slow, Some(DIR), Some(FILE)),
+        "a name that is gone is believed"
+    );
+}
+
+/// As above, while the kernel drops pages: nothing was believed, so there is no region.
+#[test]
+fn attributes_seen_while_pages_are_dropped_get_no_timeout_under_the_next_lease() {
+    let mut world = world();
+    world.sees(DIR);
+    world.sees(FILE);
+    let node = world.rig.leases.get(FILE).unwrap();
+    let call = KernelCall::new(PageUse::Read, 1, 0, 4096);
+    drop(
+        world
+            .rig
+            .leases
+            .pin_one::<()>(FILE, LeaseMode::Read, Use::Kernel(&call))
+            .unwrap(),
+    );
+    world.recalled(FILE);
+    assert_eq!(node.state().phase, Phase::Dropping);
+    let slow = world.rig.leases.recalls();
+    world.sees(FILE);
+    for _ in 0..100 {
+        if node.mode().is_none() {
+            break;
+        }
+        if let Ok(event) = world.rig.inbox.recv_timeout(Duration::from_millis(100)) {
+            world.rig.take(event);
+        }
+        world.rig.flush();
+    }
+    assert!(node.mode().is_none());
+    world.sees(FILE);
+    assert!(
+        !world.told(slow, Some(DIR), Some(FILE)),
+        "what was before the change is believed"
+    );
+}
+
+/// A program of the mount has the file open since the session before (or by a handle, or `O_PATH`), so its
+/// directory is not known here; it looks at it with `fstat`. Another session wants it again and again.
+#[test]
+fn inode_whose_directory_is_not_known_is_waited_for_once() {
+    let mut world = world();
+    let mut waits = 0;
+    for _ in 0..5 {
+        let asked = world.rig.leases.recalls();
+        let node = world.sees(FILE);
+        let _ = world.told(asked, None, Some(FILE));
+        world.recalled(FILE);
+        waits += u32::from(node.state().phase == Phase::Expiring);
+        world.later(400);
+        assert!(node.mode().is_none());
+    }
+    assert_eq!(waits, 1);
+}
+
+/// The session gives a lease back for want of room, and another wants it while it expires.
+#[test]
+fn recall_that_joins_a_trim_makes_a_region() {
+    let mut world = world();
+    let mut waits = 0;
+    for _ in 0..5 {
+        let asked = world.rig.leases.recalls();
+        world.sees(DIR);
+        world.sees(FILE);
+        let _ = world.told(asked, Some(DIR), Some(FILE));
+        let node = world.rig.leases.get(FILE).unwrap();
+        let number = node.held_number().unwrap();
+        world
+            .rig
+            .recalls
+            .begin_unwanted(Arc::clone(&node), number, &world.rig.around);
+        world.recalled(FILE);
+        waits += u32::from(node.state().phase == Phase::Expiring);
+        world.later(400);
+        assert!(node.mode().is_none());
+    }
+    assert_eq!(waits, 1);
+}
+
+/// A file without a name is looked at through `O_PATH`, which is no open; another session has it open.
+#[test]
+fn lease_of_a_file_without_a_name_stays_while_its_attributes_are_believed() {
+    let mut world = world();
+    let node = world.sees(FILE);
+    node.inode.write().attr.nlink = 0;
+    let asked = world.rig.leases.recalls();
+    world.sees(FILE);
+    assert!(world.told(asked, None, Some(FILE)), "fstat");
+    world.recalled(FILE);
+    world.rig.flush();
+    assert!(
+        node.mode().is_some(),
+        "the other session changes what the kernel believes"
+    );
+}
