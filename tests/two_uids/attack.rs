@@ -409,7 +409,6 @@ fn requests(job: &Job, session: &mut Session, found: &mut Found) {
                 dir,
                 cookie: 0,
                 max: 10,
-                attrs: true,
             },
         ),
         ("its attributes", Request::GetAttr { key }),

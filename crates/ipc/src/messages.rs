@@ -242,8 +242,6 @@ pub struct DirEntry {
     pub kind: FileKind,
     /// Cookie of the position after this entry.
     pub next_cookie: u64,
-    /// Attributes as digested, unless another session has a write lease on the inode (then request a lease).
-    pub attr: Option<InodeAttr>,
 }
 
 /// A mapped run of a file.
@@ -411,8 +409,6 @@ pub enum Request {
         cookie: u64,
         /// Most entries.
         max: u32,
-        /// Whether attributes are wanted with them.
-        attrs: bool,
     },
     /// Target of a symbolic link.
     ReadLink {

@@ -88,14 +88,9 @@ impl KernelFs {
             Request::AllocInodes { near, count } => InodeNumbers::of(self)
                 .alloc_inodes(session, near, count)
                 .map(Response::Inodes),
-            Request::ReadDir {
-                dir,
-                cookie,
-                max,
-                attrs,
-            } => reads()
-                .read_dir(session, dir, cookie, max, attrs)
-                .map(Response::Entries),
+            Request::ReadDir { dir, cookie, max } => {
+                reads().read_dir(session, dir, cookie, max).map(Response::Entries)
+            }
             Request::ReadLink { key } => reads().read_link(session, key).map(Response::Bytes),
             Request::Xattrs { key } => reads().xattrs(session, key).map(Response::Xattrs),
             Request::MapExtents { key, from, max } => {

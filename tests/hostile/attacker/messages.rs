@@ -123,7 +123,6 @@ impl Attacker {
                 dir: self.any_key(),
                 cookie: extreme(self),
                 max: extreme(self) as u32,
-                attrs: self.rng.below(2) == 0,
             },
             11 => Request::ReadLink { key: self.any_key() },
             12 => Request::Xattrs { key: self.any_key() },

@@ -138,7 +138,6 @@ impl<'k> Reads<'k> {
         dir: InodeKey,
         cookie: u64,
         max: u32,
-        attrs: bool,
     ) -> Result<Vec<DirEntry>, IpcError> {
         self.leased(session, dir)?;
         if !self.readable(session, dir)?.is_dir() {
@@ -149,31 +148,13 @@ impl<'k> Reads<'k> {
             .store
             .dir_iter(dir.ino, cookie, max)
             .map_err(|error| self.faults.unreadable(&error))?;
-        let mut entries = Vec::with_capacity(items.len());
-        for item in items {
-            // Attributes need search permission on the directory, which the next lookup checks.
-            let told = attrs
-                && session.privileged
-                && !self
-                    .sessions
-                    .table
-                    .lock()
-                    .table
-                    .written_by_other(session.id, item.key);
-            let attr = if told {
-                self.store.get_key(item.key).ok().map(|inode| inode.attr)
-            } else {
-                None
-            };
-            entries.push(DirEntry {
-                name: item.name,
-                key: item.key,
-                kind: item.kind,
-                next_cookie: item.cookie,
-                attr,
-            });
-        }
-        Ok(entries)
+        let entries = items.into_iter().map(|item| DirEntry {
+            name: item.name,
+            key: item.key,
+            kind: item.kind,
+            next_cookie: item.cookie,
+        });
+        Ok(entries.collect())
     }
 
     pub(crate) fn read_link(&self, session: &Session, key: InodeKey) -> Result<Vec<u8>, IpcError> {

@@ -35,7 +35,6 @@ fn known_page(session: &Session, dir: &Node, cookie: u64, max: usize) -> Option<
         key: target.key,
         kind: target.kind,
         next_cookie,
-        attr: None,
     };
     Some(page.into_iter().map(entry).collect())
 }
@@ -55,12 +54,7 @@ pub(crate) fn readdir(mount: &Mount, dir: InodeKey, cookie: u64, max: usize) -> 
         let last = node.inode.read().last_seq;
         session.digest(last)?;
         let _asking = Asking::all(&node.names);
-        let answer = session.call(Request::ReadDir {
-            dir,
-            cookie,
-            max,
-            attrs: false,
-        })?;
+        let answer = session.call(Request::ReadDir { dir, cookie, max })?;
         let Response::Entries(entries) = answer else {
             return Err(OpError::Failed(Errno(libc::EIO)));
         };

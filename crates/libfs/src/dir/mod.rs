@@ -206,7 +206,6 @@ fn read_ahead<T>(session: &Session, dir: &Node, mut cookie: u64) -> OpResult<(),
             dir: dir.key(),
             cookie,
             max: list::PAGE_MAX as u32,
-            attrs: false,
         });
         match answer {
             Ok(Response::Entries(entries)) => {
@@ -437,7 +436,6 @@ fn is_empty<T>(session: &Session, dir: &Node) -> OpResult<bool, T> {
         dir: dir.key(),
         cookie: 0,
         max: 1,
-        attrs: false,
     })?;
     match answer {
         Response::Entries(entries) => Ok(entries.is_empty()),

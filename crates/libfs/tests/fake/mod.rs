@@ -731,7 +731,7 @@ impl Fake {
                 }
                 Ok(Response::Inodes(batch))
             }
-            Request::ReadDir { dir, cookie, max, .. } => {
+            Request::ReadDir { dir, cookie, max } => {
                 let node = state.tree.get(dir).map_err(IpcError::Errno)?;
                 let page = node
                     .names
@@ -746,7 +746,6 @@ impl Fake {
                         key: *key,
                         kind: attr.kind(),
                         next_cookie: at as u64 + 1,
-                        attr: Some(attr),
                     }
                 });
                 Ok(Response::Entries(entries.collect()))

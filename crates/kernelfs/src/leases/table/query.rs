@@ -41,16 +41,6 @@ impl Table {
             .map(|holder| (holder.lease, holder.mode))
     }
 
-    /// Whether another session may be changing `key`.
-    #[must_use]
-    pub fn written_by_other(&self, session: SessionId, key: InodeKey) -> bool {
-        self.holders.get(&key).is_some_and(|holders| {
-            holders
-                .iter()
-                .any(|holder| holder.session != session && holder.mode == LeaseMode::Write)
-        })
-    }
-
     /// Returns the sessions that know places of the blocks of `key`.
     pub fn mappers(&self, key: InodeKey) -> impl Iterator<Item = SessionId> {
         let holders = self
