@@ -203,10 +203,10 @@ pub enum Bug {
     UnshareFreesLast,
 
     // Names and attributes in the kernel above a mount.
-    /// A lease goes though the kernel may believe answers that rest on it.
+    /// A lease is released though the kernel may still use cached replies that depend on it.
     RecallBeforeExpiry,
-    /// An answer gets a timeout though a lease was recalled between its operation and it.
-    AnswerAcrossRecall,
+    /// A reply gets a timeout though a lease was recalled since its operation.
+    ReplyAcrossRecall,
     /// Other sessions change what a mount's session held, as soon as that session was sealed.
     ChangeAfterSealedMount,
 }

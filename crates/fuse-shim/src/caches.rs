@@ -1,5 +1,5 @@
 //! LibFS' access to the kernel's page cache: file data is dropped from it. Timeouts of dentries and
-//! attributes are those of `varve_libfs::Answer`.
+//! attributes are those of `varve_libfs::CachedReply`.
 
 use fuser::{INodeNo, Notifier};
 use parking_lot::{Condvar, Mutex, RwLock, RwLockWriteGuard};

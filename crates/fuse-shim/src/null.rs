@@ -99,7 +99,7 @@ impl LookupRequests for NullFs {
 }
 
 impl AttrRequests for NullFs {
-    fn getattr(&self, ino: INodeNo, reply: ReplyAttr<'_>) {
+    fn getattr(&self, _request: &Request, ino: INodeNo, reply: ReplyAttr<'_>) {
         reply.attr(&TTL, &attr_of(ino.0));
     }
 }

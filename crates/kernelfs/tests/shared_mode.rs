@@ -1,5 +1,5 @@
-//! Mounts and other sessions: a mount is told of others, and what a sealed mount's kernel may believe is
-//! waited for.
+//! Mounts and other sessions: a mount is told of others, and changes wait for the cached replies of a sealed
+//! mount.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -89,7 +89,7 @@ fn mount_that_does_not_take_note_of_others_is_sealed() {
 }
 
 /// A mount that had a lease on the root is sealed, as `ended` does; `change` of another session waits until
-/// its kernel believes nothing.
+/// its kernel has no cached replies.
 fn change_waits(ended: fn(World, &Client) -> World, change: fn(&mut Client, InodeKey)) {
     let world = World::new();
     let made = world.client().forward(&make(b"f")).unwrap();
@@ -102,7 +102,7 @@ fn change_waits(ended: fn(World, &Client) -> World, change: fn(&mut Client, Inod
     std::thread::scope(|scope| {
         let changed = scope.spawn(|| change(&mut other, file));
         std::thread::sleep(Duration::from_millis(50));
-        assert!(!changed.is_finished(), "the mount's kernel believes what was");
+        assert!(!changed.is_finished(), "the mount's kernel has a cached reply");
         world.clock.advance_ms(DENTRY_TTL_MAX.as_millis() as u64);
         changed.join().unwrap();
     });
@@ -234,7 +234,7 @@ fn change_that_waits_for_a_kernel_is_not_made_when_the_daemon_stops() {
         std::thread::sleep(Duration::from_millis(300));
         assert!(
             !changed.is_finished() || changed.join().unwrap().is_err(),
-            "the kernel believes that there is no g"
+            "the kernel caches that there is no g"
         );
         world.clock.advance_ms(10_000);
     });

@@ -11,7 +11,7 @@ use crate::dir::{self, Making};
 use crate::errno::{Errno, OpError, OpResult, Result};
 use crate::file::open::OpenFile;
 use crate::file::{attr, xattr};
-use crate::kernel_cache::dentries::{Answer, Asked};
+use crate::kernel_cache::dentries::{CachedReply, ReplyVersion};
 use crate::options::{Atime, Connector, FsOptions, MountError};
 use crate::session::{Mount, Session};
 use crate::txn::Transaction;
@@ -88,25 +88,28 @@ impl Fs {
     pub fn shared(&self) -> bool {
         self.mount.of_session(Session::is_shared)
     }
-    /// Notes the state before an operation whose answer the kernel above a shim may cache.
+    /// Returns the version of this session's leases, to be taken before an operation whose reply the kernel
+    /// above a shim may cache.
     #[must_use]
-    pub fn asked(&self) -> Asked {
-        self.mount.of_session(Session::asked)
+    pub fn reply_version(&self) -> ReplyVersion {
+        self.mount.of_session(Session::reply_version)
     }
-    /// Returns the timeouts of an answer, after its operation, which has found `inode`, or nothing, under a
-    /// name in `dir`. A shim holds it until the answer is sent: sessions that want one of the leases that it
-    /// rests on wait for it.
+
+    /// Returns the timeouts of the reply to an operation that has found `inode`, or nothing, under a name in
+    /// `dir`. A shim holds them until the reply is sent: recalls of the leases that it depends on wait for it.
     #[must_use]
-    pub fn answer_name(&self, asked: Asked, dir: InodeKey, inode: Option<InodeKey>) -> Answer {
+    pub fn name_reply(&self, version: ReplyVersion, dir: InodeKey, inode: Option<InodeKey>) -> CachedReply {
         self.mount
-            .of_session(|session| session.answer(asked, Some(dir), inode))
+            .of_session(|session| session.begin_reply(version, Some(dir), inode))
     }
-    /// As [`answer_name`](Self::answer_name), of an operation that has seen attributes only.
+
+    /// As [`name_reply`](Self::name_reply), of an operation that has read attributes only.
     #[must_use]
-    pub fn answer_attr(&self, asked: Asked, inode: InodeKey) -> Answer {
+    pub fn attr_reply(&self, version: ReplyVersion, inode: InodeKey) -> CachedReply {
         self.mount
-            .of_session(|session| session.answer(asked, None, Some(inode)))
+            .of_session(|session| session.begin_reply(version, None, Some(inode)))
     }
+
     /// Counters since the mount.
     #[must_use]
     pub fn counters(&self) -> Counters {

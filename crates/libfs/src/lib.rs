@@ -33,7 +33,7 @@ pub use errno::{Errno, OpError, OpResult, Result};
 pub use file::open::OpenFile;
 pub use file::read::ReadUnder;
 pub use fs::{Counters, Fs};
-pub use kernel_cache::{Answer, Asked, KernelCall, PageUse};
+pub use kernel_cache::{CachedReply, KernelCall, PageUse, ReplyVersion};
 pub use options::{Atime, AtimePolicy, CacheObserver, Connection, Connector, Copies, FsOptions, MountError};
 pub use posix::Posix;
 pub use txn::{GROUP_BYTES_MAX, GROUP_ENTRIES_MAX, Made, Transaction, TxDir, TxFile};

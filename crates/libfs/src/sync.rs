@@ -19,6 +19,32 @@ pub(crate) use shuttle::{hint::spin_loop, sync::atomic, thread::yield_now, threa
 use std::time::Duration;
 use varve_ipc::Clock;
 
+/// A clock that a test moves, and that moves on while a thread pauses.
+#[cfg(test)]
+#[derive(Debug, Default)]
+pub(crate) struct SteppedClock(atomic::AtomicU64);
+
+#[cfg(test)]
+impl Clock for SteppedClock {
+    fn now_ns(&self) -> varve_format::TimeNs {
+        0
+    }
+
+    fn monotonic_ms(&self) -> u64 {
+        self.0.load(atomic::Ordering::SeqCst)
+    }
+
+    fn moment(&self) -> Duration {
+        Duration::from_millis(self.monotonic_ms())
+    }
+
+    fn pause(&self, time: Duration) {
+        self.0
+            .fetch_add(time.as_millis() as u64, atomic::Ordering::SeqCst);
+        yield_now();
+    }
+}
+
 /// Starts a detached thread.
 #[cfg(not(feature = "shuttle"))]
 pub(crate) fn spawn(

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use varve_format::InodeKey;
 use varve_ipc::{Clock, Cred};
-use varve_libfs::{Answer, Asked, CacheObserver, Errno, Fs, KernelCall, OpenFile, PageUse};
+use varve_libfs::{CacheObserver, CachedReply, Errno, Fs, KernelCall, OpenFile, PageUse, ReplyVersion};
 
 /// Bytes of a page.
 pub const PAGE_BYTES: usize = 4096;
@@ -224,13 +224,13 @@ impl Kernel {
     }
 
     /// Returns the cached value, or calls `operation` and caches its value until the answer, made by
-    /// `answer` with its timeout, expires.
+    /// `reply` with its timeout, expires.
     fn look<T: Copy>(
         &self,
         fs: &Fs,
         cell: impl Fn(&mut Caches) -> &mut Option<(T, u64)>,
         operation: impl FnOnce() -> Result<T, Errno>,
-        answer: impl FnOnce(Asked) -> (Answer, Duration),
+        reply: impl FnOnce(ReplyVersion) -> (CachedReply, Duration),
     ) -> Result<T, Errno> {
         let known = *cell(&mut self.lock());
         if let Some((value, until_ms)) = known
@@ -240,10 +240,10 @@ impl Kernel {
             return Ok(value);
         }
         self.between();
-        let asked = fs.asked();
+        let version = fs.reply_version();
         let value = operation()?;
         self.between();
-        let (held, ttl) = answer(asked);
+        let (held, ttl) = reply(version);
         self.between();
         let until_ms = self.clock.monotonic_ms() + ttl.as_millis() as u64;
         *cell(&mut self.lock()) = Some((value, until_ms));
@@ -257,12 +257,12 @@ impl Kernel {
     /// The mount's error.
     pub fn size(&self, fs: &Fs, key: InodeKey) -> Result<u64, Errno> {
         let size = || Ok(fs.getattr(key)?.size_bytes);
-        let answer = |asked| {
-            let answer = fs.answer_attr(asked, key);
-            let ttl = answer.attr_ttl();
-            (answer, ttl)
+        let reply = |version| {
+            let reply = fs.attr_reply(version, key);
+            let ttl = reply.attr_ttl();
+            (reply, ttl)
         };
-        self.look(fs, |caches| caches.sizes.entry(key).or_default(), size, answer)
+        self.look(fs, |caches| caches.sizes.entry(key).or_default(), size, reply)
     }
 
     /// The size of the file with a name in the root, as programs see it; `None` if there is none.
@@ -280,15 +280,15 @@ impl Kernel {
             Err(error) => Err(error),
         };
         // One value here is both the name's and the attributes'.
-        let answer = |asked| {
-            let answer = fs.answer_name(asked, fs.root(), inode.get());
+        let reply = |version| {
+            let reply = fs.name_reply(version, fs.root(), inode.get());
             let ttl = match inode.get() {
-                Some(_) => answer.name_ttl().min(answer.attr_ttl()),
-                None => answer.name_ttl(),
+                Some(_) => reply.name_ttl().min(reply.attr_ttl()),
+                None => reply.name_ttl(),
             };
-            (answer, ttl)
+            (reply, ttl)
         };
-        self.look(fs, |caches| caches.names.entry(name).or_default(), size, answer)
+        self.look(fs, |caches| caches.names.entry(name).or_default(), size, reply)
     }
 
     fn drop_page(&self, place: (InodeKey, u64)) {

@@ -15,12 +15,17 @@ fn set_time(time: TimeOrNow) -> SetTime {
 }
 
 impl Shim {
-    fn answer_attr(&self, reply: ReplyAttr<'_>, operation: impl FnOnce() -> Outcome<InodeAttr>) {
-        let asked = self.fs.asked();
+    fn answer_attr(
+        &self,
+        request: &Request,
+        reply: ReplyAttr<'_>,
+        operation: impl FnOnce() -> Outcome<InodeAttr>,
+    ) {
+        let version = self.reply_version(request);
         match operation() {
             Ok(attr) => {
-                let answer = self.fs.answer_attr(asked, attr.key);
-                reply.attr(&timeouts(&attr, &answer).attr, &file_attr(&attr));
+                let cached = self.fs.attr_reply(version, attr.key);
+                reply.attr(&timeouts(&attr, &cached).attr, &file_attr(&attr));
             }
             Err(error) => reply.error(errno(error)),
         }
@@ -28,8 +33,8 @@ impl Shim {
 }
 
 impl AttrRequests for Shim {
-    fn getattr(&self, ino: INodeNo, reply: ReplyAttr<'_>) {
-        self.answer_attr(reply, || {
+    fn getattr(&self, request: &Request, ino: INodeNo, reply: ReplyAttr<'_>) {
+        self.answer_attr(request, reply, || {
             let attr = self.key(ino).and_then(|key| self.fs.getattr(key));
             attr.map_err(gone)
         });
@@ -45,7 +50,7 @@ impl AttrRequests for Shim {
             mtime: changes.mtime.map(set_time),
             kill_set_id: changes.kill_set_id,
         };
-        self.answer_attr(reply, || {
+        self.answer_attr(request, reply, || {
             let key = self.key(ino)?;
             self.fs.setattr(key, &change, &cred(request))
         });

@@ -13,7 +13,7 @@ use std::os::unix::ffi::OsStrExt;
 use tracing::warn;
 use varve_format::{InodeAttr, InodeKey};
 use varve_ipc::Cred;
-use varve_libfs::{Answer, Atime, KernelCall, OpenFile, PageUse};
+use varve_libfs::{Atime, CachedReply, KernelCall, OpenFile, PageUse};
 
 thread_local! {
     /// Read buffer of a thread; the kernel requests at most a megabyte at once.
@@ -67,22 +67,23 @@ impl Shim {
 
     fn answer_create(
         &self,
+        request: &Request,
         parent: INodeNo,
         reply: ReplyCreate<'_>,
         flags: i32,
         operation: impl FnOnce() -> Outcome<(InodeAttr, OpenFile)>,
     ) {
-        let asked = self.fs.asked();
+        let version = self.reply_version(request);
         match operation() {
             Ok((attr, file)) => {
                 self.nodes.learn(attr.key);
                 let (handle, open_flags) = self.keep_open(file, flags);
                 let generation = Generation(u64::from(attr.key.generation.0));
-                let answer = match self.nodes.key(parent.0) {
-                    Some(dir) => self.fs.answer_name(asked, dir, Some(attr.key)),
-                    None => Answer::default(),
+                let cached = match self.nodes.key(parent.0) {
+                    Some(dir) => self.fs.name_reply(version, dir, Some(attr.key)),
+                    None => CachedReply::default(),
                 };
-                let ttl = timeouts(&attr, &answer);
+                let ttl = timeouts(&attr, &cached);
                 reply.created(&ttl, &file_attr(&attr), generation, handle, open_flags);
             }
             Err(error) => reply.error(errno(error)),
@@ -188,13 +189,13 @@ impl DataRequests for Shim {
         flags: i32,
         reply: ReplyCreate<'_>,
     ) {
-        self.answer_create(parent, reply, flags, || {
+        self.answer_create(request, parent, reply, flags, || {
             self.create_open(request, parent, name, mode, flags)
         });
     }
 
     fn tmpfile(&self, request: &Request, parent: INodeNo, mode: u32, flags: i32, reply: ReplyCreate<'_>) {
-        self.answer_create(parent, reply, flags, || {
+        self.answer_create(request, parent, reply, flags, || {
             let file = self.fs.tmpfile(self.key(parent)?, mode, &cred(request))?;
             Ok((file.getattr()?, file))
         });

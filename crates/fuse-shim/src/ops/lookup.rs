@@ -10,7 +10,7 @@ use std::path::Path;
 use std::time::Duration;
 use varve_format::{InodeAttr, InodeKey};
 use varve_ipc::Cred;
-use varve_libfs::{Answer, Asked};
+use varve_libfs::{CachedReply, ReplyVersion};
 
 impl Shim {
     /// Returns the inode with a number from a file handle (name_to_handle_at(2)), or its parent directory:
@@ -35,27 +35,34 @@ impl Shim {
     /// Answers an operation that finds or makes a name in `parent`.
     fn answer_entry(
         &self,
+        request: &Request,
         parent: INodeNo,
         reply: ReplyEntry<'_>,
         operation: impl FnOnce(InodeKey) -> Outcome<InodeAttr>,
     ) {
-        let asked = self.fs.asked();
+        let version = self.reply_version(request);
         match self.key(parent) {
-            Ok(dir) => self.entry(asked, Some(dir), operation(dir), reply),
+            Ok(dir) => self.entry(version, Some(dir), operation(dir), reply),
             Err(error) => reply.error(errno(error)),
         }
     }
 
-    fn entry(&self, asked: Asked, dir: Option<InodeKey>, outcome: Outcome<InodeAttr>, reply: ReplyEntry<'_>) {
+    fn entry(
+        &self,
+        version: ReplyVersion,
+        dir: Option<InodeKey>,
+        outcome: Outcome<InodeAttr>,
+        reply: ReplyEntry<'_>,
+    ) {
         match outcome {
             Ok(attr) => {
                 self.nodes.learn(attr.key);
-                let answer = match dir {
-                    Some(dir) => self.fs.answer_name(asked, dir, Some(attr.key)),
-                    None => Answer::default(),
+                let cached = match dir {
+                    Some(dir) => self.fs.name_reply(version, dir, Some(attr.key)),
+                    None => CachedReply::default(),
                 };
                 reply.entry(
-                    &timeouts(&attr, &answer),
+                    &timeouts(&attr, &cached),
                     &file_attr(&attr),
                     Generation(u64::from(attr.key.generation.0)),
                 );
@@ -67,35 +74,36 @@ impl Shim {
     /// Answers a lookup. A negative entry (number 0) is cached too, if names may be cached.
     fn answer_lookup(
         &self,
+        request: &Request,
         parent: INodeNo,
         reply: ReplyEntry<'_>,
         operation: impl FnOnce(InodeKey) -> Outcome<InodeAttr>,
     ) {
-        let asked = self.fs.asked();
+        let version = self.reply_version(request);
         let dir = match self.key(parent) {
             Ok(dir) => dir,
             Err(error) => return reply.error(errno(error)),
         };
         let outcome = operation(dir);
         if outcome.as_ref().is_err_and(|error| error.0 == libc::ENOENT) {
-            let answer = self.fs.answer_name(asked, dir, None);
-            let name = answer.name_ttl();
+            let cached = self.fs.name_reply(version, dir, None);
+            let name = cached.name_ttl();
             if !name.is_zero() {
                 let nothing = InodeAttr::new(InodeKey::new(0, 0), 0o100_000, 0);
                 let attr = Duration::ZERO;
                 return reply.entry(&Timeouts { name, attr }, &file_attr(&nothing), Generation(0));
             }
         }
-        self.entry(asked, Some(dir), outcome, reply);
+        self.entry(version, Some(dir), outcome, reply);
     }
 }
 
 impl LookupRequests for Shim {
     fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry<'_>) {
         if name == "." || name == ".." {
-            return self.entry(self.fs.asked(), None, self.by_number(parent, name), reply);
+            return self.entry(ReplyVersion::default(), None, self.by_number(parent, name), reply);
         }
-        self.answer_lookup(parent, reply, |dir| {
+        self.answer_lookup(request, parent, reply, |dir| {
             self.fs.lookup(dir, name.as_bytes(), &cred(request))
         });
     }
@@ -127,14 +135,14 @@ impl LookupRequests for Shim {
         } else {
             mode
         };
-        self.answer_entry(parent, reply, |dir| {
+        self.answer_entry(request, parent, reply, |dir| {
             self.fs.create(dir, name.as_bytes(), mode, rdev, &cred(request))
         });
     }
 
     fn mkdir(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, reply: ReplyEntry<'_>) {
         let mode = libc::S_IFDIR | (mode & 0o7777);
-        self.answer_entry(parent, reply, |dir| {
+        self.answer_entry(request, parent, reply, |dir| {
             self.fs.create(dir, name.as_bytes(), mode, 0, &cred(request))
         });
     }
@@ -163,7 +171,7 @@ impl LookupRequests for Shim {
         target: &Path,
         reply: ReplyEntry<'_>,
     ) {
-        self.answer_entry(parent, reply, |dir| {
+        self.answer_entry(request, parent, reply, |dir| {
             self.fs.symlink(
                 dir,
                 link_name.as_bytes(),
@@ -210,7 +218,7 @@ impl LookupRequests for Shim {
         newname: &OsStr,
         reply: ReplyEntry<'_>,
     ) {
-        self.answer_entry(newparent, reply, |dir| {
+        self.answer_entry(request, newparent, reply, |dir| {
             self.fs
                 .link(self.key(ino)?, dir, newname.as_bytes(), &cred(request))
         });

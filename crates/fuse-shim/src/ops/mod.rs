@@ -19,7 +19,7 @@ use std::time::Duration;
 use tracing::debug;
 use varve_format::{InodeAttr, InodeKey};
 use varve_ipc::Cred;
-use varve_libfs::{Answer, Fs};
+use varve_libfs::{CachedReply, Fs, ReplyVersion};
 
 /// Upper bound on the bytes of data in one request.
 pub(crate) const DATA_MAX: usize = 1 << 20;
@@ -48,11 +48,11 @@ fn gone(error: varve_libfs::Errno) -> varve_libfs::Errno {
 }
 
 /// Returns how long the kernel may cache a name and `attr`: not at all while a regular file has set-id bits,
-/// else as `answer` says.
+/// else for the reply's timeouts.
 ///
 /// A write clears those bits here, and the kernel learns of it only by the write's reply. With cached
 /// attributes, it would go on granting the owner's rights to a program that another user has just changed.
-fn timeouts(attr: &InodeAttr, answer: &Answer) -> Timeouts {
+fn timeouts(attr: &InodeAttr, reply: &CachedReply) -> Timeouts {
     const SET_ID: u32 = libc::S_ISUID | libc::S_ISGID;
     if attr.kind() == varve_format::FileKind::Regular && attr.mode & SET_ID != 0 {
         Timeouts {
@@ -61,8 +61,8 @@ fn timeouts(attr: &InodeAttr, answer: &Answer) -> Timeouts {
         }
     } else {
         Timeouts {
-            name: answer.name_ttl(),
-            attr: answer.attr_ttl(),
+            name: reply.name_ttl(),
+            attr: reply.attr_ttl(),
         }
     }
 }
@@ -98,6 +98,11 @@ impl Shim {
 
     fn maps_direct(&self) -> bool {
         self.maps_direct.load(Ordering::Relaxed)
+    }
+
+    /// Returns the version for the reply to a request, before its operation.
+    fn reply_version(&self, _request: &Request) -> ReplyVersion {
+        self.fs.reply_version()
     }
 
     fn key(&self, ino: INodeNo) -> Outcome<InodeKey> {

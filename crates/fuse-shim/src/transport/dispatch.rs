@@ -89,8 +89,8 @@ impl<F: Filesystem> Call<'_, F> {
                     fs.forget(INodeNo(one.node), one.lookups);
                 }
             }
-            opcode::GETATTR => fs.getattr(node, self.attributes(false)),
-            opcode::STATX => fs.getattr(node, self.attributes(true)),
+            opcode::GETATTR => fs.getattr(&self.request, node, self.attributes(false)),
+            opcode::STATX => fs.getattr(&self.request, node, self.attributes(true)),
             opcode::SETATTR => fs.setattr(request, node, &changes(&args.take()?), self.attributes(false)),
             opcode::READLINK => fs.readlink(node, ReplyData(self.reply())),
             opcode::SYMLINK => {

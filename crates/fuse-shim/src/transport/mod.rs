@@ -48,6 +48,12 @@ impl Request {
         self.header.gid
     }
 
+    /// Returns the thread that called; 0 if it is in no PID namespace of this process.
+    #[must_use]
+    pub const fn thread(&self) -> u32 {
+        self.header.pid
+    }
+
     /// Returns the request's number.
     #[must_use]
     pub const fn unique(&self) -> RequestId {

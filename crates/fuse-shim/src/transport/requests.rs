@@ -77,7 +77,7 @@ pub trait LookupRequests {
 /// Attributes of inodes and of the file system.
 #[expect(unused_variables, reason = "what is not answered looks at nothing")]
 pub trait AttrRequests {
-    fn getattr(&self, ino: INodeNo, reply: ReplyAttr<'_>) {
+    fn getattr(&self, request: &Request, ino: INodeNo, reply: ReplyAttr<'_>) {
         reply.error(Errno::ENOSYS);
     }
     fn setattr(&self, request: &Request, ino: INodeNo, changes: &Changes, reply: ReplyAttr<'_>) {

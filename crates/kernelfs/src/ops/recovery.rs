@@ -65,7 +65,7 @@ impl<'k> Recovery<'k> {
         for row in rows.iter().filter(|row| row.flags & 1 == 1) {
             self.core
                 .locked()
-                .note_believed(row.id, self.core.env.clock.moment());
+                .note_sealed_mount(row.id, self.core.env.clock.moment());
         }
         let numbers = self.take_up_grants(&rows)?;
         let sealed = self.revive_all(rows, limit)?;

@@ -1,6 +1,6 @@
-//! What mounts' kernels keep, and other sessions: mounts are told of others, and whoever is about to change
-//! something waits for the kernel of a mount that lost its session. That a lease stays while a kernel believes
-//! answers that rest on it is the mount's affair (`libfs/src/kernel_cache/dentries.rs`).
+//! Mounts beside other sessions: mounts are told that others use the pool, and a change waits for the cached
+//! replies of a mount whose session was sealed. A live mount keeps its leases until its cached replies have
+//! expired (`libfs/src/kernel_cache/dentries.rs`).
 
 use crate::kernel::{Core, KernelFs};
 use crate::ops::teardown::Teardown;
@@ -103,8 +103,8 @@ impl<'k> Sharing<'k> {
         }
     }
 
-    /// Waits, with leases on what is about to be changed, until no kernel believes answers of a mount whose
-    /// session was sealed and may have had these leases. One that is sealed from here on cannot have had them.
+    /// Waits until the kernels of mounts with sealed sessions have no cached replies. To be called with leases
+    /// on the inodes that are about to change: a mount that is sealed later cannot have had them.
     ///
     /// # Errors
     /// The session, or the daemon, has ended: nothing may be changed.
@@ -112,7 +112,7 @@ impl<'k> Sharing<'k> {
         if armed(Bug::ChangeAfterSealedMount) {
             return Ok(());
         }
-        let until = self.core.locked().believed_until(session.predecessor);
+        let until = self.core.locked().cached_until(session.predecessor);
         loop {
             let left = until.saturating_sub(self.core.env.clock.moment());
             if left.is_zero() {

@@ -69,7 +69,7 @@ impl<'k> Teardown<'k> {
 
     /// Ends a session; with `keep` its client may resume it.
     pub(crate) fn seal(&self, id: SessionId, why: &str, keep: bool) {
-        let (session, believed) = {
+        let (session, caches) = {
             let mut sessions = self.core.locked();
             let Some(member) = sessions.entries.get_mut(&id) else {
                 return;
@@ -83,10 +83,10 @@ impl<'k> Teardown<'k> {
             let session = Arc::clone(&member.session);
             // A mount whose client ends the session itself has been unmounted before.
             let is_mount = keep && session.kind == ClientKind::Shim;
-            let believed = is_mount && sessions.table.count(id) > 0;
+            let caches = is_mount && sessions.table.count(id) > 0;
             sessions.note_watched(id, Watched::default());
-            if believed {
-                sessions.note_believed(id, self.core.env.clock.moment());
+            if caches {
+                sessions.note_sealed_mount(id, self.core.env.clock.moment());
             }
             // Threads that wait for leases on behalf of this session stop waiting.
             let tickets: Vec<_> = sessions.table.waiting_tickets(id);
@@ -94,7 +94,7 @@ impl<'k> Teardown<'k> {
                 sessions.table.cancel(*ticket);
             }
             sessions.end_waits(&tickets);
-            (session, believed)
+            (session, caches)
         };
         if keep {
             tracing::info!(session = %id, pid = session.peer.pid, "session sealed: {why}");
@@ -107,9 +107,11 @@ impl<'k> Teardown<'k> {
         if session.keeps_copies() {
             self.logs.drop_copies(session.process);
         }
-        if believed {
+        if caches {
             // Answers from here on get no timeout.
-            self.core.locked().note_believed(id, self.core.env.clock.moment());
+            self.core
+                .locked()
+                .note_sealed_mount(id, self.core.env.clock.moment());
         }
         let _ = session.upcalls.push(Upcall::Sealed);
         session.turn.next.notify_all();

@@ -161,9 +161,8 @@ pub(crate) struct SessionTable {
     pub(crate) unheld: BTreeSet<InodeKey>,
     /// Time since which there has been one session at most.
     pub(crate) alone_since_ms: u64,
-    /// Sessions of mounts that were sealed a moment ago, and until when their kernels may believe answers
-    /// that rested on their leases.
-    believed: Vec<(SessionId, Duration)>,
+    /// Sealed sessions of mounts, and until when their kernels may have cached replies.
+    sealed_mounts: Vec<(SessionId, Duration)>,
     pub(crate) latched: bool,
     pub(crate) watches: Watches,
     pub(crate) next_read_only: u64,
@@ -192,7 +191,7 @@ impl SessionTable {
             to_digest: DigestQueue::default(),
             unheld: BTreeSet::new(),
             alone_since_ms: 0,
-            believed: Vec::new(),
+            sealed_mounts: Vec::new(),
             latched: false,
             watches: Watches::default(),
             next_read_only: READ_ONLY_SESSIONS,
@@ -201,18 +200,21 @@ impl SessionTable {
         }
     }
 
-    /// Notes that the session of a mount is sealed at `now`, a [moment](varve_ipc::Clock::moment) of the clock:
-    /// nothing told its kernel to believe no answer any more.
-    pub(crate) fn note_believed(&mut self, id: SessionId, now: Duration) {
-        self.believed
+    /// Notes that the session of a mount is sealed at `now`, a [moment](varve_ipc::Clock::moment) of the clock.
+    /// Its kernel goes on using cached replies.
+    pub(crate) fn note_sealed_mount(&mut self, id: SessionId, now: Duration) {
+        self.sealed_mounts
             .retain(|(other, until)| *other != id && *until > now);
-        self.believed.push((id, now + DENTRY_TTL_MAX));
+        self.sealed_mounts.push((id, now + DENTRY_TTL_MAX));
     }
 
-    /// Returns the moment until which some mount's kernel may believe answers that rested on leases of a sealed
-    /// session. The client that continues that session is its kernel's own mount, and knows.
-    pub(crate) fn believed_until(&self, successor_of: Option<SessionId>) -> Duration {
-        let others = self.believed.iter().filter(|(id, _)| Some(*id) != successor_of);
+    /// Returns the moment until which the kernels of sealed mounts may have cached replies. The session's own
+    /// kernel, if it continues a mount's session, learns of its changes.
+    pub(crate) fn cached_until(&self, successor_of: Option<SessionId>) -> Duration {
+        let others = self
+            .sealed_mounts
+            .iter()
+            .filter(|(id, _)| Some(*id) != successor_of);
         others.map(|(_, until)| *until).max().unwrap_or_default()
     }
 

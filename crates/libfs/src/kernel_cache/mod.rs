@@ -1,10 +1,11 @@
-//! The caches of the kernel above a mount: names and attributes (`dentries`), pages of files (`pages`). Knows
-//! no leases.
+//! The caches of the kernel above a mount: names and attributes (`dentries`, and `regions` in which it keeps
+//! none), pages of files (`pages`). Knows no leases.
 
 pub(crate) mod dentries;
 #[cfg(test)]
 mod model;
 pub(crate) mod pages;
+pub(crate) mod regions;
 
-pub use dentries::{Answer, Asked};
+pub use dentries::{CachedReply, ReplyVersion};
 pub use pages::{KernelCall, PageUse};

@@ -14,7 +14,7 @@ use varve_ipc::{Clock, LeaseMode};
 
 use crate::dir_cache::DirNames;
 use crate::inode::Inode;
-use crate::kernel_cache::dentries::Told;
+use crate::kernel_cache::dentries::CachedReplies;
 use crate::kernel_cache::pages::{Above, KernelCall};
 use crate::log::slots;
 use crate::seeded::{Bug, armed};
@@ -44,8 +44,8 @@ pub(crate) enum Phase {
     Settled,
     /// Being given back: new pins are barred, existing ones finish.
     Draining,
-    /// To be given back: the kernel believes answers that rest on the lease, which expire; calls for which
-    /// the lease suffices go on.
+    /// To be given back: cached replies that depend on the lease expire; calls for which the lease suffices
+    /// go on.
     Expiring,
     /// Being given back: the kernel drops its pages; calls for which the lease suffices go on.
     Dropping,
@@ -83,8 +83,8 @@ pub(crate) struct Node {
     pub copied: AtomicBool,
     /// Pages of this file that the kernel above keeps.
     pub above: Above,
-    /// Names and attributes that the kernel above may believe.
-    pub told: Arc<Told>,
+    /// Replies to the kernel above that depend on the lease.
+    pub replies: Arc<CachedReplies>,
     /// The lease was prefetched and not used yet: 1 plus its window's [slot](super::prefetch); 0: no.
     pub ahead: AtomicU32,
     /// Used since the last look for idle leases.
@@ -139,7 +139,7 @@ impl Node {
             data_used: AtomicBool::new(false),
             copied: AtomicBool::new(false),
             above: Above::default(),
-            told: Arc::default(),
+            replies: Arc::default(),
             ahead: AtomicU32::new(0),
             recent: AtomicBool::new(true),
             born: AtomicU64::new(0),

@@ -67,7 +67,7 @@ struct Recall {
     late: bool,
     /// Pages under writeback were skipped and stay until the lease is gone.
     late_pages: bool,
-    /// When the kernel is looked at again for answers that rest on the lease.
+    /// When the cached replies that depend on the lease have expired.
     expires: Option<Duration>,
     started: Duration,
 }
@@ -101,7 +101,7 @@ pub(crate) struct Recalls {
     leases: Arc<Leases>,
     events: Sender<Event>,
     under_way: HashMap<InodeKey, Recall>,
-    /// Those of them that wait for answers to expire.
+    /// Those of them that wait for cached replies to expire.
     expiring: BTreeSet<(Duration, InodeKey)>,
     ready: Vec<InodeKey>,
     /// Leases whose grants never came here.
@@ -233,7 +233,7 @@ impl Recalls {
         if let Some(known) = self.under_way.get(&key) {
             let same = known.number == number;
             if same && others {
-                self.leases.note_wanted(&node);
+                self.leases.note_contention(&node);
             }
             self.look(key, around);
             if same {
@@ -242,7 +242,7 @@ impl Recalls {
         }
         self.revoked += 1;
         {
-            // Before the recall is counted: an answer to an operation that begins later gets no timeout.
+            // Before the recall is counted: a reply to an operation that begins later gets no timeout.
             let mut state = node.state();
             if state.phase == Phase::Settled {
                 state.phase = Phase::Expiring;
@@ -250,7 +250,7 @@ impl Recalls {
         }
         self.leases.count_recall();
         if others {
-            self.leases.note_wanted(&node);
+            self.leases.note_contention(&node);
         }
         self.under_way.insert(
             key,
@@ -299,10 +299,10 @@ impl Recalls {
                 self.expiring.remove(&(expires, key));
             }
             let clock = self.leases.clock();
-            // No answer begins in this phase.
-            let left = node.told.left(clock.monotonic_ms());
-            if !left.is_zero() && !armed(Bug::RecallBeforeExpiry) {
-                let expires = clock.moment() + left;
+            // No reply begins in this phase.
+            let remaining = node.replies.remaining(clock.monotonic_ms());
+            if !remaining.is_zero() && !armed(Bug::RecallBeforeExpiry) {
+                let expires = clock.moment() + remaining;
                 recall.expires = Some(expires);
                 self.expiring.insert((expires, key));
                 return;
@@ -393,7 +393,7 @@ impl Recalls {
     /// Ends slow passes: a lease whose pages the kernel does not drop in time is given back without waiting
     /// for the kernel.
     ///
-    /// Also looks at leases whose answers have expired.
+    /// Also looks at leases whose cached replies have expired.
     pub(crate) fn tick(&mut self, around: &dyn Surroundings) {
         let patience = self.patience;
         let now = self.leases.clock().moment();
@@ -426,7 +426,7 @@ impl Recalls {
         self.under_way.values().any(|recall| recall.pass.is_some())
     }
 
-    /// Returns the time until a lease's answers have expired.
+    /// Returns the time until cached replies of a lease have expired.
     pub(crate) fn next_expiry(&self) -> Option<Duration> {
         let (expires, _) = self.expiring.first()?;
         Some(expires.saturating_sub(self.leases.clock().moment()))
@@ -521,9 +521,9 @@ impl Recalls {
         state.phase = Phase::Settled;
         let gone = state.number == recall.number;
         if gone {
-            // An operation may have begun after the recall, and have seen what is so no more when this session
-            // gets the next lease.
-            if !armed(Bug::AnswerAcrossRecall) {
+            // An operation that began after the recall may have read what has changed when this session gets the
+            // next lease.
+            if !armed(Bug::ReplyAcrossRecall) {
                 self.leases.count_recall();
             }
             state.mode = None;

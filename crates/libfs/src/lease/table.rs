@@ -1,9 +1,9 @@
 //! All leases of a session: pins the leases of an operation, and asks the daemon for missing ones.
 
-mod answers;
 mod dead;
 mod neighbours;
 mod pins;
+mod replies;
 mod spare_inodes;
 
 use crossbeam_channel::Sender;
@@ -26,8 +26,8 @@ use super::prefetch::Ahead;
 use super::recall::Event;
 use crate::errno::{Errno, OpError, OpResult};
 use crate::hash::{KeyMap, KeySet};
-use crate::kernel_cache::dentries::Regions;
 use crate::kernel_cache::pages::{Drops, KernelCall};
+use crate::kernel_cache::regions::Regions;
 use crate::seeded::{Bug, armed};
 use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{Mutex, RwLock, yield_now};
@@ -62,12 +62,11 @@ pub(crate) struct Leases {
     /// Whether there are kernel caches above.
     kernel: bool,
     acquires: AtomicU64,
-    /// Leases that were, or are being, given back.
+    /// Beginnings and ends of recalls.
     recalls: AtomicU64,
     ahead: Ahead,
     contended: Contended,
     regions: Regions,
-    root: InodeKey,
     clock: Arc<dyn Clock>,
 }
 
@@ -106,7 +105,6 @@ impl Leases {
             ahead: Ahead::new(),
             contended: Contended::default(),
             regions: Regions::default(),
-            root: InodeKey::new(0, 0),
             clock: Arc::new(SystemClock),
         }
     }
@@ -118,11 +116,6 @@ impl Leases {
             clock,
             ..self
         }
-    }
-
-    /// In a pool with this root.
-    pub(crate) fn below(self, root: InodeKey) -> Self {
-        Self { root, ..self }
     }
 
     /// Time, and how to wait.

@@ -2,8 +2,8 @@
 //! hand.
 #![allow(clippy::unwrap_used)]
 
-mod answers;
 mod prefetch;
+mod replies;
 
 use super::node::{Node, Phase, Use};
 use super::recall::{Event, Recalls, Surroundings};

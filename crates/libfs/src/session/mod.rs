@@ -25,7 +25,7 @@ use varve_ipc::{
 
 use crate::data::DataPlane;
 use crate::errno::{Errno, OpError, OpResult};
-use crate::kernel_cache::dentries::{Answer, Asked};
+use crate::kernel_cache::dentries::{CachedReply, ReplyVersion};
 use crate::kernel_cache::pages::{Drops, KernelCall, drop_and_wait, drop_later};
 use crate::lease::{AT_ONCE, Event, Leases, Node, Pins, Recalls, Use};
 use crate::log::Stamp;
@@ -97,8 +97,7 @@ impl Session {
             welcome.leases_max,
             kernel,
         );
-        let leases = leases.with_clock(Arc::clone(&options.clock));
-        let leases = Arc::new(leases.below(welcome.root.key));
+        let leases = Arc::new(leases.with_clock(Arc::clone(&options.clock)));
         let recalls = Recalls::new(Arc::clone(&leases), events.clone(), welcome.lease_ms);
         let session = Arc::new(Self {
             shared: AtomicBool::new(welcome.shared),
@@ -248,29 +247,34 @@ impl Session {
         self.shared.load(Ordering::SeqCst)
     }
 
-    /// Notes the state before an operation whose answer the kernel above may believe.
-    pub(crate) fn asked(&self) -> Asked {
+    /// Returns the version of the session's leases, before an operation whose reply the kernel above may cache.
+    pub(crate) fn reply_version(&self) -> ReplyVersion {
         // A recall must end within `lease_ms`, and may also wait for the kernel's pages.
         let in_time = 4 * DENTRY_TTL_MAX <= Duration::from_millis(self.welcome.lease_ms);
-        let believes = self.options.kind == ClientKind::Shim && in_time;
-        Asked {
-            session: believes.then(|| self.id()),
+        let caches = self.options.kind == ClientKind::Shim && in_time;
+        ReplyVersion {
+            session: caches.then(|| self.id()),
             recalls: self.leases.recalls(),
             forwarded: self.forwarded.load(Ordering::SeqCst),
         }
     }
 
-    /// Returns the answer to an operation, which has seen a name in `dir` and attributes of `inode`.
-    pub(crate) fn answer(&self, asked: Asked, dir: Option<InodeKey>, inode: Option<InodeKey>) -> Answer {
-        // What the daemon has changed and reported was not seen under a lease.
-        let own =
-            asked.session == Some(self.id()) && asked.forwarded == self.forwarded.load(Ordering::SeqCst);
-        if !own {
-            return Answer::default();
+    /// Begins the reply to an operation that has found a name in `dir` and attributes of `inode`.
+    pub(crate) fn begin_reply(
+        &self,
+        version: ReplyVersion,
+        dir: Option<InodeKey>,
+        inode: Option<InodeKey>,
+    ) -> CachedReply {
+        // The result of a forwarded operation was read under no lease.
+        let is_current =
+            version.session == Some(self.id()) && version.forwarded == self.forwarded.load(Ordering::SeqCst);
+        if !is_current {
+            return CachedReply::default();
         }
-        let answer = self.leases.answer(asked.recalls, dir, inode);
-        // Asked after the answer counts as under way.
-        if self.is_live() { answer } else { answer.undone() }
+        let reply = self.leases.begin_reply(version.recalls, dir, inode);
+        // After the reply counts as in flight.
+        if self.is_live() { reply } else { reply.cancel() }
     }
 
     /// Pins leases for names and attributes.

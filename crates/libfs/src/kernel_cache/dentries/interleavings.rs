@@ -1,4 +1,4 @@
-//! The kernel's cached answers under a scheduler that tries interleavings: programs of the mount look at an
+//! The kernel's cached replies under a scheduler that tries interleavings: programs of the mount look at an
 //! inode, whose lease another session wants, changes the inode and lets it go. What that session has changed
 //! is never seen as it was before. The daemon is a model that grants one lease at a time. Run by `cargo test
 //! -p varve-libfs --features shuttle --lib interleavings`.
@@ -7,38 +7,16 @@
 use crate::lease::{Event, Leases, Node, Recalls, Surroundings, Use};
 use crate::options::CacheObserver;
 use crate::seeded::{self, Bug};
+use crate::sync::SteppedClock;
 use shuttle::sync::Mutex;
 use shuttle::sync::atomic::{AtomicU64, Ordering};
 use shuttle::thread;
 use std::sync::Arc;
 use std::time::Duration;
-use varve_format::{InodeAttr, InodeKey, LeaseNo, LogSeq, SessionId, TimeNs};
+use varve_format::{InodeAttr, InodeKey, LeaseNo, LogSeq, SessionId};
 use varve_ipc::{Clock, Grant, IpcError, LeaseMode, Link, Page, Request, Response, Upcall};
 
 const FILE: InodeKey = InodeKey::new(5, 1);
-
-/// Time passes while threads wait.
-#[derive(Default)]
-struct Time(AtomicU64);
-
-impl Clock for Time {
-    fn now_ns(&self) -> TimeNs {
-        0
-    }
-
-    fn monotonic_ms(&self) -> u64 {
-        self.0.load(Ordering::SeqCst)
-    }
-
-    fn moment(&self) -> Duration {
-        Duration::from_millis(self.monotonic_ms())
-    }
-
-    fn pause(&self, time: Duration) {
-        self.0.fetch_add(time.as_millis() as u64, Ordering::SeqCst);
-        thread::yield_now();
-    }
-}
 
 /// The daemon's state of the one inode.
 #[derive(Default)]
@@ -112,12 +90,12 @@ impl Surroundings for Around {
 }
 
 struct World {
-    clock: Arc<Time>,
+    clock: Arc<SteppedClock>,
     leases: Arc<Leases>,
     daemon: Arc<Daemon>,
     /// What the other session changes.
     truth: AtomicU64,
-    /// What the kernel believes, and until when.
+    /// What the kernel caches, and until when.
     cached: Mutex<Option<(u64, u64)>>,
     over: AtomicU64,
 }
@@ -133,7 +111,7 @@ impl World {
             assert!(seen >= least, "{seen} is cached, it was {least} before");
             return;
         }
-        let asked = self.leases.recalls();
+        let recalls = self.leases.recalls();
         let pin = self
             .leases
             .pin_one::<()>(FILE, LeaseMode::Read, Use::Own)
@@ -142,13 +120,13 @@ impl World {
         drop(pin);
         assert!(seen >= least);
         thread::yield_now();
-        let answer = self.leases.answer(asked, None, Some(FILE));
+        let reply = self.leases.begin_reply(recalls, None, Some(FILE));
         thread::yield_now();
-        if !answer.attr_ttl().is_zero() {
-            let until_ms = self.clock.monotonic_ms() + answer.attr_ttl().as_millis() as u64;
+        if !reply.attr_ttl().is_zero() {
+            let until_ms = self.clock.monotonic_ms() + reply.attr_ttl().as_millis() as u64;
             *self.cached.lock().unwrap() = Some((seen, until_ms));
         }
-        drop(answer);
+        drop(reply);
         self.clock.pause(Duration::from_millis(30));
     }
 
@@ -165,13 +143,13 @@ impl World {
         self.truth.fetch_add(1, Ordering::SeqCst);
         thread::yield_now();
         self.daemon.0.lock().unwrap().other = false;
-        // Until answers here get a timeout again.
-        self.clock.pause(Duration::from_secs(11));
+        // Until replies get a timeout again.
+        self.clock.pause(Duration::from_secs(61));
     }
 }
 
 fn changes_are_seen() {
-    let clock = Arc::new(Time::default());
+    let clock = Arc::new(SteppedClock::default());
     let daemon = Arc::new(Daemon::default());
     let (events, inbox) = crossbeam_channel::unbounded();
     let leases = Leases::new(
@@ -229,11 +207,11 @@ fn what_another_session_has_changed_is_never_seen_as_it_was_before() {
 }
 
 #[test]
-fn lease_that_goes_before_answers_have_expired_is_caught() {
+fn lease_that_is_released_before_replies_have_expired_is_caught() {
     assert!(seeded::is_found(Bug::RecallBeforeExpiry, &[changes_are_seen]));
 }
 
 #[test]
-fn answer_after_a_recall_since_its_operation_is_caught() {
-    assert!(seeded::is_found(Bug::AnswerAcrossRecall, &[changes_are_seen]));
+fn reply_after_a_recall_since_its_operation_is_caught() {
+    assert!(seeded::is_found(Bug::ReplyAcrossRecall, &[changes_are_seen]));
 }

@@ -1,46 +1,24 @@
-//! Answers to the kernel that must not get a timeout, and recalls that must not wait for ever anew.
+//! Replies to the kernel that must not get a timeout, and recalls that must not wait again and again.
 
-use super::{Answer as Reply, Around, Caches, Rig, Script};
+use super::{Answer, Around, Caches, Rig, Script};
 use crate::kernel_cache::pages::{KernelCall, PageUse};
 use crate::lease::node::{Node, Phase, Use};
 use crate::lease::recall::{Event, Recalls};
 use crate::lease::table::Leases;
+use crate::sync::SteppedClock;
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use varve_format::TimeNs;
 use varve_format::{InodeAttr, InodeKey, LeaseNo, SessionId};
 use varve_ipc::{Clock, Grant, LeaseMode, Link, Page, Request, Response, SessionPage};
 
-const ROOT: InodeKey = InodeKey::new(1, 1);
 const DIR: InodeKey = InodeKey::new(5, 1);
 const FILE: InodeKey = InodeKey::new(9, 1);
 
-/// A clock that is moved by hand.
-struct Hands(AtomicU64);
-
-impl Clock for Hands {
-    fn now_ns(&self) -> TimeNs {
-        0
-    }
-
-    fn monotonic_ms(&self) -> u64 {
-        self.0.load(Ordering::SeqCst)
-    }
-
-    fn moment(&self) -> Duration {
-        Duration::from_millis(self.monotonic_ms())
-    }
-
-    fn pause(&self, time: Duration) {
-        self.0.fetch_add(time.as_millis() as u64, Ordering::SeqCst);
-    }
-}
-
 struct World {
     rig: Rig,
-    clock: Arc<Hands>,
+    clock: Arc<SteppedClock>,
 }
 
 fn attr(key: InodeKey) -> InodeAttr {
@@ -60,7 +38,7 @@ fn world() -> World {
         released: Mutex::new(Vec::new()),
     });
     let granted = AtomicU64::new(0);
-    let answer: Reply = Box::new(move |request| match request {
+    let answer: Answer = Box::new(move |request| match request {
         Request::Acquire { wants } | Request::AcquireNear { wants, .. } => {
             let grant = |want: &varve_ipc::Want| Grant {
                 lease: LeaseNo(granted.fetch_add(1, Ordering::SeqCst) + 1),
@@ -74,7 +52,7 @@ fn world() -> World {
     });
     let _ = script.answer.set(answer);
     let page = Arc::new(Page::heap(SessionId(1)));
-    let clock = Arc::new(Hands(AtomicU64::new(1000)));
+    let clock = Arc::new(SteppedClock::default());
     let leases = Leases::new(
         Arc::clone(&script) as Arc<dyn Link>,
         Arc::clone(&page) as Arc<dyn SessionPage>,
@@ -83,8 +61,7 @@ fn world() -> World {
         64,
         true,
     );
-    let leases = leases.with_clock(Arc::clone(&clock) as _);
-    let leases = Arc::new(leases.below(ROOT));
+    let leases = Arc::new(leases.with_clock(Arc::clone(&clock) as _));
     let rig = Rig {
         page,
         recalls: Recalls::new(Arc::clone(&leases), events, 5000),
@@ -112,9 +89,9 @@ impl World {
         self.rig.leases.get(key).unwrap()
     }
 
-    fn told(&self, asked: u64, dir: Option<InodeKey>, inode: Option<InodeKey>) -> bool {
-        let answer = self.rig.leases.answer(asked, dir, inode);
-        !(answer.attr_ttl() + answer.name_ttl()).is_zero()
+    fn is_cached(&self, recalls: u64, dir: Option<InodeKey>, inode: Option<InodeKey>) -> bool {
+        let reply = self.rig.leases.begin_reply(recalls, dir, inode);
+        !(reply.attr_ttl() + reply.name_ttl()).is_zero()
     }
 
     fn recalled(&mut self, key: InodeKey) {
@@ -132,11 +109,11 @@ impl World {
 /// The recall has begun, and its lease may still be used. What is seen under it is no longer so when another
 /// session had the inode meanwhile, and this session has it anew.
 #[test]
-fn attributes_seen_under_an_expiring_lease_get_no_timeout_under_the_next_one() {
+fn attributes_read_under_an_expiring_lease_get_no_timeout_under_the_next_one() {
     let mut world = world();
-    let asked = world.rig.leases.recalls();
+    let recalls = world.rig.leases.recalls();
     let node = world.sees(FILE);
-    assert!(world.told(asked, None, Some(FILE)), "fstat");
+    assert!(world.is_cached(recalls, None, Some(FILE)), "fstat");
     world.recalled(FILE);
     assert_eq!(node.state().phase, Phase::Expiring);
     // A request that begins now, and is slow to answer.
@@ -147,19 +124,19 @@ fn attributes_seen_under_an_expiring_lease_get_no_timeout_under_the_next_one() {
     // The other session changes the file here, and returns. Another request takes the lease again.
     world.sees(FILE);
     assert!(
-        !world.told(slow, None, Some(FILE)),
-        "what was before the change is believed"
+        !world.is_cached(slow, None, Some(FILE)),
+        "attributes from before the change are cached"
     );
 }
 
 /// As above, in a lookup: for want of room (no other session wants it yet, so that there is no region).
 #[test]
-fn name_seen_under_an_expiring_lease_that_was_trimmed_gets_no_timeout_under_the_next_one() {
+fn name_found_under_an_expiring_lease_that_was_trimmed_gets_no_timeout_under_the_next_one() {
     let mut world = world();
-    let asked = world.rig.leases.recalls();
+    let recalls = world.rig.leases.recalls();
     world.sees(DIR);
     world.sees(FILE);
-    assert!(world.told(asked, Some(DIR), Some(FILE)));
+    assert!(world.is_cached(recalls, Some(DIR), Some(FILE)));
     let number = world.rig.leases.get(DIR).unwrap().held_number().unwrap();
     let node = world.rig.leases.get(DIR).unwrap();
     // As `Event::Trim` does.
@@ -175,14 +152,14 @@ fn name_seen_under_an_expiring_lease_that_was_trimmed_gets_no_timeout_under_the_
     assert!(node.mode().is_none());
     world.sees(DIR);
     assert!(
-        !world.told(slow, Some(DIR), Some(FILE)),
-        "a name that is gone is believed"
+        !world.is_cached(slow, Some(DIR), Some(FILE)),
+        "a name that is gone is cached"
     );
 }
 
-/// As above, while the kernel drops pages: nothing was believed, so there is no region.
+/// As above, while the kernel drops pages: nothing was cached, so its directory is not contended.
 #[test]
-fn attributes_seen_while_pages_are_dropped_get_no_timeout_under_the_next_lease() {
+fn attributes_read_while_pages_are_dropped_get_no_timeout_under_the_next_lease() {
     let mut world = world();
     world.sees(DIR);
     world.sees(FILE);
@@ -211,8 +188,8 @@ fn attributes_seen_while_pages_are_dropped_get_no_timeout_under_the_next_lease()
     assert!(node.mode().is_none());
     world.sees(FILE);
     assert!(
-        !world.told(slow, Some(DIR), Some(FILE)),
-        "what was before the change is believed"
+        !world.is_cached(slow, Some(DIR), Some(FILE)),
+        "attributes from before the change are cached"
     );
 }
 
@@ -223,9 +200,9 @@ fn inode_whose_directory_is_not_known_is_waited_for_once() {
     let mut world = world();
     let mut waits = 0;
     for _ in 0..5 {
-        let asked = world.rig.leases.recalls();
+        let recalls = world.rig.leases.recalls();
         let node = world.sees(FILE);
-        let _ = world.told(asked, None, Some(FILE));
+        let _ = world.is_cached(recalls, None, Some(FILE));
         world.recalled(FILE);
         waits += u32::from(node.state().phase == Phase::Expiring);
         world.later(400);
@@ -236,14 +213,14 @@ fn inode_whose_directory_is_not_known_is_waited_for_once() {
 
 /// The session gives a lease back for want of room, and another wants it while it expires.
 #[test]
-fn recall_that_joins_a_trim_makes_a_region() {
+fn recall_that_joins_a_trim_makes_its_directory_contended() {
     let mut world = world();
     let mut waits = 0;
     for _ in 0..5 {
-        let asked = world.rig.leases.recalls();
+        let recalls = world.rig.leases.recalls();
         world.sees(DIR);
         world.sees(FILE);
-        let _ = world.told(asked, Some(DIR), Some(FILE));
+        let _ = world.is_cached(recalls, Some(DIR), Some(FILE));
         let node = world.rig.leases.get(FILE).unwrap();
         let number = node.held_number().unwrap();
         world
@@ -260,17 +237,17 @@ fn recall_that_joins_a_trim_makes_a_region() {
 
 /// A file without a name is looked at through `O_PATH`, which is no open; another session has it open.
 #[test]
-fn lease_of_a_file_without_a_name_stays_while_its_attributes_are_believed() {
+fn lease_of_a_file_without_a_name_stays_while_its_attributes_are_cached() {
     let mut world = world();
     let node = world.sees(FILE);
     node.inode.write().attr.nlink = 0;
-    let asked = world.rig.leases.recalls();
+    let recalls = world.rig.leases.recalls();
     world.sees(FILE);
-    assert!(world.told(asked, None, Some(FILE)), "fstat");
+    assert!(world.is_cached(recalls, None, Some(FILE)), "fstat");
     world.recalled(FILE);
     world.rig.flush();
     assert!(
         node.mode().is_some(),
-        "the other session changes what the kernel believes"
+        "the other session changes what the kernel caches"
     );
 }
