@@ -12,6 +12,7 @@
 #![deny(unsafe_code)]
 
 mod caches;
+mod callers;
 mod convert;
 mod handles;
 mod mount;

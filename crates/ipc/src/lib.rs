@@ -25,6 +25,9 @@ pub use page::{Page, PageState, SessionPage, heavy_barrier, light_barrier};
 pub use service::{Descriptors, Opened, Peer, Service, UPCALLS_MAX, UpcallQueue};
 pub use wire::FRAME_MAX;
 
+/// Beginning of the names of the environment variables that `varve run` sets.
+pub const PRELOAD_VARIABLES: &str = "VARVE_PRELOAD_";
+
 /// Dentry and attribute timeout of the kernel above a mount.
 pub const DENTRY_TTL: std::time::Duration = std::time::Duration::from_millis(100);
 /// Upper bound on the lifetime of a cached answer, from its sending on. The kernel starts to count when the

@@ -271,7 +271,9 @@ impl MountConfig {
 
 #[cfg(test)]
 mod tests {
-    use super::{Alone, Atime, Config, MountConfig, PoolId, alone_files, alone_text, nth};
+    use super::{
+        Alone, Atime, Config, MOUNT, MountConfig, PoolId, SESSION_AFTER, SOCKET, alone_files, alone_text, nth,
+    };
 
     fn config() -> MountConfig {
         MountConfig {
@@ -280,6 +282,13 @@ mod tests {
             device: 7,
             read_only: false,
             atime: Atime::Relative,
+        }
+    }
+
+    #[test]
+    fn mounts_know_programs_under_run_by_the_names_of_the_variables() {
+        for name in [MOUNT, SOCKET, SESSION_AFTER] {
+            assert!(name.starts_with(varve_ipc::PRELOAD_VARIABLES), "{name}");
         }
     }
 

@@ -1,0 +1,167 @@
+//! The processes that send requests: which of them run under `varve run`, as their environment says. Such a
+//! program changes what it has looked at by its own session, which would then wait for the kernel's cached
+//! replies to expire: it gets replies without a timeout. Only a matter of speed: a wrong verdict is harmless.
+//!
+//! The environment is read by a thread of its own. It lies behind the process' `mmap_lock`, which another
+//! thread of that process may hold while it waits for this mount. Until the verdict is known a process counts
+//! as one under `varve run`.
+
+use std::io::Read;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+use tracing::warn;
+use varve_ipc::PRELOAD_VARIABLES;
+
+/// Number of verdicts that are kept.
+const SLOTS: usize = 1024;
+/// Most processes that wait for a verdict.
+const QUEUE: usize = 64;
+/// Time after which a verdict is renewed: the number may be another process' by then.
+const FRESH: Duration = Duration::from_secs(1);
+/// Most bytes of an environment that are searched.
+const ENVIRONMENT_MAX: u64 = 1 << 20;
+
+/// Verdicts by thread number.
+pub(crate) struct Callers {
+    slots: Arc<[AtomicU64]>,
+    started: Instant,
+    queue: OnceLock<SyncSender<u32>>,
+}
+
+/// A verdict on a thread: its number, when it was made, and whether the process runs under `varve run`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Verdict {
+    thread: u32,
+    /// Milliseconds since the start, of 31 bits.
+    made_ms: u32,
+    is_run: bool,
+}
+
+impl Verdict {
+    const fn pack(self) -> u64 {
+        ((self.thread as u64) << 32) | ((self.made_ms as u64) << 1) | self.is_run as u64
+    }
+
+    const fn unpack(word: u64) -> Self {
+        Self {
+            thread: (word >> 32) as u32,
+            made_ms: (word as u32) >> 1,
+            is_run: word & 1 == 1,
+        }
+    }
+}
+
+const fn slot_of(thread: u32) -> usize {
+    thread as usize % SLOTS
+}
+
+impl Callers {
+    pub(crate) fn new() -> Self {
+        Self {
+            slots: (0..SLOTS).map(|_| AtomicU64::new(0)).collect(),
+            started: Instant::now(),
+            queue: OnceLock::new(),
+        }
+    }
+
+    /// Whether a thread's process runs under `varve run`, or is not known yet.
+    pub(crate) fn is_run(&self, thread: u32) -> bool {
+        let now_ms = millis(self.started);
+        let verdict = Verdict::unpack(self.slots[slot_of(thread)].load(Ordering::Relaxed));
+        let is_known = verdict.thread == thread;
+        if !is_known || now_ms.wrapping_sub(verdict.made_ms) >= FRESH.as_millis() as u32 {
+            let queue = self.queue.get_or_init(|| self.start());
+            // With a full queue the next request asks again.
+            let _ = queue.try_send(thread);
+        }
+        !is_known || verdict.is_run
+    }
+
+    fn start(&self) -> SyncSender<u32> {
+        let (queue, threads) = sync_channel(QUEUE);
+        let (slots, started) = (Arc::clone(&self.slots), self.started);
+        let judge = move || judge(&threads, &slots, started);
+        if let Err(error) = std::thread::Builder::new()
+            .name("varve-callers".into())
+            .spawn(judge)
+        {
+            warn!(%error, "no thread to look at callers: none of them gets cached names beside other sessions");
+        }
+        queue
+    }
+}
+
+fn millis(started: Instant) -> u32 {
+    started.elapsed().as_millis() as u32 & (u32::MAX >> 1)
+}
+
+fn judge(threads: &Receiver<u32>, slots: &[AtomicU64], started: Instant) {
+    while let Ok(thread) = threads.recv() {
+        let verdict = Verdict {
+            thread,
+            made_ms: millis(started),
+            is_run: has_preload(thread).unwrap_or(false),
+        };
+        slots[slot_of(thread)].store(verdict.pack(), Ordering::Relaxed);
+    }
+}
+
+/// Whether `varve run`'s variables are in the environment of a thread's process.
+fn has_preload(thread: u32) -> std::io::Result<bool> {
+    let mut environment = Vec::new();
+    std::fs::File::open(format!("/proc/{thread}/environ"))?
+        .take(ENVIRONMENT_MAX)
+        .read_to_end(&mut environment)?;
+    let starts = |variable: &[u8]| variable.starts_with(PRELOAD_VARIABLES.as_bytes());
+    Ok(environment.split(|byte| *byte == 0).any(starts))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Callers, PRELOAD_VARIABLES, Verdict};
+    use std::process::{Command, Stdio};
+    use std::time::{Duration, Instant};
+
+    fn verdict_on(callers: &Callers, variable: Option<&str>) -> bool {
+        let mut command = Command::new("sleep");
+        command.arg("60").stdout(Stdio::null());
+        if let Some(variable) = variable {
+            command.env(variable, "1");
+        }
+        let mut child = command.spawn().expect("sleep");
+        assert!(callers.is_run(child.id()), "nothing is known of it");
+        let until = Instant::now() + Duration::from_secs(20);
+        let known =
+            || Verdict::unpack(callers.slots[super::slot_of(child.id())].load(super::Ordering::Relaxed));
+        while known().thread != child.id() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let is_run = callers.is_run(child.id());
+        child.kill().expect("it runs");
+        child.wait().expect("it ends");
+        is_run
+    }
+
+    #[test]
+    fn programs_under_run_are_told_from_others_by_their_environment() {
+        let callers = Callers::new();
+        assert!(!verdict_on(&callers, None));
+        assert!(!verdict_on(&callers, Some("NOT_VARVE_PRELOAD_MOUNT")));
+        assert!(verdict_on(&callers, Some(&format!("{PRELOAD_VARIABLES}MOUNT"))));
+    }
+
+    #[test]
+    fn verdicts_fit_into_a_word() {
+        for verdict in [(1, 0, true), (u32::MAX, u32::MAX >> 1, false), (77, 12_345, true)] {
+            let (thread, made_ms, is_run) = verdict;
+            let verdict = Verdict {
+                thread,
+                made_ms,
+                is_run,
+            };
+            assert_eq!(Verdict::unpack(verdict.pack()), verdict);
+        }
+    }
+}
