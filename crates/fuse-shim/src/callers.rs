@@ -121,16 +121,24 @@ fn has_preload(thread: u32) -> std::io::Result<bool> {
 #[cfg(test)]
 mod tests {
     use super::{Callers, PRELOAD_VARIABLES, Verdict};
+    use std::io::Read;
     use std::process::{Command, Stdio};
     use std::time::{Duration, Instant};
 
     fn verdict_on(callers: &Callers, variable: Option<&str>) -> bool {
-        let mut command = Command::new("sleep");
-        command.arg("60").stdout(Stdio::null());
+        let mut command = Command::new("sh");
+        command
+            .args(["-c", "echo; read line"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
         if let Some(variable) = variable {
             command.env(variable, "1");
         }
-        let mut child = command.spawn().expect("sleep");
+        let mut child = command.spawn().expect("a shell");
+        // It has its environment from here on.
+        let mut line = [0];
+        let out = child.stdout.as_mut().expect("piped");
+        out.read_exact(&mut line).expect("it runs");
         assert!(callers.is_run(child.id()), "nothing is known of it");
         let until = Instant::now() + Duration::from_secs(20);
         let known =
