@@ -2,11 +2,15 @@
 //! what is the same by `dedup`; the pool's daemon compares, shares and undoes.
 
 mod apply;
-mod files;
+mod dedupe;
 mod in_use;
+mod interruption;
+mod open_files;
+mod search;
 mod status;
 mod tally;
 mod undo;
+mod unshared;
 
 pub use status::usage;
 
