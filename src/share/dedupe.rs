@@ -79,7 +79,7 @@ impl Deduper<'_> {
         Ok(())
     }
 
-    /// Shares what is not shared yet in two ranges that do not overlap, each given by its file and first byte.
+    /// Shares what is not shared yet in two ranges that do not overlap, each given by file and first byte.
     fn share_range(
         &mut self,
         (source_id, source_offset): (FileId, u64),

@@ -1,5 +1,5 @@
-//! Blocks that files of a running pool share: `varve dedup apply`, `status` and `undo`, and `varve usage`. Finds
-//! what is the same by `dedup`; the pool's daemon compares, shares and undoes.
+//! Blocks that files of a running pool share: `varve dedup apply`, `status` and `undo`, and `varve usage`.
+//! Finds what is the same by `dedup`; the pool's daemon compares, shares and undoes.
 
 mod apply;
 mod dedupe;

@@ -1,5 +1,5 @@
-//! The search for runs of equal-looking blocks, in one set of files after the other, and the files that it keeps:
-//! the runs that were found, and a state that is thrown away. Shares nothing.
+//! The search for runs of equal-looking blocks, in one set of files after the other, and the files that it
+//! keeps: the runs that were found, and a state that is thrown away. Shares nothing.
 
 use super::interruption::Interruption;
 use super::open_files::FileId;
@@ -39,8 +39,8 @@ impl SharingSet {
     }
 }
 
-/// Returns the sets of files under this scope. A file may be in two: what was shared in the one is found shared
-/// in the other.
+/// Returns the sets of files under this scope. A file may be in two: what was shared in the one is found
+/// shared in the other.
 pub fn sharing_sets(scope: DedupScope, owners: &Owners) -> BTreeSet<SharingSet> {
     let users = owners.values().map(|(uid, _)| SharingSet::User(*uid));
     match scope {

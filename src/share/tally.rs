@@ -1,5 +1,5 @@
-//! Bytes of a set of files that are theirs alone, that are shared, and what is kept once among them. Pure: asks
-//! no daemon.
+//! Bytes of a set of files that are theirs alone, that are shared, and what is kept once among them. Pure:
+//! asks no daemon.
 
 use std::collections::BTreeMap;
 use varve_format::BLOCK_BYTES;
