@@ -109,8 +109,7 @@ fn share(
     if stop.count() > 0 {
         return Err(Interruption::Signal);
     }
-    let bar = Reading::start();
-    let why = args.files.rate.map_or("", |_| "(held to --rate)");
+    let reading = Reading::start(&args.files);
     let mut deduper = Deduper {
         files: OpenFiles::new(pool),
         owners,
@@ -118,7 +117,7 @@ fn share(
         report,
         rate: args.files.rate(),
         progress: &|shared_bytes| {
-            bar.at(shared_bytes, why);
+            reading.at(shared_bytes);
             match stop.count() {
                 0 => Ok(()),
                 _ => Err(Interruption::Signal),

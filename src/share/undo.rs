@@ -68,11 +68,10 @@ pub fn undo(args: &UndoArgs) -> anyhow::Result<()> {
     let (mut report, mut undone) = (Report::default(), Ok(()));
     if !args.dry_run && sums.shared > 0 {
         let mut rate = args.files.rate();
-        let reading = Reading::start();
-        let why = args.files.rate.map_or("", |_| "(held to --rate)");
+        let reading = Reading::start(&args.files);
         walk(&args.pool.paths, &filter, &mut |chosen| {
             undone = undo_file(&pool, &chosen.path, &mut rate, &stop, &mut report);
-            reading.at(report.bytes, why);
+            reading.at(report.bytes);
             undone.is_ok()
         });
     }
