@@ -2,9 +2,9 @@
 //! FUSE mount, so a session of this process asks the daemon.
 
 use crate::cli::CloneArgs;
-use crate::in_pool::{self, Mounts};
 use crate::out;
 use crate::pool::Pool;
+use crate::pool_session::{self, Mounts};
 use anyhow::bail;
 use std::path::Path;
 use varve_libfs::posix::AT_FDCWD;
@@ -13,13 +13,13 @@ use varve_libfs::{Errno, Posix, RenameFlags};
 /// `varve clone`.
 pub fn clone(args: &CloneArgs) -> anyhow::Result<()> {
     let mounts = Mounts::read()?;
-    let source = mounts.place(&args.source)?;
+    let source = mounts.locate(&args.source)?;
     let name = args.source.file_name();
     let target = match name.filter(|_| args.target.is_dir()) {
         Some(name) => args.target.join(name),
         None => args.target.clone(),
     };
-    let to = mounts.place(&target)?;
+    let to = mounts.locate(&target)?;
     if to.mount.pool != source.mount.pool {
         bail!(
             "{} is in the pool {}, {} in {}: only files of one pool share blocks; copy it instead",
@@ -30,14 +30,14 @@ pub fn clone(args: &CloneArgs) -> anyhow::Result<()> {
         );
     }
     let pool = Pool::open(&source.mount.pool)?;
-    let posix = in_pool::session(&pool)?;
-    let cloned = make(&posix, &source.path, &to.path, args.force);
-    let ended = posix.fs().unmount();
-    let bytes = cloned.map_err(|errno| why(errno, args, &target))?;
-    ended.map_err(|error| anyhow::anyhow!("the session did not end in order: {error}"))?;
+    let posix = pool_session::open(&pool)?;
+    let cloned = clone_file(&posix, &source.path, &to.path, args.force);
+    let ended = pool_session::end(&posix);
+    let bytes = cloned.map_err(|errno| describe(errno, args, &target))?;
+    ended?;
     if args.json {
-        let told = serde_json::json!({"source": args.source, "target": target, "bytes": bytes});
-        out::line(&format!("{told:#}"));
+        let value = serde_json::json!({"source": args.source, "target": target, "bytes": bytes});
+        out::line(&format!("{value:#}"));
     } else {
         out::line(&format!(
             "{} shares {bytes} bytes with {}",
@@ -48,8 +48,8 @@ pub fn clone(args: &CloneArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Makes the clone under another name, and gives it its own when it is whole. Returns its size in bytes.
-fn make(posix: &Posix, source: &[u8], target: &[u8], replace: bool) -> Result<u64, Errno> {
+/// Makes the clone under a temporary name, and renames it when it is whole. Returns its size in bytes.
+fn clone_file(posix: &Posix, source: &[u8], target: &[u8], replace: bool) -> Result<u64, Errno> {
     let from = posix.open(source, libc::O_RDONLY, 0)?;
     let attr = posix.fstat(from)?;
     let part = [target, format!(".varve-clone-{}", std::process::id()).as_bytes()].concat();
@@ -59,18 +59,19 @@ fn make(posix: &Posix, source: &[u8], target: &[u8], replace: bool) -> Result<u6
         noreplace: !replace,
         ..RenameFlags::default()
     };
-    let made = posix
+    let cloned = posix
         .clone_range(from, 0, to, 0, 0)
         .and_then(|()| posix.fsync(to))
         .and_then(|()| posix.renameat2(AT_FDCWD, &part, AT_FDCWD, target, flags));
-    if let Err(errno) = made {
+    if let Err(errno) = cloned {
         let _ = posix.unlink(&part);
         return Err(errno);
     }
     Ok(attr.size_bytes)
 }
 
-fn why(errno: Errno, args: &CloneArgs, target: &Path) -> anyhow::Error {
+/// The message for a clone that failed.
+fn describe(errno: Errno, args: &CloneArgs, target: &Path) -> anyhow::Error {
     let (source, to) = (args.source.display(), target.display());
     match errno.0 {
         libc::EEXIST => anyhow::anyhow!("{to} exists; --force replaces it"),

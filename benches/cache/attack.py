@@ -61,6 +61,16 @@ CORPUS = [
 ]
 
 
+def read_head(stream, data=b""):
+    """Reads until the head of a request is complete; returns what was read, or nothing after the end."""
+    while b"\r\n\r\n" not in data:
+        piece = stream.recv(65536)
+        if not piece:
+            return b""
+        data += piece
+    return data
+
+
 class Origin:
     """Counts the requests that reach it, by their paths."""
 
@@ -80,12 +90,7 @@ class Origin:
         stream.settimeout(5)
         data = b""
         with stream, contextlib.suppress(OSError):
-            while True:
-                while b"\r\n\r\n" not in data:
-                    piece = stream.recv(65536)
-                    if not piece:
-                        return
-                    data += piece
+            while data := read_head(stream, data):
                 head, data = data.split(b"\r\n\r\n", 1)
                 with self.lock:
                     self.seen.append(head.split(b"\r\n", 1)[0])

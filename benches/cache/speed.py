@@ -8,7 +8,7 @@ import threading
 import time
 
 import peers
-from attack import Origin
+from attack import Origin, read_head
 
 BODY = b"x" * 8000
 
@@ -18,13 +18,7 @@ class Pages(Origin):
 
     def answer(self, stream):
         with stream:
-            while True:
-                data = b""
-                while b"\r\n\r\n" not in data:
-                    piece = stream.recv(65536)
-                    if not piece:
-                        return
-                    data += piece
+            while read_head(stream):
                 stream.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 8000\r\nCache-Control: max-age=600\r\n\r\n" + BODY)
 
 

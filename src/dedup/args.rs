@@ -73,6 +73,17 @@ pub struct FileArgs {
     pub rate: Option<u64>,
 }
 
+/// Which files of a pool, and the form of the output.
+#[derive(Debug, Clone, Args)]
+pub struct PoolArgs {
+    /// Directories or files in a mount of a running pool
+    #[arg(required = true)]
+    pub paths: Vec<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// Arguments of `dedup estimate`.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:
@@ -161,9 +172,6 @@ in the state. --rate bounds what is read and what is compared, each.
 
 Exit status: 0 if all was done that may be (files may have been left); 1 if it was stopped, or space ran out.")]
 pub struct ApplyArgs {
-    /// Directories or files in a mount of a running pool
-    #[arg(required = true)]
-    pub paths: Vec<PathBuf>,
     /// Directory that keeps the checksums between runs; may be that of a scan of the same paths
     #[arg(long, value_name = "DIR")]
     pub state: Option<PathBuf>,
@@ -179,9 +187,9 @@ pub struct ApplyArgs {
     /// Which files, and how they are read.
     #[command(flatten)]
     pub files: FileArgs,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
+    /// Files of the pool, and the form of the output.
+    #[command(flatten)]
+    pub pool: PoolArgs,
 }
 
 /// Arguments of `dedup status`.
@@ -194,12 +202,9 @@ once; `saved` is what the files would take more if they shared nothing with each
 `varve clone`) count as well: nothing tells them from what `apply` has shared. `varve usage` tells it by file.
 Only the owner of a file is told of its blocks; root and the pool's owner of all.")]
 pub struct DedupStatusArgs {
-    /// Directories or files in a mount of a running pool
-    #[arg(required = true)]
-    pub paths: Vec<PathBuf>,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
+    /// Files of the pool, and the form of the output.
+    #[command(flatten)]
+    pub pool: PoolArgs,
 }
 
 /// Arguments of `usage`.
@@ -214,15 +219,12 @@ several times: alone + set shared is what the path takes. The columns are those 
 `alone` is called `exclusive`. `du` counts shared blocks in full, for each file. What is in logs counts. Holes and
 metadata do not. Only the owner of a file is told of its blocks; root and the pool's owner of all.")]
 pub struct UsageArgs {
-    /// Directories or files in a mount of a running pool
-    #[arg(required = true)]
-    pub paths: Vec<PathBuf>,
     /// Only a line for each path
     #[arg(short, long)]
     pub summarize: bool,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
+    /// Files of the pool, and the form of the output.
+    #[command(flatten)]
+    pub pool: PoolArgs,
 }
 
 /// Arguments of `dedup undo`.
@@ -241,18 +243,15 @@ what was done stays done, the rest stays shared, and nothing is lost. A second r
 
 Exit status: 0 if all files have blocks of their own, but for those that are named; 1 if it was refused or stopped.")]
 pub struct UndoArgs {
-    /// Directories or files in a mount of a running pool
-    #[arg(required = true)]
-    pub paths: Vec<PathBuf>,
     /// Change nothing; say what would be copied and what is free
     #[arg(long)]
     pub dry_run: bool,
     /// Which files, and how they are read.
     #[command(flatten)]
     pub files: FileArgs,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
+    /// Files of the pool, and the form of the output.
+    #[command(flatten)]
+    pub pool: PoolArgs,
 }
 
 /// The measure of similarity.

@@ -14,11 +14,10 @@ pub fn estimate(args: &EstimateArgs) -> anyhow::Result<()> {
     let filter = args.files.filter()?;
     let mut rate = args.files.rate();
     let mut estimator = Estimator::new(memory(args.memory)?);
-    let reading = Reading::start();
-    let why = args.files.rate.map_or("", |_| "(held to --rate)");
+    let reading = Reading::start(&args.files);
     let found =
         varve_similarity::files::estimate(&args.paths, &filter, &mut rate, &mut estimator, &mut |bytes| {
-            reading.at(bytes, why);
+            reading.at(bytes);
             true
         });
     drop(reading);

@@ -70,31 +70,36 @@ pub fn memory(bytes: u64) -> anyhow::Result<usize> {
     usize::try_from(bytes).context("so much memory cannot be used")
 }
 
-/// Progress of reading on a terminal: bytes, rate, and the reason for waits.
-pub struct Reading(ProgressBar);
+/// Progress of reading on a terminal: bytes, rate, and whether it is bounded.
+pub struct Reading {
+    bar: ProgressBar,
+    /// Shown beside the rate.
+    message: &'static str,
+}
 
 impl Reading {
     /// Begins to show it.
-    pub fn start() -> Self {
+    pub fn start(files: &FileArgs) -> Self {
         let bar = ProgressBar::new_spinner();
         let template = "{spinner} read {bytes} ({bytes_per_sec}) {msg} {elapsed}";
         if let Ok(style) = indicatif::ProgressStyle::with_template(template) {
             bar.set_style(style);
         }
         bar.enable_steady_tick(Duration::from_millis(200));
-        Self(bar)
+        let message = files.rate.map_or("", |_| "(held to --rate)");
+        Self { bar, message }
     }
 
     /// Shows the bytes so far.
-    pub fn at(&self, bytes: u64, why: &str) {
-        self.0.set_position(bytes);
-        self.0.set_message(why.to_owned());
+    pub fn at(&self, bytes: u64) {
+        self.bar.set_position(bytes);
+        self.bar.set_message(self.message);
     }
 }
 
 impl Drop for Reading {
     fn drop(&mut self) {
-        self.0.finish_and_clear();
+        self.bar.finish_and_clear();
     }
 }
 

@@ -117,8 +117,7 @@ pub fn look_at(
     admit: &mut dyn FnMut(&Chosen) -> ControlFlow<(), bool>,
 ) -> anyhow::Result<(Found, Counts)> {
     let filter = files.filter()?;
-    let reading = Reading::start();
-    let why = files.rate.map_or("", |_| "(held to --rate)");
+    let reading = Reading::start(files);
     let mut counts = Counts::default();
     let mut errors = Vec::new();
     let mut failed = None;
@@ -140,7 +139,7 @@ pub fn look_at(
             Ok(Err(error)) => errors.push(format!("{path}: {error}")),
             Err(error) => failed = Some(error),
         }
-        reading.at(rate.bytes(), why);
+        reading.at(rate.bytes());
         failed.is_none()
     });
     if let Some(error) = failed {

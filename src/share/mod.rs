@@ -1,12 +1,16 @@
-//! Blocks that files of a running pool share: `varve dedup apply`, `status` and `undo`, and `varve usage`. Finds
-//! what is the same by `dedup`; the pool's daemon compares, shares and undoes.
+//! Blocks that files of a running pool share: `varve dedup apply`, `status` and `undo`, and `varve usage`.
+//! Finds what is the same by `dedup`; the pool's daemon compares, shares and undoes.
 
 mod apply;
-mod files;
+mod dedupe;
 mod in_use;
+mod interruption;
+mod open_files;
+mod search;
 mod status;
 mod tally;
 mod undo;
+mod unshared;
 
 pub use status::usage;
 

@@ -3,49 +3,56 @@
 use super::tally::{Sums, Tally};
 use crate::dedup::args::{DedupStatusArgs, UsageArgs};
 use crate::dedup::tell_errors;
-use crate::in_pool::InPool;
 use crate::out;
+use crate::pool_session::PoolSession;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use varve_kernelfs::pool::size;
 use varve_libfs::{Errno, OwnedBlocks};
 use varve_similarity::files::{Filter, Found, walk};
 
-/// Asks for the owners of a file's blocks.
-pub fn parts_of(pool: &InPool, path: &Path, mut each: impl FnMut(&OwnedBlocks)) -> anyhow::Result<()> {
-    let inner = pool.inner(path)?;
-    let fd = pool.posix.open(&inner, libc::O_RDONLY, 0).map_err(why)?;
-    let told = pool.posix.for_each_owned(fd, 0, 0, &mut each);
+/// Most errors that are reported.
+const ERRORS_MAX: usize = 100;
+
+/// Calls `each` with the parts of a file and their numbers of owners.
+pub fn for_each_part(
+    pool: &PoolSession,
+    path: &Path,
+    mut each: impl FnMut(&OwnedBlocks),
+) -> anyhow::Result<()> {
+    let pool_path = pool.pool_path(path)?;
+    let fd = pool.posix.open(&pool_path, libc::O_RDONLY, 0).map_err(describe)?;
+    let queried = pool.posix.for_each_owned(fd, 0, 0, &mut each);
     let _ = pool.posix.close(fd);
-    told.map_err(why)
+    queried.map_err(describe)
 }
 
-/// Says why a file's owners were not told.
-fn why(errno: Errno) -> anyhow::Error {
+/// The message for a query of a file's owners that failed.
+fn describe(errno: Errno) -> anyhow::Error {
     match errno.0 {
         libc::EPERM => anyhow::anyhow!("it belongs to another user, who alone is told of its blocks"),
         errno => anyhow::Error::new(std::io::Error::from_raw_os_error(errno)),
     }
 }
 
-/// A set of files.
-pub struct Set {
+/// What the files of a set take.
+pub struct SetUsage {
     pub tally: Tally,
-    /// Files that were asked about.
+    /// Files that are counted.
     pub files: u64,
     /// Files with shared blocks.
     pub sharing: u64,
     pub found: Found,
 }
 
-/// Asks about all files below some paths; `each` is told of every one.
-pub fn set_of(
-    pool: &InPool,
+/// Counts the blocks of all files below some paths; calls `each` with the sums of every one.
+pub fn usage_of(
+    pool: &PoolSession,
     paths: &[PathBuf],
     filter: &Filter,
     each: &mut dyn FnMut(&Path, Sums),
-) -> anyhow::Result<Set> {
-    let mut set = Set {
+) -> SetUsage {
+    let mut set = SetUsage {
         tally: Tally::default(),
         files: 0,
         sharing: 0,
@@ -54,27 +61,29 @@ pub fn set_of(
     let mut errors = Vec::new();
     set.found = walk(paths, filter, &mut |chosen| {
         let mut own = Tally::default();
-        let told = parts_of(pool, &chosen.path, |part| {
+        let counted = for_each_part(pool, &chosen.path, |part| {
             set.tally.add(part);
             own.add(part);
         });
-        match told {
+        match counted {
             Ok(()) => {
                 let sums = own.sums(pool.privileged);
                 set.files += 1;
                 set.sharing += u64::from(sums.shared > 0);
                 each(&chosen.path, sums);
             }
-            Err(error) if errors.len() < 100 => errors.push(format!("{}: {error}", chosen.path.display())),
+            Err(error) if errors.len() < ERRORS_MAX => {
+                errors.push(format!("{}: {error}", chosen.path.display()))
+            }
             Err(_) => {}
         }
         true
     });
     set.found.errors.append(&mut errors);
-    Ok(set)
+    set
 }
 
-fn numbers(sums: Sums) -> Value {
+fn to_json(sums: Sums) -> Value {
     json!({
         "total_bytes": sums.total(),
         "alone_bytes": sums.alone,
@@ -86,18 +95,18 @@ fn numbers(sums: Sums) -> Value {
 
 /// `varve dedup status`.
 pub fn status(args: &DedupStatusArgs) -> anyhow::Result<()> {
-    let pool = InPool::of(&args.paths)?;
-    let set = set_of(&pool, &args.paths, &Filter::default(), &mut |_, _| ())?;
+    let pool = PoolSession::open(&args.pool.paths)?;
+    let set = usage_of(&pool, &args.pool.paths, &Filter::default(), &mut |_, _| ());
     let sums = set.tally.sums(pool.privileged);
     tell_errors(&set.found);
-    if args.json {
-        let mut told = numbers(sums);
-        told["files"] = json!(set.files);
-        told["files_sharing"] = json!(set.sharing);
-        told["set_only_bytes"] = json!(pool.privileged.then_some(sums.set_only));
-        told["undo_copies_bytes"] = json!(sums.to_copy);
-        told["errors"] = json!(set.found.errors);
-        out::line(&format!("{told:#}"));
+    if args.pool.json {
+        let mut value = to_json(sums);
+        value["files"] = json!(set.files);
+        value["files_sharing"] = json!(set.sharing);
+        value["set_only_bytes"] = json!(pool.privileged.then_some(sums.set_only));
+        value["undo_copies_bytes"] = json!(sums.to_copy);
+        value["errors"] = json!(set.found.errors);
+        out::line(&format!("{value:#}"));
     } else {
         out::line(&format!(
             "{} files, {} of them with shared blocks",
@@ -127,41 +136,41 @@ pub fn status(args: &DedupStatusArgs) -> anyhow::Result<()> {
 
 /// `varve usage`.
 pub fn usage(args: &UsageArgs) -> anyhow::Result<()> {
-    let pool = InPool::of(&args.paths)?;
+    let pool = PoolSession::open(&args.pool.paths)?;
     let mut lists = Vec::new();
-    if !args.json {
+    if !args.pool.json {
         out::line("     total      alone     shared set shared  path");
     }
-    for path in &args.paths {
+    for path in &args.pool.paths {
         let mut files = Vec::new();
-        let set = set_of(
+        let set = usage_of(
             &pool,
             std::slice::from_ref(path),
             &Filter::default(),
-            &mut |path, sums| match (args.summarize, args.json) {
+            &mut |path, sums| match (args.summarize, args.pool.json) {
                 (true, _) => {}
                 (false, true) => {
-                    let mut file = numbers(sums);
+                    let mut file = to_json(sums);
                     file["path"] = json!(path.to_string_lossy());
                     files.push(file);
                 }
                 (false, false) => out::line(&row(sums, None, path)),
             },
-        )?;
+        );
         tell_errors(&set.found);
         let sums = set.tally.sums(pool.privileged);
-        if args.json {
-            let mut told = numbers(sums);
-            told["path"] = json!(path.to_string_lossy());
-            told["file_count"] = json!(set.files);
-            told["files"] = json!((!args.summarize).then_some(files));
-            told["errors"] = json!(set.found.errors);
-            lists.push(told);
+        if args.pool.json {
+            let mut value = to_json(sums);
+            value["path"] = json!(path.to_string_lossy());
+            value["file_count"] = json!(set.files);
+            value["files"] = json!((!args.summarize).then_some(files));
+            value["errors"] = json!(set.found.errors);
+            lists.push(value);
         } else if args.summarize || path.is_dir() {
             out::line(&row(sums, Some(sums.set_shared), path));
         }
     }
-    if args.json {
+    if args.pool.json {
         out::line(&format!("{:#}", Value::Array(lists)));
     }
     pool.end()

@@ -1,28 +1,27 @@
-//! Bytes of a set of files that are theirs alone, that are shared, and what is kept once among them. Pure: asks
-//! no daemon.
+//! Bytes of a set of files that are theirs alone, that are shared, and what is kept once among them. Pure:
+//! asks no daemon.
 
 use std::collections::BTreeMap;
+use varve_format::BLOCK_BYTES;
 use varve_libfs::OwnedBlocks;
 
-/// Bytes of a block.
-pub const BLOCK: u64 = 4096;
-
-/// Numbers that equally many parts of the set name.
+/// Shared blocks with successive numbers to which equally many parts of the set refer.
 #[derive(Debug, Clone, Copy)]
-struct Numbers {
-    len: u64,
-    /// Extents of the whole pool that name them; 2 may stand for more.
+struct SharedRun {
+    blocks: u64,
+    /// References of the whole pool; 2 may stand for more.
     owners: u32,
-    /// Parts of the set that name them.
-    seen: u32,
+    /// References of the set.
+    references: u32,
 }
 
-/// Sums over the parts of files. Takes some 60 bytes for each stretch of shared blocks.
+/// Sums over the parts of files. Takes some 60 bytes for each run of shared blocks.
 #[derive(Debug, Default)]
 pub struct Tally {
     alone_blocks: u64,
     shared_blocks: u64,
-    numbers: BTreeMap<u64, Numbers>,
+    /// By the number of the first block.
+    runs: BTreeMap<u64, SharedRun>,
 }
 
 /// What a set of files takes.
@@ -30,11 +29,11 @@ pub struct Tally {
 pub struct Sums {
     /// Bytes with one owner.
     pub alone: u64,
-    /// Bytes with more owners, counted for each part that names them.
+    /// Bytes with more owners, counted for each reference.
     pub shared: u64,
     /// Bytes of the blocks that are shared, each block once.
     pub set_shared: u64,
-    /// Of these, bytes of blocks that no file outside of the set names.
+    /// Of these, bytes of blocks that no file outside of the set has.
     pub set_only: u64,
     /// Bytes that the set would take more if nothing in it was shared with anything in it.
     pub saved: u64,
@@ -43,7 +42,7 @@ pub struct Sums {
 }
 
 impl Sums {
-    /// Bytes of all mapped blocks, counted for each part that names them.
+    /// Bytes of all mapped blocks, counted for each reference.
     pub const fn total(&self) -> u64 {
         self.alone + self.shared
     }
@@ -59,63 +58,63 @@ impl Tally {
         };
         self.shared_blocks += len;
         let end = first + len;
-        self.cut(first);
-        self.cut(end);
+        self.split_at(first);
+        self.split_at(end);
         let mut at = first;
         while at < end {
-            match self.numbers.get_mut(&at) {
-                Some(numbers) => {
-                    numbers.seen += 1;
-                    numbers.owners = numbers.owners.max(part.owners);
-                    at += numbers.len;
+            match self.runs.get_mut(&at) {
+                Some(run) => {
+                    run.references += 1;
+                    run.owners = run.owners.max(part.owners);
+                    at += run.blocks;
                 }
                 None => {
-                    let next = self.numbers.range(at..end).next().map_or(end, |(next, _)| *next);
-                    let numbers = Numbers {
-                        len: next - at,
+                    let next = self.runs.range(at..end).next().map_or(end, |(next, _)| *next);
+                    let run = SharedRun {
+                        blocks: next - at,
                         owners: part.owners,
-                        seen: 1,
+                        references: 1,
                     };
-                    self.numbers.insert(at, numbers);
+                    self.runs.insert(at, run);
                     at = next;
                 }
             }
         }
     }
 
-    /// Lets a stretch begin at `at` if one reaches over it.
-    fn cut(&mut self, at: u64) {
-        let before = self.numbers.range_mut(..at).next_back();
-        if let Some((first, numbers)) = before
-            && first + numbers.len > at
+    /// Splits the run that goes on at `at`, if there is one.
+    fn split_at(&mut self, at: u64) {
+        let before = self.runs.range_mut(..at).next_back();
+        if let Some((first, run)) = before
+            && first + run.blocks > at
         {
-            let rest = Numbers {
-                len: first + numbers.len - at,
-                ..*numbers
+            let rest = SharedRun {
+                blocks: first + run.blocks - at,
+                ..*run
             };
-            numbers.len = at - first;
-            self.numbers.insert(at, rest);
+            run.blocks = at - first;
+            self.runs.insert(at, rest);
         }
     }
 
-    /// Returns the sums. `exact`: numbers of owners above 2 were told.
+    /// Returns the sums. `exact`: the numbers of owners are exact, also those above 2.
     pub fn sums(&self, exact: bool) -> Sums {
         let mut sums = Sums {
-            alone: self.alone_blocks * BLOCK,
-            shared: self.shared_blocks * BLOCK,
+            alone: self.alone_blocks * BLOCK_BYTES,
+            shared: self.shared_blocks * BLOCK_BYTES,
             ..Sums::default()
         };
-        for numbers in self.numbers.values() {
-            let bytes = numbers.len * BLOCK;
-            let seen = u64::from(numbers.seen);
+        for run in self.runs.values() {
+            let bytes = run.blocks * BLOCK_BYTES;
+            let references = u64::from(run.references);
             // The last of all owners keeps the blocks.
-            let all = exact && numbers.seen >= numbers.owners;
+            let has_all = exact && run.references >= run.owners;
             sums.set_shared += bytes;
-            sums.saved += bytes * (seen - 1);
-            if all {
+            sums.saved += bytes * (references - 1);
+            if has_all {
                 sums.set_only += bytes;
             }
-            sums.to_copy += bytes * (seen - u64::from(all));
+            sums.to_copy += bytes * (references - u64::from(has_all));
         }
         sums
     }
@@ -123,8 +122,8 @@ impl Tally {
 
 #[cfg(test)]
 mod tests {
-    use super::{BLOCK, Sums, Tally};
-    use varve_format::{FileBlock, Tier};
+    use super::{Sums, Tally};
+    use varve_format::{BLOCK_BYTES, FileBlock, Tier};
     use varve_libfs::OwnedBlocks;
 
     fn part(number: Option<u64>, blocks: u32, owners: u32) -> OwnedBlocks {
@@ -146,11 +145,11 @@ mod tests {
             saved,
             to_copy,
         } = sums;
-        [alone, shared, set_shared, set_only, saved, to_copy].map(|bytes| bytes / BLOCK)
+        [alone, shared, set_shared, set_only, saved, to_copy].map(|bytes| bytes / BLOCK_BYTES)
     }
 
     #[test]
-    fn stretches_that_overlap_are_counted_once_each() {
+    fn runs_that_overlap_are_counted_once_each() {
         let mut tally = Tally::default();
         tally.add(&part(None, 7, 1));
         // A run with one owner left is alone.
@@ -162,7 +161,7 @@ mod tests {
         tally.add(&part(Some(12), 3, 2));
         tally.add(&part(Some(5), 6, 3));
         assert_eq!(blocks(tally.sums(true)), [10, 19, 15, 3, 4, 16]);
-        assert_eq!(tally.sums(true).total(), 29 * BLOCK);
+        assert_eq!(tally.sums(true).total(), 29 * BLOCK_BYTES);
     }
 
     #[test]
@@ -188,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn owner_that_is_not_told_the_number_of_owners_counts_on_no_last_one() {
+    fn without_exact_numbers_of_owners_none_is_the_last() {
         let mut tally = Tally::default();
         tally.add(&part(Some(1), 4, 2));
         tally.add(&part(Some(1), 4, 2));

@@ -1,43 +1,59 @@
 //! `varve dedup undo`: gives files blocks of their own again, in place.
 
-use super::status::{parts_of, set_of};
-use super::tally::BLOCK;
+use super::interruption::Interruption;
+use super::status::{for_each_part, usage_of};
 use crate::dedup::args::UndoArgs;
 use crate::dedup::{Reading, tell_errors};
-use crate::in_pool::InPool;
 use crate::out;
+use crate::pool_session::PoolSession;
 use crate::signals::Stop;
 use anyhow::{Context, bail};
 use serde_json::json;
 use std::path::{Path, PathBuf};
+use varve_format::BLOCK_BYTES;
 use varve_kernelfs::pool::size;
-use varve_libfs::Errno;
+use varve_libfs::posix::Fd;
+use varve_libfs::{Errno, Posix};
 use varve_similarity::files::{ReadRate, walk};
 
 /// Bytes that are undone in one call, so that signals are heeded and the rate is kept.
-const STEP: u64 = 16 << 20;
+const STEP_BYTES: u64 = 16 << 20;
 
 /// What was done.
 #[derive(Debug, Default)]
-struct Done {
+struct Report {
     files: u64,
     bytes: u64,
-    left: Vec<(PathBuf, String)>,
+    /// Files that were left, each with the reason.
+    skipped: Vec<(PathBuf, String)>,
 }
 
-/// Why the undo ended before it was through.
-enum Ended {
-    NoSpace(PathBuf),
-    Signal,
-    Lost(PathBuf, Errno),
+impl Report {
+    fn skip(&mut self, path: &Path, why: String) {
+        self.skipped.push((path.to_owned(), why));
+    }
+
+    /// Skips a file for which the daemon has refused a call; fails if the whole command must end.
+    fn refuse(&mut self, path: &Path, errno: Errno) -> Result<(), Interruption> {
+        let why = match errno.0 {
+            libc::ENOSPC => return Err(Interruption::NoSpace(path.to_owned())),
+            libc::ENOENT | libc::ESTALE => "it is gone",
+            libc::EACCES | libc::EPERM => "it belongs to another user",
+            libc::EISDIR | libc::EINVAL | libc::ELOOP => "something else has taken its place",
+            libc::EUCLEAN | libc::EILSEQ | libc::ENODATA => "its bytes are damaged; see `varve scrub`",
+            _ => return Err(Interruption::daemon(path, errno)),
+        };
+        self.skip(path, why.into());
+        Ok(())
+    }
 }
 
 /// Undoes all shares of the files below some paths.
 pub fn undo(args: &UndoArgs) -> anyhow::Result<()> {
     let stop = Stop::install().context("cannot catch signals")?;
-    let pool = InPool::of(&args.paths)?;
+    let pool = PoolSession::open(&args.pool.paths)?;
     let filter = args.files.filter()?;
-    let set = set_of(&pool, &args.paths, &filter, &mut |_, _| ())?;
+    let set = usage_of(&pool, &args.pool.paths, &filter, &mut |_, _| ());
     let sums = set.tally.sums(pool.privileged);
     let free = pool.free_bytes()?;
     tell_errors(&set.found);
@@ -49,35 +65,34 @@ pub fn undo(args: &UndoArgs) -> anyhow::Result<()> {
             size::show(free)
         );
     }
-    let (mut done, mut ended) = (Done::default(), None);
+    let (mut report, mut undone) = (Report::default(), Ok(()));
     if !args.dry_run && sums.shared > 0 {
         let mut rate = args.files.rate();
-        let reading = Reading::start();
-        walk(&args.paths, &filter, &mut |chosen| {
-            ended = undo_file(&pool, &chosen.path, &mut rate, &stop, &mut done);
-            let why = args.files.rate.map_or("", |_| "(held to --rate)");
-            reading.at(done.bytes, why);
-            ended.is_none()
+        let reading = Reading::start(&args.files);
+        walk(&args.pool.paths, &filter, &mut |chosen| {
+            undone = undo_file(&pool, &chosen.path, &mut rate, &stop, &mut report);
+            reading.at(report.bytes);
+            undone.is_ok()
         });
     }
-    if args.json {
-        let left = |(path, why): &(PathBuf, String)| json!({"path": path.to_string_lossy(), "why": why});
-        let told = json!({
+    if args.pool.json {
+        let reason = |(path, why): &(PathBuf, String)| json!({"path": path.to_string_lossy(), "why": why});
+        let value = json!({
             "dry_run": args.dry_run,
             "files": set.files,
             "files_sharing": set.sharing,
             "shared_bytes": sums.shared,
             "copies_bytes": sums.to_copy,
             "free_bytes": free,
-            "files_undone": done.files,
-            "bytes_undone": done.bytes,
-            "left": done.left.iter().map(left).collect::<Vec<_>>(),
+            "files_undone": report.files,
+            "bytes_undone": report.bytes,
+            "left": report.skipped.iter().map(reason).collect::<Vec<_>>(),
             "errors": set.found.errors,
-            "complete": ended.is_none() && done.left.is_empty() && !args.dry_run,
+            "complete": undone.is_ok() && report.skipped.is_empty() && !args.dry_run,
         });
-        out::line(&format!("{told:#}"));
+        out::line(&format!("{value:#}"));
     } else {
-        for (path, why) in &done.left {
+        for (path, why) in &report.skipped {
             out::line(&format!("left {}: {why}", path.display()));
         }
         if args.dry_run {
@@ -92,108 +107,118 @@ pub fn undo(args: &UndoArgs) -> anyhow::Result<()> {
         } else {
             out::line(&format!(
                 "{} files have blocks of their own again: {}",
-                done.files,
-                size::show(done.bytes)
+                report.files,
+                size::show(report.bytes)
             ));
         }
     }
-    match ended {
-        None => pool.end(),
-        Some(Ended::Signal) => {
+    match undone {
+        Ok(()) => pool.end(),
+        Err(Interruption::Signal) => {
             bail!("stopped by a signal; what was done stays done, the rest is shared: run it again")
         }
-        Some(Ended::NoSpace(path)) => bail!(
+        Err(Interruption::NoSpace(path)) => bail!(
             "no space was left at {}; what was done stays done, the rest is shared, and nothing is lost: free \
             some space and run it again",
             path.display()
         ),
-        Some(Ended::Lost(path, errno)) => bail!(
+        Err(Interruption::Daemon(path, errno)) => bail!(
             "the pool's daemon went away or failed at {}: {}; what was done stays done, the rest is shared: \
             see `varve status {}`, and run it again",
             path.display(),
             std::io::Error::from_raw_os_error(errno.0),
             pool.pool.dir().display()
         ),
+        Err(Interruption::Error(error)) => Err(error),
     }
 }
 
-/// Undoes the shares of one file; why the whole must end, if it must.
-fn undo_file(pool: &InPool, path: &Path, rate: &mut ReadRate, stop: &Stop, done: &mut Done) -> Option<Ended> {
-    let mut ranges: Vec<(u64, u64)> = Vec::new();
-    let told = parts_of(pool, path, |part| {
-        if part.number.is_none() {
-            return;
-        }
-        let (at, len) = (part.file_block.0 * BLOCK, u64::from(part.blocks) * BLOCK);
-        match ranges.last_mut() {
-            Some((first, bytes)) if *first + *bytes == at && *bytes + len <= STEP => *bytes += len,
-            _ => ranges.push((at, len)),
-        }
-    });
-    if let Err(error) = told {
-        done.left.push((path.to_owned(), error.to_string()));
-        return None;
-    }
-    if ranges.is_empty() {
-        return None;
-    }
-    let inner = match pool.inner(path) {
-        Ok(inner) => inner,
+/// Undoes the shares of one file.
+fn undo_file(
+    pool: &PoolSession,
+    path: &Path,
+    rate: &mut ReadRate,
+    stop: &Stop,
+    report: &mut Report,
+) -> Result<(), Interruption> {
+    let ranges = match shared_ranges(pool, path) {
+        Ok(ranges) if ranges.is_empty() => return Ok(()),
+        Ok(ranges) => ranges,
         Err(error) => {
-            done.left.push((path.to_owned(), error.to_string()));
-            return None;
+            report.skip(path, error.to_string());
+            return Ok(());
+        }
+    };
+    let pool_path = match pool.pool_path(path) {
+        Ok(pool_path) => pool_path,
+        Err(error) => {
+            report.skip(path, error.to_string());
+            return Ok(());
         }
     };
     let posix = &pool.posix;
-    let fd = match posix.open(&inner, libc::O_RDONLY, 0) {
+    let fd = match posix.open(&pool_path, libc::O_RDONLY, 0) {
         Ok(fd) => fd,
-        Err(errno) => return refused(path, errno, done),
+        Err(errno) => return report.refuse(path, errno),
     };
-    let mut ended = None;
-    let steps = ranges.iter().flat_map(|(at, len)| {
-        let end = at + len;
-        (*at..end)
-            .step_by(STEP as usize)
-            .map(move |at| (at, STEP.min(end - at)))
-    });
-    let left = done.left.len();
-    for (at, len) in steps {
-        if stop.count() > 0 {
-            ended = Some(Ended::Signal);
-            break;
-        }
-        match posix.unshare_range(fd, at, len) {
-            Ok(()) => {
-                done.bytes += len;
-                rate.take(len);
-            }
-            Err(errno) => {
-                ended = refused(path, errno, done);
-                break;
-            }
-        }
-    }
+    let undone = undo_ranges(posix, fd, &ranges, rate, stop, report);
     let synced = posix.fsync(fd);
     let _ = posix.close(fd);
-    if ended.is_none() && done.left.len() == left {
-        if let Err(errno) = synced {
-            return refused(path, errno, done);
+    match undone.and_then(|()| synced.map_err(Failure::Refused)) {
+        Ok(()) => {
+            report.files += 1;
+            Ok(())
         }
-        done.files += 1;
+        Err(Failure::Refused(errno)) => report.refuse(path, errno),
+        Err(Failure::Stopped) => Err(Interruption::Signal),
     }
-    ended
 }
 
-/// What a refusal means for the file, and for the whole.
-fn refused(path: &Path, errno: Errno, done: &mut Done) -> Option<Ended> {
-    let why = match errno.0 {
-        libc::ENOSPC => return Some(Ended::NoSpace(path.to_owned())),
-        libc::ENOENT | libc::ESTALE => "it is gone".into(),
-        libc::EACCES | libc::EPERM => "it belongs to another user".into(),
-        libc::EISDIR | libc::EINVAL | libc::ELOOP => "something else has taken its place".into(),
-        libc::EUCLEAN | libc::EILSEQ | libc::ENODATA => "its bytes are damaged; see `varve scrub`".into(),
-        _ => return Some(Ended::Lost(path.to_owned(), errno)),
-    };
-    done.left.push((path.to_owned(), why));
-    None
+/// Returns the shared ranges of a file, start and length in bytes, neighbours joined.
+fn shared_ranges(pool: &PoolSession, path: &Path) -> anyhow::Result<Vec<(u64, u64)>> {
+    let mut ranges: Vec<(u64, u64)> = Vec::new();
+    for_each_part(pool, path, |part| {
+        if part.number.is_none() {
+            return;
+        }
+        let (start, len) = (
+            part.file_block.0 * BLOCK_BYTES,
+            u64::from(part.blocks) * BLOCK_BYTES,
+        );
+        match ranges.last_mut() {
+            Some((first, bytes)) if *first + *bytes == start && *bytes + len <= STEP_BYTES => *bytes += len,
+            _ => ranges.push((start, len)),
+        }
+    })?;
+    Ok(ranges)
+}
+
+/// Why an undo of a file's ranges ended.
+enum Failure {
+    Stopped,
+    Refused(Errno),
+}
+
+fn undo_ranges(
+    posix: &Posix,
+    fd: Fd,
+    ranges: &[(u64, u64)],
+    rate: &mut ReadRate,
+    stop: &Stop,
+    report: &mut Report,
+) -> Result<(), Failure> {
+    for &(start, len) in ranges {
+        for done in (0..len).step_by(STEP_BYTES as usize) {
+            if stop.count() > 0 {
+                return Err(Failure::Stopped);
+            }
+            let bytes = STEP_BYTES.min(len - done);
+            posix
+                .unshare_range(fd, start + done, bytes)
+                .map_err(Failure::Refused)?;
+            report.bytes += bytes;
+            rate.take(bytes);
+        }
+    }
+    Ok(())
 }

@@ -210,7 +210,7 @@ async fn serve_config(path: &Path, config: Config) -> anyhow::Result<()> {
     proxy.storage.write_groups(Duration::ZERO, true).await;
     let cache = Arc::clone(proxy.storage.cache());
     let closed = tokio::task::spawn_blocking(move || cache.close()).await?;
-    // Ends what is still under way on the threads; waits for them, so not on a thread of the runtime.
+    // Waits for the threads, so not on a thread of the runtime.
     tokio::task::spawn_blocking(move || drop(workers)).await?;
     Ok(closed?)
 }

@@ -108,7 +108,7 @@ pub async fn serve(
     let drain = Limits::ms(proxy.live().config.limits.drain_timeout_ms);
     let ended = async {
         done.recv().await;
-        proxy.storage.settle().await;
+        proxy.storage.drain().await;
     };
     let _ = tokio::time::timeout(drain, ended).await;
 }
@@ -123,7 +123,7 @@ async fn accept(
     loop {
         let accepted = tokio::select! {
             accepted = bound.socket.accept() => accepted,
-            () = told(&mut stop) => return,
+            () = stopped(&mut stop) => return,
         };
         let (stream, peer) = match accepted {
             Ok(accepted) => accepted,
@@ -148,7 +148,7 @@ async fn accept(
             continue;
         };
         let (proxy, stop, running) = (Arc::clone(&proxy), stop.clone(), running.clone());
-        workers.run(move || async move {
+        workers.spawn(move || async move {
             if let Ok(stream) = TcpStream::from_std(stream) {
                 connection(proxy, stream, client, tls, stop).await;
             }
@@ -158,7 +158,7 @@ async fn accept(
 }
 
 /// Waits for the request to stop.
-async fn told(stop: &mut watch::Receiver<bool>) {
+async fn stopped(stop: &mut watch::Receiver<bool>) {
     let _ = stop.wait_for(|stop| *stop).await;
 }
 
@@ -221,19 +221,19 @@ async fn drive<C: Future<Output = hyper::Result<()>>>(
     client: Client,
 ) {
     let mut connection = std::pin::pin!(connection);
-    // Polling the stop takes a lock that all connections share. Its waker is that of the task, which stays, so it
-    // is polled once and when there is something to see.
-    let seen = stop.clone();
+    // A poll of `stopping` takes a lock that all connections share. It registers the waker of this task, which
+    // does not change, so one poll is enough until the value does.
+    let value = stop.clone();
     let mut stop = stop;
-    let mut told = std::pin::pin!(told(&mut stop));
-    let mut waits = false;
+    let mut stopping = std::pin::pin!(stopped(&mut stop));
+    let mut is_registered = false;
     let ended = std::future::poll_fn(|context| {
         if let Poll::Ready(ended) = connection.as_mut().poll(context) {
             return Poll::Ready(Some(ended));
         }
-        if !waits || seen.has_changed().unwrap_or(true) {
-            waits = true;
-            return told.as_mut().poll(context).map(|()| None);
+        if !is_registered || value.has_changed().unwrap_or(true) {
+            is_registered = true;
+            return stopping.as_mut().poll(context).map(|()| None);
         }
         Poll::Pending
     })

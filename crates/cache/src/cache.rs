@@ -4,8 +4,8 @@
 use crate::device::Device;
 use crate::hash::{KeyHash, Secret};
 use crate::store::{
-    DEVICES_MAX, Damage, Hit, Identity, Now, ObjectInfo, Opened, Options, PutOptions, PutOutcome, PutStream,
-    ScopeHash, Shard, StatsSnapshot, StoreError, StorePlan, Superblock,
+    DEVICES_MAX, Damage, Hit, Identity, MemoryLookup, ObjectInfo, Opened, Options, PutOptions, PutOutcome,
+    PutStream, ScopeHash, Shard, StatsSnapshot, StoreError, StorePlan, Superblock,
 };
 use std::sync::Arc;
 
@@ -195,10 +195,10 @@ impl Cache {
     }
 
     /// Looks an object up without waiting for a device. [`get`](Self::get) has the answer where this has none.
-    pub fn get_now(&self, key: &[u8]) -> Now {
+    pub fn get_in_memory(&self, key: &[u8]) -> MemoryLookup {
         let hash = self.hash(key);
         self.shard(hash)
-            .map_or(Now::Miss, |shard| shard.get_now(key, hash))
+            .map_or(MemoryLookup::Miss, |shard| shard.get_in_memory(key, hash))
     }
 
     /// Looks an object up and reads all of it. Damage anywhere in it is a miss.

@@ -29,4 +29,4 @@ pub mod store;
 pub use cache::{Cache, Related, Scope};
 pub use hash::{KeyHash, Secret};
 pub use policy::{Policy, Shape, ShapeError};
-pub use store::{Hit, Now, Options, PutOptions, PutOutcome, PutStream, StoreError, StorePlan};
+pub use store::{Hit, MemoryLookup, Options, PutOptions, PutOutcome, PutStream, StoreError, StorePlan};

@@ -5,14 +5,14 @@
 //!
 //! [`AsyncCache::find`] and [`AsyncCache::bytes`] are the two places that choose between the two ways.
 
-use crate::{Cache, Hit, Now, PutOptions, PutOutcome, PutStream, StoreError};
+use crate::{Cache, Hit, MemoryLookup, PutOptions, PutOutcome, PutStream, StoreError};
 use bytes::Bytes;
 use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::Arc;
 use tokio::sync::Semaphore;
 
-pub use crate::store::PIECE_BYTES;
+pub use crate::store::{PIECE_BYTES, piece_end};
 
 /// A cache whose calls may be awaited. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -94,10 +94,10 @@ impl AsyncCache {
 
     /// Looks an object up, as [`Cache::get`]: in line where that needs no device.
     pub async fn find(&self, key: &[u8]) -> Option<Hit> {
-        match self.cache.get_now(key) {
-            Now::Hit(hit) => Some(hit),
-            Now::Miss => None,
-            Now::Unknown => {
+        match self.cache.get_in_memory(key) {
+            MemoryLookup::Hit(hit) => Some(hit),
+            MemoryLookup::Miss => None,
+            MemoryLookup::NeedsDevice => {
                 let key = key.to_vec();
                 self.run(move |cache| cache.get(&key)).await
             }
@@ -109,7 +109,7 @@ impl AsyncCache {
     /// # Errors
     /// As [`Hit::read`].
     pub async fn bytes(&self, hit: &Hit, range: Range<u64>) -> Result<Bytes, StoreError> {
-        if let Some(bytes) = hit.bytes_now(range.clone()) {
+        if let Some(bytes) = hit.bytes_in_memory(range.clone()) {
             return Ok(bytes);
         }
         let hit = hit.clone();
@@ -226,10 +226,7 @@ impl Body {
         if self.left() == 0 {
             return None;
         }
-        let end = self
-            .range
-            .end
-            .min((self.range.start / PIECE_BYTES + 1) * PIECE_BYTES);
+        let end = self.range.end.min(piece_end(self.range.start));
         let piece = self.object.read(self.range.start..end).await;
         if piece.is_ok() {
             self.range.start = end;

@@ -2,9 +2,11 @@
 //! the pool is stopped.
 #![allow(clippy::unwrap_used)]
 
+mod files;
+
+use files::{BLOCK, bytes, check, put, root, used};
 use varve_embed::{Embedded, SimPool};
 use varve_format::{BLOCK_SIZE, ROOT_INO};
-use varve_ipc::Cred;
 use varve_kernelfs::Config;
 use varve_libfs::posix::{Fd, Whence};
 use varve_libfs::{Errno, Posix};
@@ -18,7 +20,6 @@ const POOL: SimPool = SimPool {
     ssd_bytes: 24 << 20,
     hdd_bytes: 0,
 };
-const BLOCK: u64 = BLOCK_SIZE as u64;
 
 fn config() -> Config {
     Config {
@@ -36,20 +37,6 @@ fn start() -> (SimWorld, Embedded) {
     (world, embedded)
 }
 
-fn session(embedded: &Embedded) -> Posix {
-    Posix::new(embedded.mount().unwrap(), Cred::root())
-}
-
-fn bytes(len: usize, seed: u8) -> Vec<u8> {
-    (0..len).map(|at| (at / 13 % 250) as u8 ^ seed).collect()
-}
-
-fn put(posix: &Posix, name: &[u8], data: &[u8]) -> Fd {
-    let fd = posix.open(name, libc::O_CREAT | libc::O_RDWR, 0o644).unwrap();
-    assert_eq!(posix.pwrite(fd, data, 0).unwrap(), data.len());
-    fd
-}
-
 fn get(posix: &Posix, name: &[u8]) -> Vec<u8> {
     let fd = posix.open(name, libc::O_RDONLY, 0).unwrap();
     let mut data = vec![0; posix.fstat(fd).unwrap().size_bytes as usize];
@@ -58,28 +45,11 @@ fn get(posix: &Posix, name: &[u8]) -> Vec<u8> {
     data
 }
 
-fn used(embedded: &Embedded) -> u64 {
-    embedded.kernel().digest_all().unwrap();
-    let space = embedded.kernel().store().space();
-    space
-        .tiers
-        .iter()
-        .map(|tier| tier.total - tier.free - tier.pending)
-        .sum()
-}
-
-fn check(embedded: &Embedded) {
-    embedded.kernel().digest_all().unwrap();
-    let store = embedded.kernel().store();
-    assert_eq!(store.check().unwrap(), []);
-    assert_eq!(store.check_data().unwrap(), []);
-}
-
 /// Whole files of all kinds of ends and holes; then both sides are written, in turn.
 #[test]
 fn clone_has_what_was_written_before_it_and_goes_its_own_way_after() {
     let (world, embedded) = start();
-    let posix = session(&embedded);
+    let posix = root(&embedded);
     let mut expected = Vec::new();
     for (index, len) in [0, 1, 4095, 4096, 4097, 70_000, 600_000].into_iter().enumerate() {
         let (name, clone) = (format!("/f{index}"), format!("/c{index}"));
@@ -112,7 +82,7 @@ fn clone_has_what_was_written_before_it_and_goes_its_own_way_after() {
     posix.fs().unmount().unwrap();
     embedded.shutdown().unwrap();
     let embedded = POOL.open(&world, config()).unwrap();
-    let posix = session(&embedded);
+    let posix = root(&embedded);
     for (name, data) in &expected {
         assert_eq!(&get(&posix, name.as_bytes()), data, "{name}");
     }
@@ -139,7 +109,7 @@ fn clone_has_what_was_written_before_it_and_goes_its_own_way_after() {
 #[test]
 fn clone_of_a_large_file_takes_no_data_blocks() {
     let (_, embedded) = start();
-    let posix = session(&embedded);
+    let posix = root(&embedded);
     let data = bytes(8 << 20, 1);
     let from = put(&posix, b"/f", &data);
     let before = used(&embedded);
@@ -157,7 +127,7 @@ fn clone_of_a_large_file_takes_no_data_blocks() {
 #[test]
 fn holes_of_a_clone_are_those_of_its_source_right_after_it() {
     let (_, embedded) = start();
-    let posix = session(&embedded);
+    let posix = root(&embedded);
     let from = put(&posix, b"/f", b"");
     for at in [2, 3, 7_u64] {
         posix
@@ -187,7 +157,7 @@ fn holes_of_a_clone_are_those_of_its_source_right_after_it() {
 #[test]
 fn ranges_are_refused_as_linux_refuses_them() {
     let (_, embedded) = start();
-    let posix = session(&embedded);
+    let posix = root(&embedded);
     let size = 10 * BLOCK + 100;
     let (from, to) = (
         put(&posix, b"/f", &bytes(size as usize, 1)),
@@ -240,7 +210,7 @@ fn ranges_are_refused_as_linux_refuses_them() {
 #[test]
 fn ranges_are_deduplicated_only_if_they_hold_the_same_bytes() {
     let (_, embedded) = start();
-    let posix = session(&embedded);
+    let posix = root(&embedded);
     let data = bytes(40 * BLOCK_SIZE, 1);
     let (one, other) = (put(&posix, b"/a", &data), put(&posix, b"/b", &data));
     posix.pwrite(other, b"x", 30 * BLOCK + 5).unwrap();
@@ -268,7 +238,7 @@ fn ranges_are_deduplicated_only_if_they_hold_the_same_bytes() {
 #[test]
 fn clone_has_what_other_sessions_have_written_and_they_see_it() {
     let (_, embedded) = start();
-    let (one, other) = (session(&embedded), session(&embedded));
+    let (one, other) = (root(&embedded), root(&embedded));
     let data = bytes(300_000, 7);
     let from = put(&one, b"/f", &data);
     let fd = other.open(b"/f", libc::O_RDONLY, 0).unwrap();
@@ -298,7 +268,7 @@ fn clone_has_what_other_sessions_have_written_and_they_see_it() {
 #[test]
 fn copies_of_much_share_blocks_and_copies_of_little_do_not() {
     let (_, embedded) = start();
-    let posix = session(&embedded);
+    let posix = root(&embedded);
     for (index, (len, shares)) in [(4 << 20, true), ((2 << 20) + 77, true), (100_000, false)]
         .into_iter()
         .enumerate()
@@ -324,7 +294,7 @@ fn copies_of_much_share_blocks_and_copies_of_little_do_not() {
 #[test]
 fn clone_without_space_fails_and_leaves_a_whole_pool() {
     let (_, embedded) = start();
-    let posix = session(&embedded);
+    let posix = root(&embedded);
     // A file with an extent in every other block.
     let from = put(&posix, b"/f", b"");
     for at in 0..2000_u64 {
@@ -367,7 +337,7 @@ fn truncations_of_clones_in_a_full_pool_fail_or_are_digested() {
     let world = SimWorld::new();
     pool.mkfs(&world).unwrap();
     let embedded = pool.open(&world, config()).unwrap();
-    let posix = session(&embedded);
+    let posix = root(&embedded);
     let data = bytes(BLOCK_SIZE, 3);
     let from = put(&posix, b"/f", &data);
     let clones: Vec<_> = (0..300)
@@ -419,7 +389,7 @@ fn writes_over_clones_in_a_full_pool_are_refused_or_digested() {
     let world = SimWorld::new();
     pool.mkfs(&world).unwrap();
     let embedded = pool.open(&world, config()).unwrap();
-    let posix = session(&embedded);
+    let posix = root(&embedded);
     let mut data = bytes(1500 * BLOCK_SIZE, 3);
     let from = put(&posix, b"/f", &data);
     let to = put(&posix, b"/c", b"");
@@ -453,7 +423,7 @@ fn writes_over_clones_in_a_full_pool_are_refused_or_digested() {
     posix.fs().unmount().unwrap();
     embedded.shutdown().unwrap();
     let embedded = pool.open(&world, config()).unwrap();
-    let posix = session(&embedded);
+    let posix = root(&embedded);
     assert!(get(&posix, b"/c") == data);
     assert!(get(&posix, b"/f") == original);
     check(&embedded);
@@ -470,7 +440,7 @@ fn clone_that_is_cut_off_leaves_nothing_after_the_next_start() {
     let world = SimWorld::new();
     pool.mkfs(&world).unwrap();
     let embedded = pool.open(&world, config()).unwrap();
-    let posix = session(&embedded);
+    let posix = root(&embedded);
     let from = put(&posix, b"/f", b"");
     for at in (0..1500_u64).rev() {
         posix
@@ -491,7 +461,7 @@ fn clone_that_is_cut_off_leaves_nothing_after_the_next_start() {
         cut_off += usize::from(!store.orphans().unwrap().is_empty());
         drop(store);
         let embedded = pool.open(&world, config()).unwrap();
-        let posix = session(&embedded);
+        let posix = root(&embedded);
         assert_eq!(embedded.kernel().store().orphans().unwrap(), [], "{point:?}");
         let clone = get(&posix, b"/c");
         if clone.is_empty() {

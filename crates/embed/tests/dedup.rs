@@ -4,6 +4,9 @@
 //! `VARVE_DEDUP_SECONDS=600` lets the last go on for ten minutes; `VARVE_SEED=n` chooses other operations.
 #![allow(clippy::unwrap_used)]
 
+mod files;
+
+use files::{BLOCK, bytes, check, put, root, used};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -22,16 +25,11 @@ const POOL: SimPool = SimPool {
     ssd_bytes: 24 << 20,
     hdd_bytes: 24 << 20,
 };
-const BLOCK: u64 = BLOCK_SIZE as u64;
 
 fn start(config: Config) -> Embedded {
     let world = SimWorld::new();
     POOL.mkfs(&world).unwrap();
     POOL.open(&world, config).unwrap()
-}
-
-fn root(embedded: &Embedded) -> Posix {
-    Posix::new(embedded.mount().unwrap(), Cred::root())
 }
 
 fn user(embedded: &Embedded, uid: u32) -> Posix {
@@ -49,18 +47,6 @@ fn user(embedded: &Embedded, uid: u32) -> Posix {
     Posix::new(fs, cred)
 }
 
-fn bytes(len: usize, seed: u8) -> Vec<u8> {
-    (0..len).map(|at| (at / 13 % 250) as u8 ^ seed).collect()
-}
-
-fn put(posix: &Posix, name: &str, data: &[u8]) -> Fd {
-    let fd = posix
-        .open(name.as_bytes(), libc::O_CREAT | libc::O_RDWR, 0o644)
-        .unwrap();
-    assert_eq!(posix.pwrite(fd, data, 0).unwrap(), data.len());
-    fd
-}
-
 fn owned(posix: &Posix, fd: Fd) -> Result<Vec<OwnedBlocks>, Errno> {
     let mut parts = Vec::new();
     posix.for_each_owned(fd, 0, 0, |part| parts.push(*part))?;
@@ -70,13 +56,6 @@ fn owned(posix: &Posix, fd: Fd) -> Result<Vec<OwnedBlocks>, Errno> {
 fn owners(posix: &Posix, fd: Fd) -> Vec<u32> {
     let parts = owned(posix, fd).unwrap();
     parts.iter().map(|part| part.owners).collect()
-}
-
-fn check(embedded: &Embedded) {
-    embedded.kernel().digest_all().unwrap();
-    let store = embedded.kernel().store();
-    assert_eq!(store.check().unwrap(), []);
-    assert_eq!(store.check_data().unwrap(), []);
 }
 
 #[test]
@@ -182,7 +161,7 @@ fn owners_are_told_to_the_files_owner_and_undo_takes_the_right_to_write() {
     let mine = put(&a, "/a", &data);
     a.chmod(b"/a", 0o444).unwrap();
     for at in 0..3 {
-        let copy = put(&a, &format!("/copy {at}"), b"");
+        let copy = put(&a, format!("/copy {at}"), b"");
         a.clone_range(mine, 0, copy, 0, 0).unwrap();
     }
     // The number itself is for the privileged.
@@ -245,13 +224,6 @@ fn users_learn_nothing_of_each_other_by_deduplication() {
     }
 }
 
-fn used(embedded: &Embedded) -> u64 {
-    embedded.kernel().digest_all().unwrap();
-    let space = embedded.kernel().store().space();
-    let tiers = space.tiers.iter();
-    tiers.map(|tier| tier.total - tier.free - tier.pending).sum()
-}
-
 fn seed() -> u64 {
     std::env::var("VARVE_SEED").map_or(1, |text| text.parse().unwrap())
 }
@@ -276,13 +248,29 @@ fn name(writer: u64, file: u64) -> String {
     format!("/f{writer}.{file}")
 }
 
+/// A file of any writer.
+fn any_name(rng: &mut Rng) -> String {
+    name(rng.below(WRITERS), rng.below(FILES))
+}
+
+/// What the threads of the test have done.
+#[derive(Default)]
+struct Counts {
+    steps: AtomicU64,
+    shared: AtomicU64,
+    different: AtomicU64,
+    undone: AtomicU64,
+    moved: AtomicU64,
+    /// Files that could not be made for lack of space.
+    full: AtomicU64,
+}
+
+fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}
+
 /// Changes the files of one writer and compares each with what it must hold.
-fn write_files(
-    posix: &Posix,
-    writer: u64,
-    stop: &AtomicBool,
-    (steps, full): (&AtomicU64, &AtomicU64),
-) -> BTreeMap<String, Vec<u8>> {
+fn write_files(posix: &Posix, writer: u64, stop: &AtomicBool, counts: &Counts) -> BTreeMap<String, Vec<u8>> {
     let mut rng = Rng(seed() << 8 | (writer + 1));
     let mut model: BTreeMap<String, Vec<u8>> = BTreeMap::new();
     while !stop.load(Ordering::Relaxed) {
@@ -293,7 +281,7 @@ fn write_files(
             Err(Errno(errno)) => {
                 // All that is free is reserved for a moment, or waits for readers.
                 assert_eq!(errno, libc::ENOSPC, "{file}");
-                full.fetch_add(1, Ordering::Relaxed);
+                count(&counts.full);
                 std::thread::sleep(Duration::from_millis(5));
                 continue;
             }
@@ -342,7 +330,7 @@ fn write_files(
             }
         }
         posix.close(fd).unwrap();
-        steps.fetch_add(1, Ordering::Relaxed);
+        count(&counts.steps);
     }
     model
 }
@@ -359,6 +347,47 @@ fn is_expected(errno: i32) -> bool {
     .contains(&errno)
 }
 
+/// Calls `act` until the end, with a new session now and then, as each command has one of its own.
+fn with_sessions(embedded: &Embedded, stop: &AtomicBool, seed: u64, mut act: impl FnMut(&Posix, &mut Rng)) {
+    let (mut posix, mut rng) = (root(embedded), Rng(seed));
+    while !stop.load(Ordering::Relaxed) {
+        if rng.below(256) == 0 {
+            posix.fs().unmount().unwrap();
+            posix = root(embedded);
+        }
+        act(&posix, &mut rng);
+    }
+}
+
+/// Compares and shares a range of two files.
+fn dedupe_some(posix: &Posix, rng: &mut Rng, counts: &Counts) {
+    let [one, other] = [any_name(rng), any_name(rng)];
+    let opened = [&one, &other].map(|name| posix.open(name.as_bytes(), libc::O_RDONLY, 0));
+    if let [Ok(from), Ok(to)] = opened {
+        let (at, len) = (rng.below(FILE_BLOCKS) * BLOCK, (1 + rng.below(24)) * BLOCK);
+        match posix.dedupe_range(from, at, to, at, len) {
+            Ok(true) => count(&counts.shared),
+            Ok(false) => count(&counts.different),
+            Err(Errno(errno)) => assert!(is_expected(errno), "{one} {other}: {errno}"),
+        }
+    }
+    opened.iter().flatten().for_each(|fd| posix.close(*fd).unwrap());
+}
+
+/// Undoes the shares of a range of a file.
+fn undo_some(posix: &Posix, rng: &mut Rng, counts: &Counts) {
+    let file = any_name(rng);
+    if let Ok(fd) = posix.open(file.as_bytes(), libc::O_RDONLY, 0) {
+        let (at, len) = (rng.below(FILE_BLOCKS) * BLOCK, rng.below(30) * BLOCK);
+        match posix.unshare_range(fd, at, len) {
+            Ok(()) => count(&counts.undone),
+            Err(Errno(errno)) => assert!(is_expected(errno), "{file}: {errno}"),
+        }
+        posix.close(fd).unwrap();
+    }
+    std::thread::sleep(Duration::from_millis(1));
+}
+
 #[test]
 fn writers_truncates_unlinks_and_moves_beside_apply_and_undo_lose_nothing() {
     let seconds = std::env::var("VARVE_DEDUP_SECONDS").map_or(4, |text| text.parse().unwrap());
@@ -369,70 +398,43 @@ fn writers_truncates_unlinks_and_moves_beside_apply_and_undo_lose_nothing() {
         ..Config::default()
     });
     let stop = AtomicBool::new(false);
-    let [steps, shared, different, undone, moved, full] = [const { AtomicU64::new(0) }; 6];
+    let counts = Counts::default();
     let used_before = used(&embedded);
-    let any = |rng: &mut Rng| name(rng.below(WRITERS), rng.below(FILES));
     let models: Vec<_> = std::thread::scope(|scope| {
-        let (embedded, stop, steps, full) = (&embedded, &stop, &steps, &full);
-        let (shared, different, undone, moved) = (&shared, &different, &undone, &moved);
+        let (embedded, stop, counts) = (&embedded, &stop, &counts);
         let writers: Vec<_> = (0..WRITERS)
-            .map(|writer| scope.spawn(move || write_files(&root(embedded), writer, stop, (steps, full))))
+            .map(|writer| scope.spawn(move || write_files(&root(embedded), writer, stop, counts)))
             .collect();
         scope.spawn(move || {
-            let (mut posix, mut rng) = (root(embedded), Rng(seed() << 8 | 0x81));
-            while !stop.load(Ordering::Relaxed) {
-                // As each command has a session of its own.
-                if rng.below(256) == 0 {
-                    posix.fs().unmount().unwrap();
-                    posix = root(embedded);
-                }
-                let [one, other] = [any(&mut rng), any(&mut rng)];
-                let opened = [&one, &other].map(|name| posix.open(name.as_bytes(), libc::O_RDONLY, 0));
-                if let [Ok(from), Ok(to)] = opened {
-                    let (at, len) = (rng.below(FILE_BLOCKS) * BLOCK, (1 + rng.below(24)) * BLOCK);
-                    match posix.dedupe_range(from, at, to, at, len) {
-                        Ok(true) => shared.fetch_add(1, Ordering::Relaxed),
-                        Ok(false) => different.fetch_add(1, Ordering::Relaxed),
-                        Err(Errno(errno)) => {
-                            assert!(is_expected(errno), "{one} {other}: {errno}");
-                            0
-                        }
-                    };
-                }
-                opened.iter().flatten().for_each(|fd| posix.close(*fd).unwrap());
-            }
+            with_sessions(embedded, stop, seed() << 8 | 0x81, |posix, rng| {
+                dedupe_some(posix, rng, counts);
+            });
         });
         scope.spawn(move || {
-            let (mut posix, mut rng) = (root(embedded), Rng(seed() << 8 | 0x82));
-            while !stop.load(Ordering::Relaxed) {
-                // As each command has a session of its own.
-                if rng.below(256) == 0 {
-                    posix.fs().unmount().unwrap();
-                    posix = root(embedded);
-                }
-                let file = any(&mut rng);
-                if let Ok(fd) = posix.open(file.as_bytes(), libc::O_RDONLY, 0) {
-                    let (at, len) = (rng.below(FILE_BLOCKS) * BLOCK, rng.below(30) * BLOCK);
-                    match posix.unshare_range(fd, at, len) {
-                        Ok(()) => _ = undone.fetch_add(1, Ordering::Relaxed),
-                        Err(Errno(errno)) => assert!(is_expected(errno), "{file}: {errno}"),
-                    }
-                    posix.close(fd).unwrap();
-                }
-                std::thread::sleep(Duration::from_millis(1));
-            }
+            with_sessions(embedded, stop, seed() << 8 | 0x82, |posix, rng| {
+                undo_some(posix, rng, counts);
+            });
         });
         let until = Instant::now() + Duration::from_secs(seconds);
         while Instant::now() < until && !writers.iter().any(|writer| writer.is_finished()) {
-            moved.fetch_add(embedded.kernel().place(), Ordering::Relaxed);
+            counts
+                .moved
+                .fetch_add(embedded.kernel().place(), Ordering::Relaxed);
             embedded.tick();
             std::thread::sleep(Duration::from_millis(20));
         }
         stop.store(true, Ordering::Relaxed);
         writers.into_iter().map(|writer| writer.join().unwrap()).collect()
     });
-    let counts =
-        [&steps, &shared, &different, &undone, &moved, &full].map(|count| count.load(Ordering::Relaxed));
+    let Counts {
+        steps,
+        shared,
+        different,
+        undone,
+        moved,
+        full,
+    } = counts;
+    let counts = [steps, shared, different, undone, moved, full].map(AtomicU64::into_inner);
     println!("seconds {seconds}; steps, shared, different, undone, moved, full: {counts:?}");
     assert!(counts[0] > 50 && counts[1] > 5 && counts[3] > 5, "{counts:?}");
     check(&embedded);

@@ -7,7 +7,7 @@ use crate::headers;
 use crate::metrics::Outcome;
 use crate::policy::Freshness;
 use crate::ranges::{self, Wanted};
-use crate::storage::{Found, PIECE_BYTES};
+use crate::storage::{Found, piece_end};
 use bytes::Bytes;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::{Method, Response, StatusCode};
@@ -127,7 +127,7 @@ impl Proxy {
         if range.is_empty() {
             return Some(Outgoing::empty());
         }
-        let end = piece_end(range.start, range.end);
+        let end = piece_end(range.start).min(range.end);
         let first = self.storage.read(found, range.start..end).await.ok()?;
         if end == range.end {
             return Some(Outgoing::Full(Some(first)));
@@ -144,18 +144,13 @@ impl Proxy {
                 if pieces.send(piece).await.is_err() || is_last {
                     return;
                 }
-                let next = piece_end(at, range.end);
+                let next = piece_end(at).min(range.end);
                 piece = storage.read(&found, at..next).await.map_err(|_| BodyError::Gone);
                 at = next;
             }
         });
         Some(Outgoing::Channel(body, range.end - range.start))
     }
-}
-
-/// Returns the end of the piece of a body that begins at `at`: pieces end where those that are in memory do.
-fn piece_end(at: u64, end: u64) -> u64 {
-    end.min((at / PIECE_BYTES + 1) * PIECE_BYTES)
 }
 
 fn made(status: StatusCode, headers: HeaderMap, body: Outgoing, outcome: Outcome) -> Answer {

@@ -30,7 +30,7 @@ use std::time::Duration;
 use tokio::sync::{Mutex, Semaphore};
 use varve_cache::device::{Device, FileDevice};
 use varve_cache::nonblocking::{AsyncCache, Attributes};
-pub use varve_cache::store::PIECE_BYTES;
+pub use varve_cache::store::piece_end;
 use varve_cache::store::{Admission, TAGS_MAX};
 use varve_cache::{Cache, Hit, Options, PutOptions, PutOutcome, Related, Scope, StoreError, StorePlan};
 
@@ -60,8 +60,8 @@ pub struct Storage {
     in_flight: Arc<Semaphore>,
     /// All permits of `in_flight`.
     permits: usize,
-    /// Held while groups are written, so that who writes all of them waits for those under way.
-    writing: tokio::sync::Mutex<()>,
+    /// Held while groups are written: a call that writes all of them waits for those in progress.
+    writing: Mutex<()>,
     /// Objects that wait for others of their page; none unless the store reads groups at once.
     held: Held,
     groups: bool,
@@ -126,8 +126,8 @@ impl Found {
         )
     }
 
-    /// The one piece that has all bytes of a range, if there is one, and the range within it.
-    fn piece(&self, range: &Range<u64>) -> Option<(&Piece, Range<u64>)> {
+    /// The whole body, if it is one piece with all bytes of a range, and the range within it.
+    fn only_piece(&self, range: &Range<u64>) -> Option<(&Piece, Range<u64>)> {
         let [piece] = self.pieces.as_slice() else {
             return None;
         };
@@ -138,7 +138,7 @@ impl Found {
 
     /// Whether all bytes of a range are there.
     pub fn covers(&self, range: &Range<u64>) -> bool {
-        self.piece(range).is_some() || self.cut(range).is_some()
+        self.only_piece(range).is_some() || self.cut(range).is_some()
     }
 
     /// Whether the whole representation is there.
@@ -215,7 +215,7 @@ impl Storage {
             ids: AtomicU64::new(0),
             in_flight: Arc::new(Semaphore::new(permits)),
             permits,
-            writing: tokio::sync::Mutex::default(),
+            writing: Mutex::default(),
         }
     }
 
@@ -226,10 +226,10 @@ impl Storage {
 
     /// Waits until all responses that are being stored are stored or discarded: a client may have its answer
     /// before.
-    pub async fn settle(&self) {
-        const LOOK: Duration = Duration::from_millis(5);
+    pub async fn drain(&self) {
+        const POLL: Duration = Duration::from_millis(5);
         while self.in_flight.available_permits() < self.permits {
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL).await;
         }
     }
 
@@ -273,7 +273,7 @@ impl Storage {
             return Some((Source::Held(object), record));
         }
         let hit = self.cache.find(key).await?;
-        let record = match hit.made(Record::decode) {
+        let record = match hit.decoded(Record::decode) {
             Some(record) => Record::clone(&record),
             // More metadata than lies beside the head, or damage.
             None => {
@@ -370,7 +370,7 @@ impl Storage {
     /// # Errors
     /// The bytes are not there or gone, or the device failed.
     pub async fn read(&self, found: &Found, range: Range<u64>) -> Result<Bytes, StoreError> {
-        if let Some((piece, range)) = found.piece(&range) {
+        if let Some((piece, range)) = found.only_piece(&range) {
             return self.read_from(&piece.from, range).await;
         }
         let mut all = Vec::new();

@@ -1,7 +1,7 @@
 //! Lookups: finding an object's place, checking that it is the requested object, and reading its bytes.
 
 use super::StoreError;
-use super::hot::{HotObject, PIECE_BYTES};
+use super::hot::{HotObject, PIECE_BYTES, piece_end};
 use super::log::{in_units, record_bytes};
 use super::object::{FRAME_BYTES, FRAME_CONTENT, Record, frames_of, home_in_table, read_frame};
 use super::positions;
@@ -62,16 +62,16 @@ impl Hit {
         self.content(0..u64::from(self.object.record.head.meta_len))
     }
 
-    /// What `make` makes of the metadata. It is made once for as long as the object stays in memory. `None` if
-    /// `make` refuses it, if it is not all in memory ([`meta`](Self::meta) has it then), or if another type was
-    /// made of it before.
-    pub fn made<T: Any + Send + Sync>(&self, make: impl FnOnce(&[u8]) -> Option<T>) -> Option<Arc<T>> {
-        self.object.made(make)
+    /// The metadata as `decode` decodes it, once for as long as the object stays in memory. `None` if `decode`
+    /// refuses it, if it is not all in memory ([`meta`](Self::meta) has it then), or if it was decoded to another
+    /// type before.
+    pub fn decoded<T: Any + Send + Sync>(&self, decode: impl FnOnce(&[u8]) -> Option<T>) -> Option<Arc<T>> {
+        self.object.decoded(decode)
     }
 
     /// Bytes of the body, if they are in memory: they lie beside the head, or in one piece
     /// ([`PIECE_BYTES`]) that was read twice. Never waits for a device.
-    pub fn bytes_now(&self, range: Range<u64>) -> Option<Bytes> {
+    pub fn bytes_in_memory(&self, range: Range<u64>) -> Option<Bytes> {
         if range.start > range.end || range.end > self.body_len() {
             return None;
         }
@@ -80,18 +80,14 @@ impl Hit {
             let content = (range.start + meta) as usize..(range.end + meta) as usize;
             return Some(self.object.content.slice(content));
         }
-        let number = range.start / PIECE_BYTES;
-        let start = number * PIECE_BYTES;
-        if range.end > start + PIECE_BYTES {
+        if range.end > piece_end(range.start) {
             return None;
         }
-        let piece = self
-            .shard
-            .state
-            .lock()
-            .hot
-            .piece(self.hash(), number, self.version())?;
-        // Its length follows from the version's, which is a part of its name.
+        let number = range.start / PIECE_BYTES;
+        let start = number * PIECE_BYTES;
+        let hash = self.hash();
+        let piece = self.shard.state.lock().hot.piece(hash, number, self.version())?;
+        // Its length follows from that of the version's body.
         Some(piece.slice((range.start - start) as usize..(range.end - start) as usize))
     }
 
@@ -100,17 +96,19 @@ impl Hit {
     /// # Errors
     /// As [`read`](Self::read).
     pub fn bytes(&self, range: Range<u64>) -> Result<Bytes, StoreError> {
-        if let Some(bytes) = self.bytes_now(range.clone()) {
+        if let Some(bytes) = self.bytes_in_memory(range.clone()) {
             return Ok(bytes);
         }
         let bytes = Bytes::from(self.read(range.clone())?);
         let number = range.start / PIECE_BYTES;
-        let piece = number * PIECE_BYTES..((number + 1) * PIECE_BYTES).min(self.body_len());
-        if range == piece {
+        let is_piece = range.start.is_multiple_of(PIECE_BYTES)
+            && range.end == piece_end(range.start).min(self.body_len());
+        if is_piece {
+            let hash = self.hash();
             let mut state = self.shard.state.lock();
             state
                 .hot
-                .insert_piece(self.hash(), number, self.version(), bytes.clone());
+                .insert_piece(hash, number, self.version(), bytes.clone());
         }
         Ok(bytes)
     }
@@ -169,13 +167,13 @@ impl Hit {
 
 /// The outcome of a lookup that does not wait for the device.
 #[derive(Debug, Clone)]
-pub enum Now {
+pub enum MemoryLookup {
     /// The object, from memory.
     Hit(Hit),
     /// There is none.
     Miss,
-    /// Only the device can tell.
-    Unknown,
+    /// Memory does not tell; the device has to be read.
+    NeedsDevice,
 }
 
 /// A record with the bytes from its head on.
@@ -212,50 +210,49 @@ impl Shard {
         hit
     }
 
-    /// Looks an object up as far as that goes without the device. The lock that it takes is never held over
-    /// I/O.
-    pub fn get_now(self: &Arc<Self>, key: &[u8], hash: KeyHash) -> Now {
-        let now = if self.is_failed() {
-            Now::Miss
+    /// Looks an object up without the device. The lock that it takes is never held over I/O.
+    pub fn get_in_memory(self: &Arc<Self>, key: &[u8], hash: KeyHash) -> MemoryLookup {
+        let found = if self.is_failed() {
+            MemoryLookup::Miss
         } else {
             self.look_in_memory(key, hash)
         };
-        match &now {
-            Now::Hit(_) => Stats::count(&self.stats.hits, 1),
-            Now::Miss => Stats::count(&self.stats.misses, 1),
-            Now::Unknown => {}
+        match &found {
+            MemoryLookup::Hit(_) => Stats::count(&self.stats.hits, 1),
+            MemoryLookup::Miss => Stats::count(&self.stats.misses, 1),
+            MemoryLookup::NeedsDevice => {}
         }
-        now
+        found
     }
 
-    fn look_in_memory(self: &Arc<Self>, key: &[u8], hash: KeyHash) -> Now {
+    fn look_in_memory(self: &Arc<Self>, key: &[u8], hash: KeyHash) -> MemoryLookup {
         let number = hash.set(self.layout.sets);
         let mut state = self.state.lock();
         if let Some(object) = state.hot.get(hash).filter(|object| object.record.is_of(key)) {
             if self.is_outdated(&state, &object.record) {
                 state.hot.remove(hash);
                 Stats::count(&self.stats.outdated, 1);
-                return Now::Miss;
+                return MemoryLookup::Miss;
             }
             self.touch_in_memory(&mut state, number, hash.tag());
             Stats::count(&self.stats.memory_hits, 1);
-            return Now::Hit(Hit {
+            return MemoryLookup::Hit(Hit {
                 shard: Arc::clone(self),
                 object,
             });
         }
         // A set that is not in memory, or has the tag, has to be read.
         match state.index.get(number) {
-            Some(set) if set.find(hash.tag()).is_none() => Now::Miss,
-            _ => Now::Unknown,
+            Some(set) if set.find(hash.tag()).is_none() => MemoryLookup::Miss,
+            _ => MemoryLookup::NeedsDevice,
         }
     }
 
     fn look_up(self: &Arc<Self>, key: &[u8], hash: KeyHash) -> Option<Hit> {
         match self.look_in_memory(key, hash) {
-            Now::Hit(hit) => return Some(hit),
-            Now::Miss => return None,
-            Now::Unknown => {}
+            MemoryLookup::Hit(hit) => return Some(hit),
+            MemoryLookup::Miss => return None,
+            MemoryLookup::NeedsDevice => {}
         }
         let found = match self.layout.shape().policy() {
             Policy::Basic | Policy::Set => self.find_in_set(key, hash),

@@ -14,6 +14,11 @@ use std::sync::{Arc, OnceLock};
 /// Bytes of a body that are read and kept at once; a piece begins at a multiple of it.
 pub const PIECE_BYTES: u64 = 256 << 10;
 
+/// Returns the end of the piece of a body that `offset` lies in, bytes from the beginning of a body without end.
+pub const fn piece_end(offset: u64) -> u64 {
+    (offset / PIECE_BYTES + 1) * PIECE_BYTES
+}
+
 /// An object in memory: its head, and the content beside the head.
 #[derive(Debug)]
 pub struct HotObject {
@@ -21,8 +26,8 @@ pub struct HotObject {
     pub record: Record,
     /// Metadata and body, as far as they lie beside the head.
     pub content: Bytes,
-    /// What the caller made of the metadata; see [`Hit::made`](super::Hit::made).
-    made: OnceLock<Arc<dyn Any + Send + Sync>>,
+    /// The metadata as the caller decodes it; see [`Hit::decoded`](super::Hit::decoded).
+    decoded: OnceLock<Arc<dyn Any + Send + Sync>>,
 }
 
 impl HotObject {
@@ -31,35 +36,37 @@ impl HotObject {
         Self {
             record,
             content,
-            made: OnceLock::new(),
+            decoded: OnceLock::new(),
         }
     }
 
-    /// Returns what `make` made of the metadata, which it is called for once. `None` if the metadata is not all
-    /// in memory, if `make` refuses it, or if another type was made of it before.
-    pub fn made<T: Any + Send + Sync>(&self, make: impl FnOnce(&[u8]) -> Option<T>) -> Option<Arc<T>> {
-        if let Some(made) = self.made.get() {
-            return Arc::clone(made).downcast().ok();
+    /// Returns the metadata as `decode` decodes it, once. `None` if the metadata is not all in memory, if `decode`
+    /// refuses it, or if it was decoded to another type before.
+    pub fn decoded<T: Any + Send + Sync>(&self, decode: impl FnOnce(&[u8]) -> Option<T>) -> Option<Arc<T>> {
+        if let Some(decoded) = self.decoded.get() {
+            return Arc::clone(decoded).downcast().ok();
         }
-        let made = Arc::new(make(self.content.get(..self.record.head.meta_len as usize)?)?);
-        let _ = self.made.set(Arc::clone(&made) as Arc<dyn Any + Send + Sync>);
-        Some(made)
+        let decoded = Arc::new(decode(self.content.get(..self.record.head.meta_len as usize)?)?);
+        let _ = self
+            .decoded
+            .set(Arc::clone(&decoded) as Arc<dyn Any + Send + Sync>);
+        Some(decoded)
     }
 
-    /// Bytes of memory, with some for what is made of the metadata.
+    /// Bytes of memory, with an estimate for the decoded metadata.
     fn cost(&self) -> usize {
         self.content.len() + self.record.key.len() + 2 * self.record.head.meta_len as usize + 256
     }
 }
 
-/// What is kept: the object of a key, or a piece of the body of one of its versions.
+/// A cached thing: the object of a key, or a piece of the body of one of its versions.
 #[derive(Debug)]
-enum Kept {
+enum Cached {
     Object(Arc<HotObject>),
     Piece { version: u64, bytes: Bytes },
 }
 
-impl Kept {
+impl Cached {
     fn cost(&self) -> usize {
         match self {
             Self::Object(object) => object.cost(),
@@ -68,15 +75,15 @@ impl Kept {
     }
 }
 
-/// An object, or one of its pieces.
+/// Names an object, or a piece of its body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Name {
+struct HotKey {
     hash: KeyHash,
     /// Number of the piece, from 1 on; 0 is the object.
     piece: u64,
 }
 
-impl Name {
+impl HotKey {
     const fn object(hash: KeyHash) -> Self {
         Self { hash, piece: 0 }
     }
@@ -88,29 +95,29 @@ impl Name {
         }
     }
 
-    /// Bits that differ for different names nearly always. The hash is keyed, so nobody can aim at them.
+    /// Bits that nearly always differ for different keys. The hash is keyed, so nobody can aim at them.
     const fn bits(self) -> u64 {
         (self.hash.0 as u64).wrapping_add(self.piece.wrapping_mul(0x9E37_79B9_7F4A_7C15))
     }
 }
 
-impl Hash for Name {
+impl Hash for HotKey {
     fn hash<H: Hasher>(&self, state: &mut H) {
         state.write_u64(self.bits());
     }
 }
 
-/// Takes the bits of a [`Name`] as they are: they come from a keyed hash.
+/// Identity hash of the bits of a [`HotKey`], which come from a keyed hash.
 #[derive(Debug, Default)]
-struct AsItIs(u64);
+struct IdentityHasher(u64);
 
-impl Hasher for AsItIs {
+impl Hasher for IdentityHasher {
     fn finish(&self) -> u64 {
         self.0
     }
 
     fn write(&mut self, bytes: &[u8]) {
-        debug_assert!(false, "names are 64 bits, not {}", bytes.len());
+        debug_assert!(false, "keys are 64 bits, not {}", bytes.len());
     }
 
     fn write_u64(&mut self, bits: u64) {
@@ -118,8 +125,8 @@ impl Hasher for AsItIs {
     }
 }
 
-/// Number of names of large things that were used lately.
-const USED_ONCE: usize = 4096;
+/// Large things whose last use is remembered.
+const DOORKEEPER_SLOTS: usize = 4096;
 
 /// Number of insertions between two checks of the machine's available memory.
 const LOOK_EVERY: u32 = 256;
@@ -127,9 +134,9 @@ const LOOK_EVERY: u32 = 256;
 /// The most recently used objects and pieces, within a limit in bytes.
 #[derive(Debug)]
 pub struct Hot {
-    kept: LruCache<Name, Kept, BuildHasherDefault<AsItIs>>,
-    /// Names of large things that were used once; one at the place of its bits.
-    used_once: Vec<u32>,
+    cached: LruCache<HotKey, Cached, BuildHasherDefault<IdentityHasher>>,
+    /// Fingerprints of large things that were used lately (the doorkeeper of TinyLFU); 0: an empty slot.
+    doorkeeper: Box<[u32]>,
     most_bytes: usize,
     bytes: usize,
     since_look: u32,
@@ -139,8 +146,8 @@ impl Hot {
     /// Room for `most_bytes`; 0 keeps nothing.
     pub fn new(most_bytes: usize) -> Self {
         Self {
-            kept: LruCache::unbounded_with_hasher(BuildHasherDefault::default()),
-            used_once: Vec::new(),
+            cached: LruCache::unbounded_with_hasher(BuildHasherDefault::default()),
+            doorkeeper: vec![0; DOORKEEPER_SLOTS].into(),
             most_bytes,
             bytes: 0,
             since_look: 0,
@@ -156,26 +163,26 @@ impl Hot {
     /// eighth of the limit is not added, and one that has more bytes than those beside its head is added at its
     /// second use.
     pub fn insert(&mut self, hash: KeyHash, object: Arc<HotObject>) {
-        let name = Name::object(hash);
-        if object.record.tail_len() == 0 || self.was_used(name) {
-            self.add(name, Kept::Object(object));
+        let key = HotKey::object(hash);
+        if object.record.tail_len() == 0 || self.admits(key) {
+            self.add(key, Cached::Object(object));
         }
     }
 
     /// Adds a piece of a body at its second use, as [`insert`](Self::insert).
     pub fn insert_piece(&mut self, hash: KeyHash, number: u64, version: u64, bytes: Bytes) {
-        let name = Name::piece(hash, number);
-        if self.was_used(name) {
-            self.add(name, Kept::Piece { version, bytes });
+        let key = HotKey::piece(hash, number);
+        if self.admits(key) {
+            self.add(key, Cached::Piece { version, bytes });
         }
     }
 
-    fn add(&mut self, name: Name, new: Kept) {
+    fn add(&mut self, key: HotKey, new: Cached) {
         if new.cost() > self.most_bytes / 8 {
             return;
         }
         self.bytes += new.cost();
-        if let Some((_, old)) = self.kept.push(name, new) {
+        if let Some((_, old)) = self.cached.push(key, new) {
             self.bytes -= old.cost();
         }
         self.shrink_to(self.most_bytes);
@@ -188,35 +195,34 @@ impl Hot {
         }
     }
 
-    /// Whether a name was used lately; it is from now on.
-    fn was_used(&mut self, name: Name) -> bool {
-        let bits = name.bits();
-        self.used_once.resize(USED_ONCE, 0);
-        let place = &mut self.used_once[bits as usize % USED_ONCE];
-        // Never 0, which is an empty place.
-        let mark = (bits >> 32) as u32 | 1;
-        std::mem::replace(place, mark) == mark
+    /// Whether a large thing was used lately, and may be added; notes this use.
+    fn admits(&mut self, key: HotKey) -> bool {
+        let bits = key.bits();
+        let slot = &mut self.doorkeeper[bits as usize % DOORKEEPER_SLOTS];
+        // Never 0.
+        let fingerprint = (bits >> 32) as u32 | 1;
+        std::mem::replace(slot, fingerprint) == fingerprint
     }
 
     /// Returns the object of a hash; the caller compares keys.
     pub fn get(&mut self, hash: KeyHash) -> Option<Arc<HotObject>> {
-        match self.kept.get(&Name::object(hash))? {
-            Kept::Object(object) => Some(Arc::clone(object)),
-            Kept::Piece { .. } => None,
+        match self.cached.get(&HotKey::object(hash))? {
+            Cached::Object(object) => Some(Arc::clone(object)),
+            Cached::Piece { .. } => None,
         }
     }
 
     /// Returns a piece of the body of a version.
     pub fn piece(&mut self, hash: KeyHash, number: u64, version: u64) -> Option<Bytes> {
-        match self.kept.get(&Name::piece(hash, number))? {
-            Kept::Piece { version: of, bytes } if *of == version => Some(bytes.clone()),
+        match self.cached.get(&HotKey::piece(hash, number))? {
+            Cached::Piece { version: of, bytes } if *of == version => Some(bytes.clone()),
             _ => None,
         }
     }
 
-    /// Drops an object. Its pieces are of no use any more, and go when their turn comes.
+    /// Drops an object. Its pieces are of no use any more, and are evicted as the least recently used.
     pub fn remove(&mut self, hash: KeyHash) {
-        if let Some(old) = self.kept.pop(&Name::object(hash)) {
+        if let Some(old) = self.cached.pop(&HotKey::object(hash)) {
             self.bytes -= old.cost();
         }
     }
@@ -224,7 +230,7 @@ impl Hot {
     /// Drops the least recently used things until at most `bytes` remain.
     pub fn shrink_to(&mut self, bytes: usize) {
         while self.bytes > bytes {
-            let Some((_, old)) = self.kept.pop_lru() else {
+            let Some((_, old)) = self.cached.pop_lru() else {
                 return;
             };
             self.bytes -= old.cost();
@@ -291,7 +297,7 @@ mod tests {
         }
         hot.insert_piece(KeyHash(3), 7, 2, bytes.clone());
         assert_eq!(hot.piece(KeyHash(3), 7, 2), Some(bytes));
-        assert_eq!(hot.piece(KeyHash(3), 7, 1), None, "its place was taken");
+        assert_eq!(hot.piece(KeyHash(3), 7, 1), None, "its slot was taken");
     }
 
     #[test]
@@ -305,18 +311,18 @@ mod tests {
     }
 
     #[test]
-    fn what_was_made_of_the_metadata_is_made_once() {
+    fn metadata_is_decoded_once() {
         let mut record = Record::new(1, 1, b"k", &[]);
         record.head.meta_len = 2;
         let object = HotObject::new(record, Bytes::from_static(b"12body"));
         let number = |meta: &[u8]| std::str::from_utf8(meta).ok()?.parse::<u32>().ok();
-        assert_eq!(object.made(|_| None::<u32>), None);
-        assert_eq!(object.made(number).as_deref(), Some(&12));
+        assert_eq!(object.decoded(|_| None::<u32>), None);
+        assert_eq!(object.decoded(number).as_deref(), Some(&12));
         assert_eq!(
-            object.made(|_| -> Option<u32> { unreachable!() }).as_deref(),
+            object.decoded(|_| -> Option<u32> { unreachable!() }).as_deref(),
             Some(&12)
         );
-        assert_eq!(object.made(|_| Some("another type")), None);
+        assert_eq!(object.decoded(|_| Some("another type")), None);
     }
 
     #[test]

@@ -27,8 +27,8 @@ mod stats;
 mod stream;
 
 pub use admission::Admission;
-pub use get::{Hit, Now};
-pub use hot::PIECE_BYTES;
+pub use get::{Hit, MemoryLookup};
+pub use hot::{PIECE_BYTES, piece_end};
 pub use layout::{Area, DEVICES_MAX, FORMAT_VERSION, StorePlan, Superblock};
 pub use object::TAGS_MAX;
 pub use open::{Identity, Inspection, Opened, inspect};

@@ -102,7 +102,7 @@ fn in_rounds(
             Err(Failed::Error(error)) => {
                 drop(tx);
                 if shared > 0 {
-                    share::give_up(store, op)?;
+                    share::free_failed(store, op)?;
                 }
                 return Err(error);
             }
@@ -263,17 +263,17 @@ fn attempt(
         left: None,
     };
     let mut remapped = None;
-    let parsed = match share::range(tx, &parsed)? {
+    let parsed = match share::check_share(tx, &parsed)? {
         None => parsed,
-        Some((range, compare)) => {
-            remapped = Some(range.key);
-            if let Some(blocks) = range.blocks() {
-                let users = [live(tx, range.key)?.uid, live(tx, range.source)?.uid];
+        Some(share) => {
+            remapped = Some(share.target);
+            if let Some(blocks) = share.blocks() {
+                let users = [live(tx, share.target)?.uid, live(tx, share.source)?.uid];
                 // Memory that an ordinary user maps holds no block of another user's file.
-                if compare && users[0] != users[1] && share::is_in_nvm(store, &blocks)? {
+                if share.compare && users[0] != users[1] && share::is_in_nvm(store, &blocks)? {
                     return Err(ForwardError::Errno(libc::EOPNOTSUPP).into());
                 }
-                if shared == 0 && compare && !share::is_alike(tx, &blocks)? {
+                if shared == 0 && share.compare && !share::has_equal_bytes(tx, &blocks)? {
                     return Err(ForwardError::Errno(libc::EILSEQ).into());
                 }
                 let done = tx.share(&blocks, shared).map_err(|error| match error {
@@ -281,19 +281,19 @@ fn attempt(
                     error => error.into(),
                 })?;
                 if done < blocks.blocks {
-                    if !compare {
-                        share::note_changed(tx, &range, flags, env.now_ns)?;
+                    if !share.compare {
+                        share::update_attr(tx, &share, flags, env.now_ns)?;
                     }
                     return Err(Failed::Shared(done));
                 }
             }
-            share::rest(tx, &range, compare)?
+            share::attr_update(tx, &share)?
         }
     };
     let mut parsed = parsed;
     if let LogOp::Unshare { key, .. } = parsed {
         remapped = Some(key);
-        if let Some(blocks) = share::undone(tx, &parsed)? {
+        if let Some(blocks) = share::check_unshare(tx, &parsed)? {
             let end = blocks.end;
             let done = tx.unshare(key.ino, blocks).map_err(|error| match error {
                 StoreError::Unfinished(ino) => Failed::PreStep(PreStep::Finish(ino)),

@@ -27,6 +27,6 @@ pub(crate) use commit::free_tail;
 pub use commit::{Digested, Freed, digest, free_orphans};
 pub use forwarded::{apply_forwarded, find_named};
 pub use log::SessionLog;
-pub use share::blocks_of_others;
+pub use share::count_shared;
 pub use types::{Applied, Client, Environment, ForwardError, Leases, Source, rights};
 pub use varve_digest::{Batch, BatchLimit, GatherLimits, SealScan};

@@ -1,13 +1,16 @@
 //! Shares of a range of a file with another one, as `FICLONERANGE` and `FIDEDUPERANGE` define them: which
-//! ranges may be shared, and the comparison of their bytes; and which ranges of a file such shares are undone
-//! in. The store shares the blocks.
+//! ranges may be shared, and the comparison of their bytes; and in which range of a file such shares are
+//! undone. The store shares the blocks.
 
 use super::commit::free_tail;
 use super::forwarded::parse;
 use super::types::ForwardError;
-use varve_format::{BLOCK_BYTES, EntryFlags, FileBlock, InodeKey, LogOp, Tier, TimeNs, XATTR_CAPABILITY};
+use std::ops::{ControlFlow, Range};
+use varve_format::{
+    BLOCK_BYTES, EntryFlags, FileBlock, Ino, InodeKey, LogOp, Tier, TimeNs, XATTR_CAPABILITY,
+};
 use varve_ipc::ForwardedOp;
-use varve_store::{ShareRange, Store, StoreError, Tx};
+use varve_store::{OwnedPart, ShareRange, Store, StoreError, Tx};
 
 /// Bytes that are compared at once.
 const COMPARE_BYTES: u64 = 1 << 20;
@@ -15,46 +18,48 @@ const COMPARE_BYTES: u64 = 1 << 20;
 const COMPARE_MAX: u64 = 16 << 20;
 /// Most bytes whose shares one operation undoes: they may all be copied.
 const UNSHARE_MAX: u64 = 16 << 20;
-/// Parts of a file that are looked at together.
-const LOOK_PARTS: usize = 256;
+/// Parts of a file that are read from the store at once.
+const PARTS_AT_ONCE: usize = 256;
 
-/// A range that may be shared, in bytes.
+/// A share whose ranges were checked; offsets and lengths in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Range {
-    /// File that shares the blocks.
-    pub(super) key: InodeKey,
-    offset: u64,
+pub(super) struct ShareOp {
+    /// File that gets the blocks.
+    pub(super) target: InodeKey,
+    target_offset: u64,
     pub(super) source: InodeKey,
     source_offset: u64,
     len: u64,
+    /// Only if both ranges have the same bytes.
+    pub(super) compare: bool,
     /// Size of the target before.
-    size: u64,
+    target_size: u64,
 }
 
-impl Range {
+impl ShareOp {
     /// Returns its blocks; `None`: it has none.
     pub(super) fn blocks(&self) -> Option<ShareRange> {
         (self.len > 0).then(|| ShareRange {
             from: self.source.ino,
             from_block: FileBlock(self.source_offset / BLOCK_BYTES),
-            to: self.key.ino,
-            to_block: FileBlock(self.offset / BLOCK_BYTES),
+            to: self.target.ino,
+            to_block: FileBlock(self.target_offset / BLOCK_BYTES),
             blocks: self.len.div_ceil(BLOCK_BYTES),
-            size_bytes: self.size.max(self.offset + self.len),
+            size_bytes: self.target_size.max(self.target_offset + self.len),
         })
     }
 }
 
-/// Returns the range of a share, and whether it is to be compared first. Both files are live regular files.
+/// Checks a share; `None`: it is another operation. Both files are live regular files.
 ///
 /// # Errors
 /// `EINVAL` if an end of the range is not aligned to blocks, save for the end of the source where the target
 /// ends, too; if the range passes the source's end; if the ranges overlap in one file; if more than
 /// [`COMPARE_MAX`] bytes are to be compared.
-pub(super) fn range(tx: &Tx<'_>, op: &LogOp<'_>) -> Result<Option<(Range, bool)>, ForwardError> {
+pub(super) fn check_share(tx: &Tx<'_>, op: &LogOp<'_>) -> Result<Option<ShareOp>, ForwardError> {
     let LogOp::Share {
-        key,
-        offset,
+        key: target,
+        offset: target_offset,
         source,
         source_offset,
         len,
@@ -64,58 +69,61 @@ pub(super) fn range(tx: &Tx<'_>, op: &LogOp<'_>) -> Result<Option<(Range, bool)>
         return Ok(None);
     };
     let invalid = || ForwardError::Errno(libc::EINVAL);
-    let end = tx.get_key(source)?.attr.size_bytes;
-    let size = tx.get_key(key)?.attr.size_bytes;
+    let source_size = tx.get_key(source)?.attr.size_bytes;
+    let target_size = tx.get_key(target)?.attr.size_bytes;
     let len = match len {
-        0 if !compare => end.checked_sub(source_offset).ok_or_else(invalid)?,
+        0 if !compare => source_size.checked_sub(source_offset).ok_or_else(invalid)?,
         len => len,
     };
-    let range = Range {
-        key,
-        offset,
+    let share = ShareOp {
+        target,
+        target_offset,
         source,
         source_offset,
         len,
-        size,
+        compare,
+        target_size,
     };
     if len == 0 {
-        return Ok(Some((range, compare)));
+        return Ok(Some(share));
     }
     let source_end = source_offset
         .checked_add(len)
-        .filter(|at| *at <= end)
+        .filter(|end| *end <= source_size)
         .ok_or_else(invalid)?;
-    let target_end = offset.checked_add(len).ok_or_else(invalid)?;
+    let target_end = target_offset.checked_add(len).ok_or_else(invalid)?;
     let aligned = |at: u64| at.is_multiple_of(BLOCK_BYTES);
     // A block that the source ends in may be shared where nothing of the target lies behind it.
-    let ends_well = aligned(source_end) || source_end == end && target_end >= size;
+    let end_fits = aligned(source_end) || source_end == source_size && target_end >= target_size;
     // Bytes of the target that are not there cannot be compared.
-    let is_there = !compare || target_end <= size;
-    let overlaps = source == key && source_offset.abs_diff(offset) < len;
+    let is_there = !compare || target_end <= target_size;
+    let overlaps = source == target && source_offset.abs_diff(target_offset) < len;
     let is_too_long = compare && len > COMPARE_MAX;
-    if !aligned(offset) || !aligned(source_offset) || !ends_well || !is_there || overlaps || is_too_long {
+    if !aligned(target_offset) || !aligned(source_offset) || !end_fits || !is_there || overlaps || is_too_long
+    {
         return Err(invalid());
     }
-    Ok(Some((range, compare)))
+    Ok(Some(share))
 }
 
-/// Returns the blocks of an undo of shares; `None`: it is another operation, or has no bytes. The file is a
-/// live regular file.
+/// Returns the end of a range of a file, at most the file's; `len` 0: up to that.
+fn end_of(size: u64, offset: u64, len: u64) -> u64 {
+    match len {
+        0 => size,
+        len => offset.saturating_add(len).min(size),
+    }
+}
+
+/// Checks an undo of shares and returns its blocks; `None`: it is another operation, or has no bytes. The file
+/// is a live regular file.
 ///
 /// # Errors
 /// `EINVAL` if more than [`UNSHARE_MAX`] bytes are in the range.
-pub(super) fn undone(
-    tx: &Tx<'_>,
-    op: &LogOp<'_>,
-) -> Result<Option<std::ops::Range<FileBlock>>, ForwardError> {
+pub(super) fn check_unshare(tx: &Tx<'_>, op: &LogOp<'_>) -> Result<Option<Range<FileBlock>>, ForwardError> {
     let LogOp::Unshare { key, offset, len } = *op else {
         return Ok(None);
     };
-    let size = tx.get_key(key)?.attr.size_bytes;
-    let end = match len {
-        0 => size,
-        len => offset.saturating_add(len).min(size),
-    };
+    let end = end_of(tx.get_key(key)?.attr.size_bytes, offset, len);
     if end.saturating_sub(offset) > UNSHARE_MAX {
         return Err(ForwardError::Errno(libc::EINVAL));
     }
@@ -123,62 +131,69 @@ pub(super) fn undone(
     Ok((offset < end).then_some(range))
 }
 
+/// Calls `each` with the parts of a range of a file, in order, until it breaks.
+fn for_each_part(
+    store: &Store,
+    ino: Ino,
+    blocks: Range<FileBlock>,
+    mut each: impl FnMut(&OwnedPart) -> ControlFlow<()>,
+) -> Result<(), StoreError> {
+    let mut next = blocks.start;
+    while next < blocks.end {
+        let parts = store.owned_parts(ino, next..blocks.end, PARTS_AT_ONCE)?;
+        if parts.iter().try_for_each(&mut each).is_break() {
+            break;
+        }
+        match parts.last() {
+            Some(last) if parts.len() == PARTS_AT_ONCE => {
+                next = FileBlock(last.file_block.0 + u64::from(last.blocks));
+            }
+            _ => break,
+        }
+    }
+    Ok(())
+}
+
 /// Returns how many blocks of a range of a file have other owners, as digested: an undo of its shares copies
 /// at most these; and in how many parts the range lies. `len` 0: up to the file's end.
 ///
 /// # Errors
 /// The store's.
-pub fn blocks_of_others(
+pub fn count_shared(
     store: &Store,
     key: InodeKey,
     (offset, len): (u64, u64),
 ) -> Result<(u64, u64), StoreError> {
-    let size = store.get_key(key)?.attr.size_bytes;
-    let end = match len {
-        0 => size,
-        len => offset.saturating_add(len).min(size),
-    };
-    let end = FileBlock(end.min(offset.saturating_add(UNSHARE_MAX)).div_ceil(BLOCK_BYTES));
-    let (mut at, mut blocks, mut count) = (FileBlock(offset / BLOCK_BYTES), 0, 0);
-    while at < end {
-        let parts = store.owned_parts(key.ino, at..end, LOOK_PARTS)?;
-        count += parts.len() as u64;
-        blocks += parts
-            .iter()
-            .filter(|part| part.owners > 1)
-            .map(|part| u64::from(part.blocks))
-            .sum::<u64>();
-        match parts.last() {
-            Some(last) if parts.len() == LOOK_PARTS => {
-                at = FileBlock(last.file_block.0 + u64::from(last.blocks));
-            }
-            _ => break,
+    let end =
+        end_of(store.get_key(key)?.attr.size_bytes, offset, len).min(offset.saturating_add(UNSHARE_MAX));
+    let range = FileBlock(offset / BLOCK_BYTES)..FileBlock(end.div_ceil(BLOCK_BYTES));
+    let (mut blocks, mut parts) = (0, 0);
+    for_each_part(store, key.ino, range, |part| {
+        parts += 1;
+        if part.owners > 1 {
+            blocks += u64::from(part.blocks);
         }
-    }
-    Ok((blocks, count))
+        ControlFlow::Continue(())
+    })?;
+    Ok((blocks, parts))
 }
 
-/// Whether blocks of a range lie in NVM.
+/// Whether blocks of the source lie in NVM.
 pub(super) fn is_in_nvm(store: &Store, range: &ShareRange) -> Result<bool, StoreError> {
-    let end = FileBlock(range.from_block.0 + range.blocks);
-    let mut at = range.from_block;
-    while at < end {
-        let parts = store.owned_parts(range.from, at..end, LOOK_PARTS)?;
-        if parts.iter().any(|part| part.tier == Tier::Nvm) {
-            return Ok(true);
+    let blocks = range.from_block..FileBlock(range.from_block.0 + range.blocks);
+    let mut found = false;
+    for_each_part(store, range.from, blocks, |part| {
+        found = part.tier == Tier::Nvm;
+        match found {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
         }
-        match parts.last() {
-            Some(last) if parts.len() == LOOK_PARTS => {
-                at = FileBlock(last.file_block.0 + u64::from(last.blocks))
-            }
-            _ => break,
-        }
-    }
-    Ok(false)
+    })?;
+    Ok(found)
 }
 
 /// Whether both ranges hold the same bytes.
-pub(super) fn is_alike(tx: &Tx<'_>, range: &ShareRange) -> Result<bool, StoreError> {
+pub(super) fn has_equal_bytes(tx: &Tx<'_>, range: &ShareRange) -> Result<bool, StoreError> {
     let bytes = range.blocks * BLOCK_BYTES;
     let (mut one, mut other) = (Vec::new(), Vec::new());
     let mut at = 0;
@@ -202,25 +217,25 @@ pub(super) fn is_alike(tx: &Tx<'_>, range: &ShareRange) -> Result<bool, StoreErr
 
 /// Returns the operation that gives the target the times, set-id bits and capabilities that a change of its
 /// data leaves; its size is the one that it has by now.
-pub(super) fn rest<'a>(tx: &Tx<'_>, range: &Range, compare: bool) -> Result<LogOp<'a>, StoreError> {
-    if compare || range.len == 0 {
+pub(super) fn attr_update<'a>(tx: &Tx<'_>, share: &ShareOp) -> Result<LogOp<'a>, StoreError> {
+    if share.compare || share.len == 0 {
         return Ok(LogOp::Noop);
     }
     Ok(LogOp::Truncate {
-        key: range.key,
-        size: tx.get_key(range.key)?.attr.size_bytes,
+        key: share.target,
+        size: tx.get_key(share.target)?.attr.size_bytes,
     })
 }
 
 /// Gives the target of a share that takes more records what a change of its data leaves: `flags` say which
 /// set-id bits go. No later record may be made.
-pub(super) fn note_changed(
+pub(super) fn update_attr(
     tx: &mut Tx<'_>,
-    range: &Range,
+    share: &ShareOp,
     flags: EntryFlags,
     now_ns: TimeNs,
 ) -> Result<(), StoreError> {
-    tx.edit(range.key.ino, |attr| {
+    tx.edit(share.target.ino, |attr| {
         attr.mtime_ns = now_ns;
         attr.ctime_ns = now_ns;
         for (flag, bit) in [(EntryFlags::CLEAR_SUID, 0o4000), (EntryFlags::CLEAR_SGID, 0o2000)] {
@@ -229,14 +244,14 @@ pub(super) fn note_changed(
             }
         }
     })?;
-    match tx.xattr_remove(range.key.ino, XATTR_CAPABILITY) {
+    match tx.xattr_remove(share.target.ino, XATTR_CAPABILITY) {
         Ok(()) | Err(StoreError::NotFound) => Ok(()),
         Err(error) => Err(error),
     }
 }
 
-/// Frees the blocks beyond the target's size that a share left which failed.
-pub(super) fn give_up(store: &Store, op: &ForwardedOp) -> Result<(), ForwardError> {
+/// Frees the blocks beyond the target's size that a failed share has left.
+pub(super) fn free_failed(store: &Store, op: &ForwardedOp) -> Result<(), ForwardError> {
     if let LogOp::Share { key, .. } = parse(op)?.1
         && store.get_key(key).is_ok_and(|inode| inode.orphan.is_some())
     {

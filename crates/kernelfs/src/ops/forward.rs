@@ -308,7 +308,7 @@ impl<'k> Forwarding<'k> {
             };
         }
         if let LogOp::Unshare { key, offset, len } = *parsed {
-            return match digest::blocks_of_others(self.core.store, key, (offset, len)) {
+            return match digest::count_shared(self.core.store, key, (offset, len)) {
                 Ok((blocks, parts)) => Ok(blocks + SHARE_BESIDE + parts / SHARED_EXTENTS_A_BLOCK),
                 Err(StoreError::NoInode(_) | StoreError::WrongKind { .. }) => Ok(0),
                 Err(error) => Err(self.core.refused(&error)),

@@ -1,23 +1,22 @@
 //! Copies between open files: shared blocks where whole blocks allow it, else by value.
 
-use varve_format::{BLOCK_BYTES, EntryFlags, LogOp};
+use varve_format::{BLOCK_BYTES, LogOp};
 use varve_ipc::Cred;
 
 use super::open::OpenFile;
 use crate::data::within_one_file;
 use crate::errno::{Errno, Result};
-use crate::session::Asks;
 
 /// Bytes from which a copy shares blocks: the daemon digests both files for that, which takes longer than to
 /// copy less.
-const SHARE_LEAST: u64 = 1 << 20;
+const SHARE_MIN: u64 = 1 << 20;
 
-/// Bytes that the daemon compares in one operation.
-const DEDUPE_MOST: u64 = 16 << 20;
+/// Most bytes that the daemon compares in one operation.
+const DEDUPE_MAX: u64 = 16 << 20;
 
-/// A range of a file and its place in another one, in bytes.
+/// A range of a file and where it goes in another one, in bytes.
 #[derive(Debug, Clone, Copy)]
-struct Part {
+struct CopyRange {
     from: u64,
     to: u64,
     len: u64,
@@ -43,12 +42,12 @@ impl OpenFile {
         cred: &Cred,
     ) -> Result<()> {
         self.may_copy_to(to)?;
-        let part = Part {
+        let range = CopyRange {
             from: offset,
             to: to_offset,
             len,
         };
-        self.share(to, part, false, cred)
+        self.share(to, range, false, cred)
     }
 
     /// As [`clone_range_to`](Self::clone_range_to), but only if both ranges hold the same bytes, which `to`
@@ -72,13 +71,13 @@ impl OpenFile {
         let mut done = 0;
         while done < len {
             let at = |start: u64| start.checked_add(done).ok_or(Errno(libc::EINVAL));
-            let part = Part {
+            let range = CopyRange {
                 from: at(offset)?,
                 to: at(to_offset)?,
-                len: (len - done).min(DEDUPE_MOST),
+                len: (len - done).min(DEDUPE_MAX),
             };
-            match self.share(to, part, true, cred) {
-                Ok(()) => done += part.len,
+            match self.share(to, range, true, cred) {
+                Ok(()) => done += range.len,
                 Err(Errno(libc::EILSEQ)) => return Ok(false),
                 Err(errno) => return Err(errno),
             }
@@ -98,45 +97,43 @@ impl OpenFile {
     }
 
     /// Has the daemon share a part of this file with `to`.
-    fn share(&self, to: &OpenFile, part: Part, compare: bool, cred: &Cred) -> Result<()> {
+    fn share(&self, to: &OpenFile, range: CopyRange, compare: bool, cred: &Cred) -> Result<()> {
         let op = LogOp::Share {
             key: to.key(),
-            offset: part.to,
+            offset: range.to,
             source: self.key(),
-            source_offset: part.from,
-            len: part.len,
+            source_offset: range.from,
+            len: range.len,
             compare,
         };
         let mut keys = vec![to.key(), self.key()];
         keys.sort_unstable();
         keys.dedup();
-        to.mount().with_session(|session, attempt| {
-            session.forward(attempt, &keys, &op, EntryFlags::empty(), Asks::NOTHING, cred)?;
-            to.settle(session, ())
-        })
+        to.mount()
+            .with_session(|session, attempt| to.forward(session, attempt, &keys, &op, cred))
     }
 
     /// Shares the whole blocks of a large copy; returns the number of bytes. 0: they are to be copied.
-    fn clone_blocks_to(&self, to: &OpenFile, part: Part, cred: &Cred) -> Result<u64> {
-        let aligned = (part.from | part.to).is_multiple_of(BLOCK_BYTES);
-        if part.len < SHARE_LEAST || !aligned {
+    fn clone_blocks_to(&self, to: &OpenFile, range: CopyRange, cred: &Cred) -> Result<u64> {
+        let aligned = (range.from | range.to).is_multiple_of(BLOCK_BYTES);
+        if range.len < SHARE_MIN || !aligned {
             return Ok(0);
         }
         let size = self.getattr()?.size_bytes;
-        let all = part.len.min(size.saturating_sub(part.from));
-        let ends_both = part.from + all == size && part.to.saturating_add(all) >= to.getattr()?.size_bytes;
+        let all = range.len.min(size.saturating_sub(range.from));
+        let ends_both = range.from + all == size && range.to.saturating_add(all) >= to.getattr()?.size_bytes;
         let len = if ends_both {
             all
         } else {
             all / BLOCK_BYTES * BLOCK_BYTES
         };
-        if len < SHARE_LEAST {
+        if len < SHARE_MIN {
             return Ok(0);
         }
         // Whatever is in the way of sharing, such as a file that has changed since, may not be in the way of
         // copying.
         Ok(self
-            .share(to, Part { len, ..part }, false, cred)
+            .share(to, CopyRange { len, ..range }, false, cred)
             .map_or(0, |()| len))
     }
 
@@ -158,12 +155,12 @@ impl OpenFile {
         } else {
             len
         };
-        let part = Part {
+        let range = CopyRange {
             from: offset,
             to: to_offset,
             len,
         };
-        let mut done = self.clone_blocks_to(to, part, cred)?;
+        let mut done = self.clone_blocks_to(to, range, cred)?;
         // By value, in pieces that each hold one lease at a time: neither file is held during the wait for
         // the other.
         let mut buffer = vec![0; (1 << 20).min(len as usize)];

@@ -1,22 +1,22 @@
 //! Owners of a file's blocks: which it shares, which programs use it, and the undo of shares. Finds no
 //! duplicates.
 
-use varve_format::{BLOCK_BYTES, EntryFlags, FileBlock, LogOp};
+use varve_format::{BLOCK_BYTES, FileBlock, LogOp};
 use varve_ipc::{Cred, Owned, OwnedBlocks, Request, Response};
 
 use super::open::OpenFile;
 use crate::errno::{Errno, OpError, OpResult, Result};
-use crate::session::{Asks, Session};
+use crate::session::Session;
 
-/// Bytes whose shares the daemon undoes in one operation.
-const UNSHARE_MOST: u64 = 16 << 20;
-/// Parts that are asked for at once.
-const ASK_PARTS: u32 = 512;
+/// Most bytes whose shares the daemon undoes in one operation.
+const UNSHARE_MAX: u64 = 16 << 20;
+/// Parts of a file in one reply.
+const PARTS_AT_ONCE: u32 = 512;
 
 impl OpenFile {
     /// Calls `each` with the parts of a range of this file, in order, with the number of extents that name
-    /// their blocks; holes are left out. The range is widened to whole blocks; `len` 0: up to the last block. All that calls which returned before
-    /// have written counts.
+    /// their blocks; holes are left out. The range is widened to whole blocks; `len` 0: up to the last block.
+    /// All that calls which returned before have written counts.
     ///
     /// # Errors
     /// `EPERM` for ordinary users other than the file's owner; `EINVAL` if it is no regular file; as `fstat`.
@@ -31,7 +31,7 @@ impl OpenFile {
                 let pins = session.pin_read(self.key())?;
                 let last = pins.node(self.key())?.inode.read().last_seq;
                 session.digest(last)?;
-                self.ask(session, from, ASK_PARTS)
+                self.request_owners(session, from, PARTS_AT_ONCE)
             })?;
             for part in &owned.parts {
                 let left = end.saturating_sub(part.file_block.0);
@@ -57,11 +57,13 @@ impl OpenFile {
     /// # Errors
     /// As [`for_each_owned`](Self::for_each_owned).
     pub fn users(&self) -> Result<Vec<u32>> {
-        let owned = self.mount().look(|session| self.ask(session, FileBlock(0), 0))?;
+        let owned = self
+            .mount()
+            .look(|session| self.request_owners(session, FileBlock(0), 0))?;
         Ok(owned.users)
     }
 
-    fn ask<T>(&self, session: &Session, from: FileBlock, max: u32) -> OpResult<Owned, T> {
+    fn request_owners<T>(&self, session: &Session, from: FileBlock, max: u32) -> OpResult<Owned, T> {
         let request = Request::Owners {
             key: self.key(),
             from,
@@ -86,20 +88,17 @@ impl OpenFile {
             0 => size,
             len => offset.checked_add(len).ok_or(Errno(libc::EINVAL))?.min(size),
         };
-        let mut at = offset;
-        while at < end {
-            let step = (end - at).min(UNSHARE_MOST);
+        let mut start = offset;
+        while start < end {
+            let step = (end - start).min(UNSHARE_MAX);
             let op = LogOp::Unshare {
                 key: self.key(),
-                offset: at,
+                offset: start,
                 len: step,
             };
-            self.mount().with_session(|session, attempt| {
-                let keys = [self.key()];
-                session.forward(attempt, &keys, &op, EntryFlags::empty(), Asks::NOTHING, cred)?;
-                self.settle(session, ())
-            })?;
-            at += step;
+            self.mount()
+                .with_session(|session, attempt| self.forward(session, attempt, &[self.key()], &op, cred))?;
+            start += step;
         }
         Ok(())
     }

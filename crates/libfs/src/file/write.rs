@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use varve_format::log::PAYLOAD_MAX;
-use varve_format::{EntryFlags, FILE_SIZE_MAX, FallocateMode, FileKind, LogOp, charge};
+use varve_format::{EntryFlags, FILE_SIZE_MAX, FallocateMode, FileKind, InodeKey, LogOp, charge};
 use varve_ipc::{Cred, LeaseMode};
 
 use super::attr::clears;
@@ -197,29 +197,50 @@ impl OpenFile {
     }
 
     pub(super) fn resize(&self, size: u64, cred: &Cred) -> Result<()> {
-        self.mount().with_session(|session, attempt| {
-            match self.pin_to_change(session, attempt, Use::Own) {
-                Ok(pin) => {
-                    let inode = &pin.node().inode;
-                    if inode.read().attr.kind() != FileKind::Regular {
-                        return Err(Errno(libc::EINVAL).into());
-                    }
-                    match session.data.truncate(inode, size, self.clears(inode, cred)) {
-                        Err(OpError::Failed(Errno(libc::ENOSPC))) => {}
-                        other => {
-                            other?;
-                            return self.settle(session, ());
-                        }
-                    }
-                }
-                Err(OpError::Forward) => {}
-                Err(error) => return Err(error),
+        let key = self.key();
+        self.change(&LogOp::Truncate { key, size }, cred, |session, inode| {
+            if inode.read().attr.kind() != FileKind::Regular {
+                return Err(Errno(libc::EINVAL).into());
             }
-            let key = self.key();
-            let op = LogOp::Truncate { key, size };
-            session.forward(attempt, &[key], &op, EntryFlags::empty(), Asks::NOTHING, cred)?;
-            self.settle(session, ())
+            session.data.truncate(inode, size, self.clears(inode, cred))
         })
+    }
+
+    /// Changes the data by `local`, under the lease, or has the daemon carry out `op`: if the file is contended,
+    /// if the session's reservation has no space, or if `local` returns `Forward`.
+    fn change(
+        &self,
+        op: &LogOp<'_>,
+        cred: &Cred,
+        local: impl Fn(&Session, &Arc<Inode>) -> OpResult<()>,
+    ) -> Result<()> {
+        self.mount().with_session(|session, attempt| {
+            let changed = match self.pin_to_change(session, attempt, Use::Own) {
+                Ok(pin) => local(session, &pin.node().inode),
+                Err(OpError::Forward) => Err(OpError::Forward),
+                Err(error) => return Err(error),
+            };
+            match changed {
+                Ok(()) => self.settle(session, ()),
+                Err(OpError::Forward | OpError::Failed(Errno(libc::ENOSPC))) => {
+                    self.forward(session, attempt, &[self.key()], op, cred)
+                }
+                Err(error) => Err(error),
+            }
+        })
+    }
+
+    /// Has the daemon carry out `op`, which concerns the files `keys`, and settles it as a change made here.
+    pub(super) fn forward(
+        &self,
+        session: &Session,
+        attempt: &mut Try,
+        keys: &[InodeKey],
+        op: &LogOp<'_>,
+        cred: &Cred,
+    ) -> OpResult<()> {
+        session.forward(attempt, keys, op, EntryFlags::empty(), Asks::NOTHING, cred)?;
+        self.settle(session, ())
     }
 
     /// Allocates, punches or zeroes, all or nothing. The daemon does large ranges, and those that find no
@@ -242,32 +263,18 @@ impl OpenFile {
             offset,
             len,
         };
-        self.mount().with_session(|session, attempt| {
-            match self.pin_to_change(session, attempt, Use::Own) {
-                Ok(pin) => {
-                    let inode = &pin.node().inode;
-                    match inode.read().attr.kind() {
-                        FileKind::Regular => {}
-                        FileKind::Fifo => return Err(Errno(libc::ESPIPE).into()),
-                        _ => return Err(Errno(libc::ENODEV).into()),
-                    }
-                    if charge(&op) <= FALLOCATE_LOGGED_BLOCKS {
-                        let clears = self.clears(inode, cred);
-                        match session.data.fallocate(inode, mode, offset, len, clears) {
-                            Err(OpError::Failed(Errno(libc::ENOSPC))) => {}
-                            other => {
-                                other?;
-                                return self.settle(session, ());
-                            }
-                        }
-                    }
-                }
-                Err(OpError::Forward) => {}
-                Err(error) => return Err(error),
+        self.change(&op, cred, |session, inode| {
+            match inode.read().attr.kind() {
+                FileKind::Regular => {}
+                FileKind::Fifo => return Err(Errno(libc::ESPIPE).into()),
+                _ => return Err(Errno(libc::ENODEV).into()),
             }
-            let none = EntryFlags::empty();
-            session.forward(attempt, &[self.key()], &op, none, Asks::NOTHING, cred)?;
-            self.settle(session, ())
+            if charge(&op) > FALLOCATE_LOGGED_BLOCKS {
+                return Err(OpError::Forward);
+            }
+            session
+                .data
+                .fallocate(inode, mode, offset, len, self.clears(inode, cred))
         })
     }
 

@@ -107,6 +107,7 @@ impl Store {
         let snapshot = self.snapshot();
         let reader = snapshot.reader();
         let root = file_root(&reader.get(ino)?)?;
+        let shared_root = reader.shared_root()?;
         let mut parts = Vec::new();
         for extent in reader.unresolved(ino, &root, blocks.start.0, blocks.end.0, max)? {
             if parts.len() >= max {
@@ -124,9 +125,8 @@ impl Store {
             }
             let first = extent.block.0;
             let numbers = first..first + u64::from(extent.len);
-            for run in
-                SharedRuns::new().runs(reader.view, &reader.shared_root()?, numbers, max - parts.len())?
-            {
+            let runs = SharedRuns::new().runs(reader.view, &shared_root, numbers, max - parts.len())?;
+            for run in runs {
                 parts.push(OwnedPart {
                     file_block: FileBlock(extent.file_block.0 + (run.first - first)),
                     blocks: run.len,

@@ -137,13 +137,7 @@ pub(super) struct Tally {
 }
 
 /// Runs `change`, crashes it everywhere, opens what is left.
-pub(super) fn crash_everywhere(
-    medium: SimMedium,
-    seeds: u64,
-    step: usize,
-    bug: Option<Bug>,
-    change: Change,
-) -> Tally {
+fn crash_everywhere(medium: SimMedium, seeds: u64, step: usize, bug: Option<Bug>, change: Change) -> Tally {
     let rig = prepared(medium);
     let before = dump(&rig.store);
     STATES.with_borrow_mut(Vec::clear);
@@ -269,20 +263,26 @@ fn reuse_over_several_transactions_is_clean_when_it_crashes() {
 
 #[test]
 fn metadata_that_goes_and_comes_back_is_clean_when_it_crashes() {
-    for (medium, seeds, step) in [(SimMedium::Dax, 2, 2), (SimMedium::File, 1, 3)] {
-        let tally = crash_everywhere(medium, seeds, step, None, cool_and_change);
+    assert_whole([(SimMedium::Dax, 2, 2), (SimMedium::File, 1, 3)], cool_and_change);
+}
+
+#[test]
+fn metadata_that_is_not_flushed_before_the_commit_is_found() {
+    assert_found(Bug::NoDeviceFlush, SimMedium::Dax, cool_and_change, 8);
+}
+
+/// No crash of the change leaves damage; by medium, number of seeds and step between points.
+pub(super) fn assert_whole(runs: [(SimMedium, u64, usize); 2], change: Change) {
+    for (medium, seeds, step) in runs {
+        let tally = crash_everywhere(medium, seeds, step, None, change);
         assert!(
             tally.bad.is_empty(),
             "{:#?}",
             &tally.bad[..tally.bad.len().min(5)]
         );
         assert!(tally.images > 100, "{} images", tally.images);
+        println!("{medium:?}: {} images", tally.images);
     }
-}
-
-#[test]
-fn metadata_that_is_not_flushed_before_the_commit_is_found() {
-    assert_found(Bug::NoDeviceFlush, SimMedium::Dax, cool_and_change, 8);
 }
 
 /// The bug is found, and without it nothing is.

@@ -1,6 +1,6 @@
 //! Shared blocks: what sharing, overwriting, freeing and moving them leaves, also when it crashes or is
 //! damaged.
-use super::crash::{assert_found, commit, crash_everywhere, file, prepared};
+use super::crash::{assert_found, assert_whole, commit, file, prepared};
 use super::*;
 use crate::check::Finding;
 use crate::repair::RepairOptions;
@@ -38,6 +38,20 @@ pub(super) fn new_file(store: &Store, name: &str) -> Result<Ino> {
     let key = make(&mut tx, ROOT_INO, name, 0o100_644)?;
     commit(tx, store)?;
     Ok(key.ino)
+}
+
+/// Makes a file of single blocks with holes between, `extents` in each of eight transactions.
+pub(super) fn scattered_file(store: &Store, name: &str, extents: u64) -> Ino {
+    let ino = new_file(store, name).unwrap();
+    for part in 0..8 {
+        let mut tx = store.begin().unwrap();
+        for number in part * extents..(part + 1) * extents {
+            tx.write_data(ino, FileBlock(number * 2), &pattern(4096, number), true, NVM)
+                .unwrap();
+        }
+        tx.commit().unwrap();
+    }
+    ino
 }
 
 pub(super) fn content(store: &Store, ino: Ino) -> Vec<u8> {
@@ -200,17 +214,7 @@ fn ranges_that_cannot_be_shared_are_refused_and_change_nothing() {
 fn clone_that_takes_several_transactions_is_not_there_until_the_last() {
     let rig = Rig::with(SimMedium::Dax, 256 << 10);
     let store = &rig.store;
-    let source = new_file(store, "source").unwrap();
-    for part in 0..8_u64 {
-        // Every other block: many extents.
-        let mut tx = store.begin().unwrap();
-        for at in 0..200_u64 {
-            let block = FileBlock(part * 400 + at * 2);
-            tx.write_data(source, block, &pattern(4096, part * 400 + at), true, NVM)
-                .unwrap();
-        }
-        tx.commit().unwrap();
-    }
+    let source = scattered_file(store, "source", 200);
     let clone = new_file(store, "clone").unwrap();
     let range = whole(store, source, clone);
     store.share_extents().unwrap();
@@ -284,16 +288,10 @@ fn share_and_change(store: &Store) -> Result<()> {
 
 #[test]
 fn shares_that_are_made_changed_and_freed_are_whole_when_they_crash() {
-    for (medium, seeds, step) in [(SimMedium::Dax, 2, 1), (SimMedium::File, 1, 2)] {
-        let tally = crash_everywhere(medium, seeds, step, None, share_and_change);
-        assert!(
-            tally.bad.is_empty(),
-            "{:#?}",
-            &tally.bad[..tally.bad.len().min(5)]
-        );
-        assert!(tally.images > 100, "{} images", tally.images);
-        println!("{medium:?}: {} images", tally.images);
-    }
+    assert_whole(
+        [(SimMedium::Dax, 2, 1), (SimMedium::File, 1, 2)],
+        share_and_change,
+    );
 }
 
 #[test]

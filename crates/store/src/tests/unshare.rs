@@ -1,7 +1,7 @@
 //! Undoing shares: bytes, counts and space before and after, with clones inside of one file, at a lack of
 //! space, and at every point at which it may crash.
-use super::crash::{assert_found, commit, crash_everywhere, file, prepared};
-use super::shared::{content, new_file, share, used, whole};
+use super::crash::{assert_found, assert_whole, commit, file, prepared};
+use super::shared::{content, new_file, scattered_file, share, used, whole};
 use super::*;
 use crate::seeded::Bug;
 use crate::{StoreError, Unshared};
@@ -27,6 +27,7 @@ fn unshare(store: &Store, ino: Ino) -> Result<Unshared> {
     Ok(sum)
 }
 
+/// Parts of a file: first block, blocks, owners.
 fn owners(store: &Store, ino: Ino) -> Vec<(u64, u32, u32)> {
     let all = FileBlock(0)..FileBlock(1 << 20);
     let parts = store.owned_parts(ino, all, 1000).unwrap();
@@ -179,16 +180,7 @@ fn undo_that_finds_no_space_loses_nothing_and_goes_on_when_there_is_some() {
 fn undo_of_many_extents_takes_several_transactions_each_whole() {
     let rig = Rig::with(SimMedium::Dax, 256 << 10);
     let store = &rig.store;
-    let source = new_file(store, "source").unwrap();
-    for part in 0..8_u64 {
-        let mut tx = store.begin().unwrap();
-        for at in 0..100_u64 {
-            let block = FileBlock(part * 200 + at * 2);
-            tx.write_data(source, block, &pattern(4096, part * 100 + at), true, NVM)
-                .unwrap();
-        }
-        tx.commit().unwrap();
-    }
+    let source = scattered_file(store, "source", 100);
     let clone = new_file(store, "clone").unwrap();
     share(store, whole(store, source, clone)).unwrap();
     let before = content(store, clone);
@@ -269,16 +261,7 @@ fn share_and_undo(store: &Store) -> Result<()> {
 
 #[test]
 fn undos_are_whole_when_they_crash() {
-    for (medium, seeds, step) in [(SimMedium::Dax, 2, 1), (SimMedium::File, 2, 1)] {
-        let tally = crash_everywhere(medium, seeds, step, None, share_and_undo);
-        assert!(
-            tally.bad.is_empty(),
-            "{:#?}",
-            &tally.bad[..tally.bad.len().min(5)]
-        );
-        assert!(tally.images > 100, "{} images", tally.images);
-        println!("{medium:?}: {} images", tally.images);
-    }
+    assert_whole([(SimMedium::Dax, 2, 1), (SimMedium::File, 2, 1)], share_and_undo);
 }
 
 /// A share of which one side is undone, then the other.

@@ -1,5 +1,5 @@
 //! Undoing shares in a transaction: a file's extents that name shared runs get blocks of the file's own. Does
-//! not know which files name a run, and decides on no place.
+//! not know which files name a run, and does not choose where copies go.
 //!
 //! # Invariants
 //! - *No state lacks the data.* Until the record is committed the extent names the run; from then on it names
@@ -21,15 +21,15 @@ use crate::{DataTarget, OP_ROOM, Result, StoreError, Tx};
 use std::ops::Range;
 use varve_extent_tree::ExtentTree;
 use varve_format::inode::Content;
-use varve_format::{BlockNo, Extent, ExtentFlags, FILE_BLOCKS_MAX, FileBlock, Ino};
+use varve_format::{BlockNo, Extent, ExtentFlags, FILE_BLOCKS_MAX, FileBlock, Ino, SharedRun};
 
-/// Extents that are looked at together.
-const LOOK_EXTENTS: usize = 32;
+/// Extents that are read at once.
+const EXTENTS_AT_ONCE: usize = 32;
 
-/// Result of a transaction's part of an undo.
+/// What one transaction of an undo has done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Unshared {
-    /// The first block that was not looked at; the end of the range: all is done.
+    /// The block to go on from; the end of the range: all is done.
     pub next: FileBlock,
     /// Blocks that were copied, and take space that was free.
     pub copied: u64,
@@ -83,7 +83,7 @@ impl TxState<'_> {
         }
         let mut at = from;
         loop {
-            let found = reader.unresolved(ino, &root, at, to, LOOK_EXTENTS)?;
+            let found = reader.unresolved(ino, &root, at, to, EXTENTS_AT_ONCE)?;
             let Some(last) = found.last() else { return Ok(None) };
             at = last.end().0;
             if let Some(shared) = found.into_iter().find(is_shared) {
@@ -92,8 +92,8 @@ impl TxState<'_> {
         }
     }
 
-    /// Does the first run of a shared extent, or the part of it that has room at one place. Returns the block
-    /// behind.
+    /// Undoes the first run of a shared extent, or the part of it whose copy is contiguous. Returns the block
+    /// after it.
     fn unshare_step(&mut self, ino: Ino, extent: &Extent, done: &mut Unshared) -> Result<u64> {
         let first = extent.block.0;
         let numbers = first..first + u64::from(extent.len);
@@ -102,41 +102,37 @@ impl TxState<'_> {
         let run = runs
             .first()
             .ok_or_else(|| StoreError::Damaged(format!("inode {ino}: a shared extent lies in no run")))?;
-        let place = if run.refs == 1 {
+        let blocks_of = |run: &SharedRun| Span {
+            tier: run.tier,
+            start: run.block.0,
+            len: u64::from(run.len),
+        };
+        let span = if run.refs == 1 {
             done.kept += u64::from(run.len);
-            Span {
-                tier: run.tier,
-                start: run.block.0,
-                len: u64::from(run.len),
-            }
+            blocks_of(run)
         } else {
             let to = DataTarget::prefer(run.tier);
             let span = self.copy_blocks(run.tier, run.block.0, u64::from(run.len), to)?;
             done.copied += span.len;
             span
         };
-        let gone = self.change_shared(|core, root| SHARED.release(core, root, first..first + place.len))?;
-        // The run's own blocks go on in the plain extent: what left the tree is not to be freed.
+        // The blocks of a run that has left the tree are not freed: they go on in the plain extent.
+        let removed = self.change_shared(|core, root| SHARED.release(core, root, first..first + span.len))?;
         if armed(Bug::UnshareFreesLast) {
-            for run in &gone {
-                let freed = Span {
-                    tier: run.tier,
-                    start: run.block.0,
-                    len: u64::from(run.len),
-                };
-                self.free_span(freed, true)?;
+            for run in &removed {
+                self.free_span(blocks_of(run), true)?;
             }
         }
-        if gone.is_empty() != (run.refs > 1) {
+        if removed.is_empty() != (run.refs > 1) {
             return Err(StoreError::Damaged(format!(
                 "inode {ino}: the count of a shared run changed under an undo"
             )));
         }
         let plain = Extent {
             file_block: extent.file_block,
-            len: place.len as u32,
-            tier: place.tier,
-            block: BlockNo(place.start),
+            len: span.len as u32,
+            tier: span.tier,
+            block: BlockNo(span.start),
             flags: ExtentFlags::empty(),
         };
         let mut inode = self.reader().get(ino)?;

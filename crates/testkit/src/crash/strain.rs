@@ -410,6 +410,38 @@ impl Work {
         }
     }
 
+    /// Records rounds of operations of one or two sessions, nearly all possible ones; each round ends with one
+    /// of `ends` or a digest.
+    fn rounds(&mut self, ends: &[Act], mut some: impl FnMut(&mut Self) -> Op) {
+        self.act(Act::Digest);
+        self.recorded = true;
+        let sessions = 1 + self.rng.below(2);
+        for _ in 0..4 {
+            for _ in 0..3 + self.rng.below(3) {
+                let session = self.rng.below(sessions) as usize;
+                let op = self.possible(&mut some);
+                let _ = self.model.apply(&op);
+                self.by_some_thread(session, op);
+            }
+            match ends.get(self.rng.below(ends.len() as u64 + 2) as usize) {
+                Some(end) => self.act(end.clone()),
+                None => self.digest(),
+            }
+        }
+    }
+
+    /// Returns an operation that can be carried out, and now and then one that cannot.
+    fn possible(&mut self, some: &mut impl FnMut(&mut Self) -> Op) -> Op {
+        let mut op = Op::Fsync(Vec::new());
+        for _ in 0..6 {
+            op = some(self);
+            if self.model.clone().apply(&op).is_ok() || self.rng.below(12) == 0 {
+                break;
+            }
+        }
+        op
+    }
+
     fn clones(&mut self) {
         let names = ["a", "b", "c"];
         for name in names {
@@ -418,56 +450,35 @@ impl Work {
             self.op(Op::Create(vec![name]));
             self.op(write(name, 0, len as u32, seed));
         }
-        self.act(Act::Digest);
-        self.recorded = true;
-        let sessions = 1 + self.rng.below(2);
-        for _ in 0..4 {
-            for _ in 0..3 + self.rng.below(3) {
-                let session = self.rng.below(sessions) as usize;
-                let op = self.some_op_of_clones(names);
-                let _ = self.model.apply(&op);
-                self.by_some_thread(session, op);
-            }
-            match self.rng.below(5) {
-                0 => self.act(Act::Place),
-                1 => self.act(Act::Rest),
-                2 => self.act(Act::Checkpoint),
-                _ => self.digest(),
-            }
-        }
+        self.rounds(&[Act::Place, Act::Rest, Act::Checkpoint], |work| {
+            work.clone_or_change(names)
+        });
     }
 
-    /// Returns an operation on one or two of the files; one that cannot be carried out now and then.
-    fn some_op_of_clones(&mut self, names: [&'static str; 3]) -> Op {
-        let mut op = Op::Fsync(Vec::new());
-        for _ in 0..6 {
-            let (name, other) = (*self.rng.pick(&names), *self.rng.pick(&names));
-            let path = vec![name];
-            let (block, blocks) = (self.rng.below(10) * 4096, self.rng.below(5) * 4096);
-            let (offset, len) = (self.rng.below(40_000), 1 + self.rng.below(9000));
-            let seed = self.rng.below(250) as u8;
-            op = match self.rng.below(16) {
-                0..=6 => Op::Clone {
-                    from: path,
-                    offset: self.rng.below(3) * 4096,
-                    to: vec![other],
-                    to_offset: block,
-                    len: blocks,
-                },
-                7..=8 => write(name, block, 4096, seed),
-                9 => write(name, offset, len as u32, seed),
-                10 => Op::Truncate { path, size: offset },
-                11 => Op::Punch { path, offset, len },
-                12 => Op::Zero { path, offset, len },
-                13 => Op::Unlink(path),
-                14 => Op::Create(path),
-                _ => Op::Fsync(Vec::new()),
-            };
-            if self.model.clone().apply(&op).is_ok() || self.rng.below(12) == 0 {
-                break;
-            }
+    /// Returns an operation on one or two of the files.
+    fn clone_or_change(&mut self, names: [&'static str; 3]) -> Op {
+        let (name, other) = (*self.rng.pick(&names), *self.rng.pick(&names));
+        let path = vec![name];
+        let (block, blocks) = (self.rng.below(10) * 4096, self.rng.below(5) * 4096);
+        let (offset, len) = (self.rng.below(40_000), 1 + self.rng.below(9000));
+        let seed = self.rng.below(250) as u8;
+        match self.rng.below(16) {
+            0..=6 => Op::Clone {
+                from: path,
+                offset: self.rng.below(3) * 4096,
+                to: vec![other],
+                to_offset: block,
+                len: blocks,
+            },
+            7..=8 => write(name, block, 4096, seed),
+            9 => write(name, offset, len as u32, seed),
+            10 => Op::Truncate { path, size: offset },
+            11 => Op::Punch { path, offset, len },
+            12 => Op::Zero { path, offset, len },
+            13 => Op::Unlink(path),
+            14 => Op::Create(path),
+            _ => Op::Fsync(Vec::new()),
         }
-        op
     }
 
     fn dedup(&mut self) {
@@ -478,68 +489,46 @@ impl Work {
             self.op(Op::Create(vec![name]));
             self.op(write(name, 0, len as u32, seed));
         }
-        self.act(Act::Digest);
-        self.recorded = true;
-        let sessions = 1 + self.rng.below(2);
-        for _ in 0..4 {
-            for _ in 0..3 + self.rng.below(3) {
-                let session = self.rng.below(sessions) as usize;
-                let op = self.some_op_of_dedup(names, seed);
-                let _ = self.model.apply(&op);
-                self.by_some_thread(session, op);
-            }
-            match self.rng.below(6) {
-                0 => self.act(Act::Place),
-                1 => self.act(Act::Rest),
-                2 => self.act(Act::Checkpoint),
-                3 => self.act(Act::Tick),
-                _ => self.digest(),
-            }
-        }
+        self.rounds(&[Act::Place, Act::Rest, Act::Checkpoint, Act::Tick], |work| {
+            work.dedupe_or_change(names, seed)
+        });
     }
 
     /// Returns an operation on one or two of the files, whose bytes are mostly those of `seed`.
-    fn some_op_of_dedup(&mut self, names: [&'static str; 3], seed: u8) -> Op {
-        let mut op = Op::Fsync(Vec::new());
-        for _ in 0..6 {
-            let (name, other) = (*self.rng.pick(&names), *self.rng.pick(&names));
-            let path = vec![name];
-            let (block, blocks) = (self.rng.below(10) * 4096, 1 + self.rng.below(6));
-            let (offset, len) = (self.rng.below(40_000), 1 + self.rng.below(9000));
-            let different = self.rng.below(250) as u8;
-            op = match self.rng.below(18) {
-                0..=5 => Op::Dedupe {
-                    from: path,
-                    offset: block,
-                    to: vec![other],
-                    to_offset: block,
-                    len: blocks * 4096,
-                },
-                6..=9 => Op::Unshare {
-                    path,
-                    offset: block * self.rng.below(2),
-                    len: blocks * 4096 * self.rng.below(2),
-                },
-                10 => Op::Clone {
-                    from: path,
-                    offset: block,
-                    to: vec![other],
-                    to_offset: self.rng.below(10) * 4096,
-                    len: blocks * 4096,
-                },
-                11 => write(name, block, (blocks * 4096) as u32, seed),
-                12 => write(name, offset, len as u32, different),
-                13 => Op::Truncate { path, size: offset },
-                14 => Op::Punch { path, offset, len },
-                15 => Op::Unlink(path),
-                16 => Op::Create(path),
-                _ => Op::Fsync(Vec::new()),
-            };
-            if self.model.clone().apply(&op).is_ok() || self.rng.below(12) == 0 {
-                break;
-            }
+    fn dedupe_or_change(&mut self, names: [&'static str; 3], seed: u8) -> Op {
+        let (name, other) = (*self.rng.pick(&names), *self.rng.pick(&names));
+        let path = vec![name];
+        let (block, blocks) = (self.rng.below(10) * 4096, 1 + self.rng.below(6));
+        let (offset, len) = (self.rng.below(40_000), 1 + self.rng.below(9000));
+        let different = self.rng.below(250) as u8;
+        match self.rng.below(18) {
+            0..=5 => Op::Dedupe {
+                from: path,
+                offset: block,
+                to: vec![other],
+                to_offset: block,
+                len: blocks * 4096,
+            },
+            6..=9 => Op::Unshare {
+                path,
+                offset: block * self.rng.below(2),
+                len: blocks * 4096 * self.rng.below(2),
+            },
+            10 => Op::Clone {
+                from: path,
+                offset: block,
+                to: vec![other],
+                to_offset: self.rng.below(10) * 4096,
+                len: blocks * 4096,
+            },
+            11 => write(name, block, (blocks * 4096) as u32, seed),
+            12 => write(name, offset, len as u32, different),
+            13 => Op::Truncate { path, size: offset },
+            14 => Op::Punch { path, offset, len },
+            15 => Op::Unlink(path),
+            16 => Op::Create(path),
+            _ => Op::Fsync(Vec::new()),
         }
-        op
     }
 
     /// Makes a file with as many extents as writes.

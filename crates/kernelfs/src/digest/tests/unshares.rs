@@ -4,7 +4,7 @@ use super::forwarded::{Caller, errno, fill_up};
 use super::machine::{FILE, Machine, ROOT};
 use super::shares::{scatter, share, two_files};
 use crate::config::DedupScope;
-use crate::digest::blocks_of_others;
+use crate::digest::count_shared;
 use std::cell::Cell;
 use std::rc::Rc;
 use varve_format::{BLOCK_BYTES, FileBlock, InodeKey, LogOp, SetAttr, SetAttrMask, Tier};
@@ -25,7 +25,7 @@ fn undo_of_more_than_a_record_takes_changes_no_byte_and_no_attribute() {
     };
     caller.call(LogOp::SetAttr { key: to, attr: mode }).unwrap();
     let before = (caller.machine.data(to), caller.machine.attr(to));
-    let (others, parts) = blocks_of_others(&caller.machine.store, to, (0, 0)).unwrap();
+    let (others, parts) = count_shared(&caller.machine.store, to, (0, 0)).unwrap();
     assert_eq!((others, parts), (1500, 1500));
     let spent = Rc::new(Cell::new((0, 0)));
     let sum = Rc::clone(&spent);
@@ -44,7 +44,7 @@ fn undo_of_more_than_a_record_takes_changes_no_byte_and_no_attribute() {
     assert_eq!(applied.remapped, [to]);
     assert_eq!((caller.machine.data(to), caller.machine.attr(to)), before);
     for key in [from, to] {
-        assert_eq!(blocks_of_others(&caller.machine.store, key, (0, 0)).unwrap().0, 0);
+        assert_eq!(count_shared(&caller.machine.store, key, (0, 0)).unwrap().0, 0);
     }
     // The other side is the last owner, and takes no space.
     let used = caller.machine.store.space().tiers[0].free;
@@ -68,7 +68,7 @@ fn undo_that_finds_no_space_leaves_each_block_shared_or_copied() {
     caller.call(LogOp::Truncate { key: filler, size: 0 }).unwrap();
     caller.call(undo(to, 0, 0)).unwrap();
     assert_eq!(caller.machine.data(to), before);
-    assert_eq!(blocks_of_others(&caller.machine.store, to, (0, 0)).unwrap().0, 0);
+    assert_eq!(count_shared(&caller.machine.store, to, (0, 0)).unwrap().0, 0);
     caller.machine.dump();
 }
 

@@ -12,7 +12,7 @@ use varve_libfs::{Cred, Fs, FsOptions, Posix, SocketConnector};
 
 /// A path in a mounted pool.
 #[derive(Debug)]
-pub struct Place {
+pub struct PoolPath {
     /// The mount through which the path leads.
     pub mount: PoolMount,
     /// From the pool's root.
@@ -31,7 +31,7 @@ impl Mounts {
     }
 
     /// Finds the pool of a path, of which all but the name must exist.
-    pub fn place(&self, path: &Path) -> anyhow::Result<Place> {
+    pub fn locate(&self, path: &Path) -> anyhow::Result<PoolPath> {
         let at = crate::mounted::absolute(path).with_context(|| format!("cannot find {}", path.display()))?;
         let within = |mount: &&PoolMount| mount.is_whole && at.starts_with(&mount.at);
         let innermost = self
@@ -45,12 +45,16 @@ impl Mounts {
                 path.display()
             );
         };
-        let inner = at.strip_prefix(&mount.at)?;
-        Ok(Place {
+        Ok(PoolPath {
             mount: mount.clone(),
-            path: [b"/", inner.as_os_str().as_bytes()].concat(),
+            path: from_root(at.strip_prefix(&mount.at)?),
         })
     }
+}
+
+/// Makes a path below a mount one from the pool's root.
+fn from_root(path: &Path) -> Vec<u8> {
+    [b"/", path.as_os_str().as_bytes()].concat()
 }
 
 /// This process' user.
@@ -64,15 +68,23 @@ pub fn this_user() -> Cred {
 }
 
 /// Opens a session of a pool whose daemon runs.
-pub fn session(pool: &Pool) -> anyhow::Result<Posix> {
+pub fn open(pool: &Pool) -> anyhow::Result<Posix> {
     pool.require_daemon()?;
     let connector = Arc::new(SocketConnector { path: pool.socket() });
     let fs = Fs::mount(connector, FsOptions::default()).context("cannot open a session")?;
     Ok(Posix::new(fs, this_user()))
 }
 
-/// Paths of one mounted pool, and a session of it.
-pub struct InPool {
+/// Ends a session.
+pub fn end(posix: &Posix) -> anyhow::Result<()> {
+    posix
+        .fs()
+        .unmount()
+        .map_err(|error| anyhow::anyhow!("the session did not end in order: {error}"))
+}
+
+/// A session of one mounted pool, and the mount.
+pub struct PoolSession {
     /// The pool.
     pub pool: Pool,
     /// The session.
@@ -83,26 +95,26 @@ pub struct InPool {
     pub privileged: bool,
 }
 
-impl InPool {
+impl PoolSession {
     /// Opens a session of the pool in which all paths, which exist, lie.
-    pub fn of(paths: &[PathBuf]) -> anyhow::Result<Self> {
+    pub fn open(paths: &[PathBuf]) -> anyhow::Result<Self> {
         let mounts = Mounts::read()?;
         let mut mount: Option<PoolMount> = None;
         for path in paths {
             std::fs::symlink_metadata(path).with_context(|| format!("cannot find {}", path.display()))?;
-            let place = mounts.place(path)?;
+            let found = mounts.locate(path)?;
             match &mount {
-                Some(mount) if mount.at != place.mount.at => bail!(
+                Some(mount) if mount.at != found.mount.at => bail!(
                     "{} is in another mount than {}: name paths of one mount at a time",
                     path.display(),
                     paths[0].display()
                 ),
-                _ => mount = Some(place.mount),
+                _ => mount = Some(found.mount),
             }
         }
         let mount = mount.context("no path was given")?;
         let pool = Pool::open(&mount.pool)?;
-        let posix = session(&pool)?;
+        let posix = open(&pool)?;
         let user = geteuid().as_raw();
         let owner = std::os::unix::fs::MetadataExt::uid(&std::fs::metadata(pool.dir())?);
         Ok(Self {
@@ -114,12 +126,12 @@ impl InPool {
     }
 
     /// The path of a file below the mount, from the pool's root.
-    pub fn inner(&self, path: &Path) -> anyhow::Result<Vec<u8>> {
+    pub fn pool_path(&self, path: &Path) -> anyhow::Result<Vec<u8>> {
         let at = crate::mounted::absolute(path).with_context(|| format!("cannot find {}", path.display()))?;
         let inner = at
             .strip_prefix(&self.mount.at)
             .with_context(|| format!("{} is not below {}", path.display(), self.mount.at.display()))?;
-        Ok([b"/", inner.as_os_str().as_bytes()].concat())
+        Ok(from_root(inner))
     }
 
     /// Bytes that the pool has free for new data.
@@ -134,9 +146,6 @@ impl InPool {
 
     /// Ends the session.
     pub fn end(self) -> anyhow::Result<()> {
-        self.posix
-            .fs()
-            .unmount()
-            .map_err(|error| anyhow::anyhow!("the session did not end in order: {error}"))
+        end(&self.posix)
     }
 }
