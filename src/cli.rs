@@ -255,6 +255,8 @@ Options (-o, separated by commas; the last of those that contradict each other c
                                     change, or a day old (the default); always, for which reads pass the kernel's page cache
   lazytime, nodiratime              accepted; times of last reads are kept in memory until the last close in any case, and
                                     those of directories do not move
+  uring, nouring                    take requests by io_uring where the kernel offers it (the default; `varve doctor` says how
+                                    to switch it on), or from /dev/fuse always
 The default of the times is `atime` in the section [daemon] of POOL/varve.toml. Programs under `varve run` go by the mount's.
 For /etc/fstab see mount.varve(8): docs/reference/mount.varve.8."
 )]

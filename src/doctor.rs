@@ -5,8 +5,37 @@ use crate::exit::FAILED;
 use crate::out;
 use serde_json::json;
 use std::process::ExitCode;
+use varve_fuse_shim::UringSupport;
 use varve_media::block::nvme::Places;
 use varve_media::block::{Finding, Verdict, survey};
+
+/// Returns whether mounts take the kernel's requests by io_uring.
+fn requests_by_uring() -> Finding {
+    let (verdict, text, commands) = match varve_fuse_shim::uring_support() {
+        UringSupport::On => (
+            Verdict::Good,
+            "on: a request to a mount is answered by one system call",
+            vec![],
+        ),
+        UringSupport::Off => (
+            Verdict::Note,
+            "off in the kernel; for mounts that are made from then on, about half the time a request:",
+            vec!["echo Y | sudo tee /sys/module/fuse/parameters/enable_uring".to_owned()],
+        ),
+        UringSupport::Forbidden => (
+            Verdict::Note,
+            "on in the kernel, but io_uring is forbidden here (kernel.io_uring_disabled, or a container's filter)",
+            vec![],
+        ),
+        UringSupport::Missing => (Verdict::Note, "needs Linux 6.14; mounts read /dev/fuse", vec![]),
+    };
+    Finding {
+        topic: "FUSE over io_uring".into(),
+        verdict,
+        text: text.into(),
+        commands,
+    }
+}
 
 const fn word(verdict: Verdict) -> &'static str {
     match verdict {
@@ -18,7 +47,8 @@ const fn word(verdict: Verdict) -> &'static str {
 
 /// Prints the available and the missing features.
 pub fn doctor(args: &DoctorArgs) -> ExitCode {
-    let findings = survey(&Places::default());
+    let mut findings = survey(&Places::default());
+    findings.push(requests_by_uring());
     let missing = findings.iter().any(|finding| finding.verdict == Verdict::Missing);
     if args.json {
         let all: Vec<_> = findings

@@ -57,6 +57,7 @@ pub fn mount(args: &MountArgs) -> anyhow::Result<()> {
         allow_other,
         read_only,
         flags: wanted.flags,
+        uring: !wanted.no_uring,
     };
     let mounted = varve_fuse_shim::mount(fs.clone(), caches, &request)?;
     if !args.supervised {

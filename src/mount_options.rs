@@ -25,6 +25,8 @@ pub struct MountOptions {
     pub remount: bool,
     /// `nofail`.
     pub nofail: bool,
+    /// `nouring`.
+    pub no_uring: bool,
 }
 
 impl MountOptions {
@@ -36,6 +38,7 @@ impl MountOptions {
         allow_other: None,
         remount: false,
         nofail: false,
+        no_uring: false,
     };
 
     /// Parses options separated by commas; later ones win. Options for other programs alone (`_netdev`,
@@ -65,6 +68,8 @@ impl MountOptions {
             "noallow_other" => self.allow_other = Some(false),
             "remount" => self.remount = true,
             "nofail" => self.nofail = true,
+            "uring" => self.no_uring = false,
+            "nouring" => self.no_uring = true,
             "nosuid" => self.flags |= MountFlags::NOSUID,
             "suid" => self.flags -= MountFlags::NOSUID,
             "nodev" => self.flags |= MountFlags::NODEV,
@@ -147,6 +152,9 @@ impl MountOptions {
         if self.sync {
             words.push("sync");
         }
+        if self.no_uring {
+            words.push("nouring");
+        }
         match self.allow_other {
             Some(true) => words.push("allow_other"),
             Some(false) => words.push("noallow_other"),
@@ -184,7 +192,10 @@ mod tests {
         assert_eq!(options("user,exec").flags, MountFlags::NOSUID | MountFlags::NODEV);
         assert!(MountOptions::parse("ro,nonsense", false).is_err());
         assert!(MountOptions::parse("ro,nonsense", true).unwrap().read_only);
-        for text in ["ro,nosuid,noexec,lazytime,strictatime,sync,allow_other", "rw"] {
+        for text in [
+            "ro,nosuid,noexec,lazytime,strictatime,sync,nouring,allow_other",
+            "rw",
+        ] {
             assert_eq!(options(&options(text).text()), options(text));
         }
     }

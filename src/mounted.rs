@@ -1,6 +1,7 @@
 //! Queries on the table of mounts. They never access a mount itself, whose server may be dead or stopped.
 
 use crate::pool::Pool;
+use rustix::process::Pid;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use varve_libfs::mounts::pool_mounts;
@@ -27,6 +28,30 @@ pub fn is_ours(pool: &Pool) -> bool {
 /// connection.
 pub fn mount_minor(path: &Path) -> Option<u32> {
     mount_device(path)?.split_once(':')?.1.parse().ok()
+}
+
+/// Returns the processes of `varve mount` that serve the connection `minor`, as far as this user may see them.
+/// Needs Linux 6.10.
+pub fn servers(minor: u32) -> Vec<Pid> {
+    let own = std::process::id();
+    let pids = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .filter(|&pid| pid != own && is_server(pid, minor))
+        .filter_map(|pid| Pid::from_raw(pid as i32))
+        .collect()
+}
+
+fn is_server(pid: u32, minor: u32) -> bool {
+    let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    if words.split(|byte| *byte == 0).nth(1) != Some(b"mount") {
+        return false;
+    }
+    let connection = format!("fuse_connection:\t{minor}");
+    let files = std::fs::read_dir(format!("/proc/{pid}/fdinfo"));
+    files.into_iter().flatten().flatten().any(|file| {
+        let text = std::fs::read_to_string(file.path()).unwrap_or_default();
+        text.lines().any(|line| line == connection)
+    })
 }
 
 /// Returns the device mounted last at `path`, as "major:minor".

@@ -1,7 +1,7 @@
 //! `varve up` and `varve down`: start and stop a pool, its daemon and its mount together.
 
 use crate::cli::{DownArgs, UpArgs};
-use crate::mounted::{absolute, is_mounted, is_ours, mount_minor};
+use crate::mounted::{absolute, is_mounted, is_ours, mount_minor, servers};
 use crate::out;
 use crate::pool::Pool;
 use crate::signals::Stop;
@@ -143,7 +143,7 @@ fn clear_mount(path: &Path) -> anyhow::Result<()> {
     if !is_mounted(path) {
         return Ok(());
     }
-    abort_mount(path)
+    clear_dead_mount(path)
         .with_context(|| format!("{} is mounted already and cannot be unmounted", path.display()))
 }
 
@@ -160,7 +160,19 @@ pub fn detach_mount(path: &Path) -> anyhow::Result<()> {
     abort_mount(path)
 }
 
-/// Removes a mount whose process was killed: its pending requests fail, and the waiting threads go on.
+/// Removes a mount whose process was killed or does not answer, and ends that process.
+fn clear_dead_mount(path: &Path) -> anyhow::Result<()> {
+    let minor = mount_minor(path);
+    abort_mount(path)?;
+    // The kernel copies a request that comes by io_uring in the context of the thread that takes it. It
+    // cannot end that request while the thread is stopped, but when it ends.
+    for server in minor.into_iter().flat_map(servers) {
+        let _ = rustix::process::kill_process(server, Signal::KILL);
+    }
+    Ok(())
+}
+
+/// Removes a mount: its pending requests fail, and the waiting threads go on.
 fn abort_mount(path: &Path) -> anyhow::Result<()> {
     let force = rustix::mount::UnmountFlags::FORCE | rustix::mount::UnmountFlags::DETACH;
     match rustix::mount::unmount(path, force) {
@@ -341,7 +353,7 @@ impl Run {
 }
 
 fn take_dead_away(mountpoint: &Path) {
-    if let Err(error) = abort_mount(mountpoint) {
+    if let Err(error) = clear_dead_mount(mountpoint) {
         out::note(&format!("varve: the dead mount could not be taken away: {error}"));
     }
 }
@@ -499,7 +511,7 @@ pub fn down(args: &DownArgs) -> anyhow::Result<()> {
     let pool = Pool::open(&args.dir)?;
     if try_lock(&pool.up_lock())?.is_some() {
         if is_mounted(&pool.mountpoint()) {
-            abort_mount(&pool.mountpoint())?;
+            clear_dead_mount(&pool.mountpoint())?;
             out::line(&format!(
                 "{} was a left-over mount; taken away",
                 pool.mountpoint().display()

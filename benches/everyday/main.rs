@@ -9,7 +9,8 @@
 //! ```
 //!
 //! *run* is the script under `varve run`, *mount* on the pool's mount, *company* there too while another
-//! program changes files elsewhere in the pool; *tmpfs* persists nothing; with `--disk` *disk* is the file
+//! program changes files elsewhere in the pool, *uring* on the mount of a second pool that takes its requests
+//! by io_uring, where the kernel has it and this is root; *tmpfs* persists nothing; with `--disk` *disk* is the file
 //! system of the directory for temporary files (`TMPDIR`). Milliseconds, the median of the rounds. In each
 //! round all sides take their turn. A row whose names differ between the sides afterwards is a failure.
 
@@ -18,10 +19,13 @@
 mod common;
 mod rows;
 mod sides;
+#[path = "../../crates/fuse-shim/tests/switch/mod.rs"]
+mod switch;
 
 use rows::{ROWS, Row};
 use sides::{Pool, Side};
 use std::path::PathBuf;
+use switch::UringSwitch;
 
 struct Options {
     rows: Vec<String>,
@@ -115,6 +119,8 @@ fn main() -> anyhow::Result<()> {
     } else {
         memory.path()
     };
+    // The other mounts read their requests from the device.
+    let off = UringSwitch::set(false).ok();
     let mut pools = Vec::new();
     let mut sides = Vec::new();
     for (number, varve) in options.varves.iter().enumerate() {
@@ -126,7 +132,21 @@ fn main() -> anyhow::Result<()> {
         };
         sides.extend(pool.sides(&mark));
         pools.push(pool);
+        let side = format!("uring{mark}");
+        if !is_wanted(&options.sides, &side) {
+            continue;
+        }
+        match UringSwitch::set(true) {
+            Ok(_on) => {
+                let dir = top.join(format!("pool-{}-uring", number + 1));
+                let pool = Pool::up(varve, &dir, options.on_disk)?;
+                sides.push(pool.mount(side));
+                pools.push(pool);
+            }
+            Err(error) => println!("SKIPPED: {side}: FUSE over io_uring cannot be switched on: {error}"),
+        }
     }
+    drop(off);
     let plain = top.join("plain");
     std::fs::create_dir(&plain)?;
     sides.push(Side::plain(

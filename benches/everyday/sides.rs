@@ -125,6 +125,11 @@ impl Pool {
         })
     }
 
+    /// Its mount alone, under the name `name`.
+    pub fn mount(&self, name: String) -> Side {
+        Side::on(name, Way::Plain, &self.varve, &self.dir.join("mnt"))
+    }
+
     /// Its sides; `mark` tells those of several builds apart.
     pub fn sides(&self, mark: &str) -> Vec<Side> {
         let mount = self.dir.join("mnt");

@@ -4,8 +4,9 @@
 use crate::Options;
 use crate::common::Dice;
 use crate::places::Places;
-use crate::pools::{Plan, make};
+use crate::pools::{Files, Plan, make};
 use crate::report::{Report, Row, Target, Unit};
+use crate::switch::UringSwitch;
 use crate::timing::{Side, per_op_threads, rounds};
 use anyhow::{Context, bail};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags};
@@ -36,6 +37,7 @@ pub fn serve_null_if_asked() -> anyhow::Result<bool> {
         allow_other: false,
         read_only: false,
         flags: varve_fuse_shim::MountFlags::empty(),
+        uring: true,
     })?;
     // Ends with the bench, however that ends.
     let _ = std::io::stdin().read(&mut [0]);
@@ -139,9 +141,27 @@ pub fn run(options: &Options, places: &Places, report: &mut Report) -> anyhow::R
         places,
     )?;
     let _daemon = files.serve()?;
+    for (title, uring) in [("FUSE", false), ("FUSE over io_uring", true)] {
+        match UringSwitch::set(uring) {
+            Ok(_switch) => rows(title, options, places, &files, report)?,
+            Err(error) if uring => report.remark(format!("SKIPPED: {title} cannot be switched on: {error}")),
+            Err(_) => rows(title, options, places, &files, report)?,
+        }
+    }
+    Ok(())
+}
+
+/// The rows of one transport, which new mounts have.
+fn rows(
+    title: &str,
+    options: &Options,
+    places: &Places,
+    files: &Files,
+    report: &mut Report,
+) -> anyhow::Result<()> {
     let (null_dir, our_dir) = (places.disk().join("mnt-null"), places.disk().join("mnt"));
-    std::fs::create_dir(&null_dir)?;
-    std::fs::create_dir(&our_dir)?;
+    std::fs::create_dir_all(&null_dir)?;
+    std::fs::create_dir_all(&our_dir)?;
     let mut command = Command::new(std::env::current_exe()?);
     command.arg(NULL_SERVER).arg(&null_dir);
     let _null = Server::start(command, &null_dir)?;
@@ -172,7 +192,7 @@ pub fn run(options: &Options, places: &Places, report: &mut Report) -> anyhow::R
             .collect();
         let values = rounds(options.pick(5, 9), &mut sides)?;
         report.row(Row {
-            name: format!("FUSE: {name}, two jobs"),
+            name: format!("{title}: {name}, two jobs"),
             unit: Unit::KiloOps,
             values,
             targets: vec![Target::Faster("mount", 0.85, "null")],

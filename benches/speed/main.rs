@@ -27,6 +27,8 @@ mod places;
 mod pools;
 mod preload_rows;
 mod report;
+#[path = "../../crates/fuse-shim/tests/switch/mod.rs"]
+mod switch;
 mod timing;
 
 use places::Places;

@@ -24,6 +24,7 @@ pub fn cannot_mount() -> bool {
         allow_other: false,
         read_only: false,
         flags: varve_fuse_shim::MountFlags::empty(),
+        uring: true,
     };
     match varve_fuse_shim::mount_null(&request) {
         Ok(mounted) => {

@@ -55,6 +55,7 @@ fn program_in_c_and_its_children_on_the_mount_have_the_same_locks() {
         allow_other: false,
         read_only: false,
         flags: varve_fuse_shim::MountFlags::empty(),
+        uring: true,
     };
     let mounted = mount(fs.clone(), caches, &request).unwrap();
     let output = Command::new(&program).arg(&pool).arg(&at).output();

@@ -29,3 +29,4 @@ pub use mount::{MountError, MountRequest, Mounted, check_host, mount};
 pub use null::{NullFs, mount_null};
 pub use ops::Shim;
 pub use rustix::mount::MountFlags;
+pub use transport::{Transport, UringSupport, uring_support};

@@ -2,7 +2,7 @@
 
 use crate::caches::KernelCaches;
 use crate::ops::{DATA_MAX, Shim};
-use crate::transport::{Served, Session};
+use crate::transport::{Rings, Served, Session, Transport};
 use crate::watches::Looker;
 use fuser::{Config, MountOption, SessionACL};
 use rustix::mount::MountFlags;
@@ -31,6 +31,8 @@ pub struct MountRequest {
     /// Further flags, as in mount(2): `nosuid`, `nodev`, `noexec`, and the atime policy. A mount of an
     /// ordinary user always has `nosuid` and `nodev`, and of the others supports only `noexec` and `noatime`.
     pub flags: MountFlags,
+    /// Whether requests may come by io_uring, where the kernel offers it.
+    pub uring: bool,
 }
 
 /// File system type that `/proc/mounts` shows; the kernel knows it as `fuse`.
@@ -108,6 +110,12 @@ impl Mounted {
     #[must_use]
     pub fn mountpoint(&self) -> &Path {
         &self.mountpoint
+    }
+
+    /// Returns how the kernel's requests come.
+    #[must_use]
+    pub fn transport(&self) -> Transport {
+        self.session.as_ref().map_or(Transport::Device, Served::transport)
     }
 
     /// Whether the mount has ended by itself (`umount`, `fusermount3 -u`).
@@ -262,13 +270,23 @@ fn mount_direct(request: &MountRequest) -> io::Result<Option<OwnedFd>> {
 
 /// Mounts, and negotiates with the kernel (`FUSE_INIT`).
 fn session(shim: Shim, request: &MountRequest) -> io::Result<Session<Shim>> {
+    let rings = rings(request);
     let config = config(request);
     let Some(device) = mount_direct(request)? else {
-        return Session::new(shim, &request.mountpoint, &config);
+        return Session::new(shim, &request.mountpoint, rings, &config);
     };
-    Session::over(shim, device, config).inspect_err(|_| {
+    Session::over(shim, device, rings, config).inspect_err(|_| {
         let _ = unmount_path(&request.mountpoint, true);
     })
+}
+
+/// Makes the rings of a mount.
+pub(crate) fn rings(request: &MountRequest) -> Rings {
+    if request.uring {
+        Rings::prepare(DATA_MAX)
+    } else {
+        Rings::none(DATA_MAX)
+    }
 }
 
 pub(crate) fn config(request: &MountRequest) -> Config {
@@ -331,7 +349,7 @@ pub fn mount(fs: Fs, caches: Arc<KernelCaches>, request: &MountRequest) -> Resul
         failed(source)
     };
     let device = device_of(&request.mountpoint).map_err(undone)?;
-    let served = session.spawn(THREADS, DATA_MAX).map_err(undone)?;
+    let served = session.spawn(THREADS).map_err(undone)?;
     let looker = watches.start(device).map_err(undone)?;
     Ok(Mounted::new(served, Some(looker), caches, request))
 }

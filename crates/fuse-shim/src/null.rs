@@ -144,7 +144,11 @@ impl DataRequests for NullFs {
         _lock_owner: Option<LockOwner>,
         reply: ReplyData<'_>,
     ) {
-        reply.data(&self.zeros[..(size as usize).min(self.zeros.len())]);
+        let size = (size as usize).min(self.zeros.len());
+        reply.read(size, |out| {
+            out.copy_from_slice(&self.zeros[..out.len()]);
+            Ok(out.len())
+        });
     }
 
     fn write(
@@ -193,9 +197,10 @@ pub fn mount_null(request: &MountRequest) -> Result<Mounted, MountError> {
     let session = Session::new(
         NullFs::default(),
         &request.mountpoint,
+        crate::mount::rings(request),
         &crate::mount::config(request),
     )
     .map_err(failed)?;
-    let served = session.spawn(THREADS, DATA_MAX).map_err(failed)?;
+    let served = session.spawn(THREADS).map_err(failed)?;
     Ok(Mounted::new(served, None, Arc::default(), request))
 }

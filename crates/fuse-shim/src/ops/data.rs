@@ -7,18 +7,12 @@ use crate::transport::{
     DataRequests, ReplyCreate, ReplyData, ReplyEmpty, ReplyLseek, ReplyOpen, ReplyWrite, Request,
 };
 use fuser::{Errno, FileHandle, FopenFlags, Generation, INodeNo, LockOwner, OpenFlags, WriteFlags};
-use std::cell::Cell;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use tracing::warn;
 use varve_format::{InodeAttr, InodeKey};
 use varve_ipc::Cred;
 use varve_libfs::{Atime, CachedReply, KernelCall, OpenFile, PageUse};
-
-thread_local! {
-    /// Read buffer of a thread; the kernel requests at most a megabyte at once.
-    static BUFFER: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
-}
 
 const BAD_HANDLE: varve_libfs::Errno = varve_libfs::Errno(libc::EBADF);
 
@@ -211,30 +205,21 @@ impl DataRequests for Shim {
         lock_owner: Option<LockOwner>,
         reply: ReplyData<'_>,
     ) {
-        let mut buffer = BUFFER.take();
-        let size = size as usize;
-        if buffer.len() < size {
-            buffer.resize(size, 0);
-        }
-        let out = &mut buffer[..size];
-        let outcome = self.handle(fh).and_then(|handle| match lock_owner {
-            // The kernel sends a lock owner if it reads on behalf of a caller, bypassing its page cache.
-            Some(_) => handle.file.read_at(offset, out),
-            None => {
-                let call = KernelCall::new(PageUse::Read, request.unique().0, offset, size);
-                handle.file.read_pages(&call, offset, out)
-            }
-        });
-        match outcome {
-            Ok(count) => reply.data(&buffer[..count]),
-            Err(error) => {
-                if error.0 == libc::EIO {
-                    warn!(%ino, offset, size, "a read fails with an input/output error");
+        reply.read(size as usize, |out| {
+            let handle = self.handle(fh).map_err(errno)?;
+            let outcome = match lock_owner {
+                // The kernel sends a lock owner if it reads on behalf of a caller, bypassing its page cache.
+                Some(_) => handle.file.read_at(offset, out),
+                None => {
+                    let call = KernelCall::new(PageUse::Read, request.unique().0, offset, out.len());
+                    handle.file.read_pages(&call, offset, out)
                 }
-                reply.error(errno(error));
+            };
+            if outcome.as_ref().is_err_and(|error| error.0 == libc::EIO) {
+                warn!(%ino, offset, size, "a read fails with an input/output error");
             }
-        }
-        BUFFER.set(buffer);
+            outcome.map_err(errno)
+        });
     }
 
     fn write(

@@ -2,7 +2,7 @@
 
 use super::{Outcome, STALE, Shim, answer, cred, gone, timeouts};
 use crate::convert::{errno, file_attr};
-use crate::transport::{LookupRequests, ReplyData, ReplyEmpty, ReplyEntry, Request, Timeouts};
+use crate::transport::{LookupRequests, ReplyEmpty, ReplyEntry, ReplyLink, Request, Timeouts};
 use fuser::{Generation, INodeNo, RenameFlags};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -114,9 +114,9 @@ impl LookupRequests for Shim {
         }
     }
 
-    fn readlink(&self, ino: INodeNo, reply: ReplyData<'_>) {
+    fn readlink(&self, ino: INodeNo, reply: ReplyLink<'_>) {
         match self.key(ino).and_then(|key| self.fs.readlink(key)) {
-            Ok(target) => reply.data(&target),
+            Ok(target) => reply.target(&target),
             Err(error) => reply.error(errno(error)),
         }
     }

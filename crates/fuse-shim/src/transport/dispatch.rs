@@ -1,8 +1,8 @@
 //! Decodes a request and calls the method that answers it.
 
 use super::reply::{
-    Reply, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen,
-    ReplyStatfs, ReplyWrite, ReplyXattr,
+    Answer, Channel, Reply, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry,
+    ReplyLink, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr,
 };
 use super::wire::{
     Args, BatchForgetIn, CopyIn, CreateIn, FSYNC_DATA, FallocateIn, ForgetIn, ForgetOne, FsyncIn, GetXattrIn,
@@ -10,7 +10,9 @@ use super::wire::{
     RenameIn, SetAttrIn, SetXattrIn, WriteIn, opcode, time, valid,
 };
 use super::{Changes, Filesystem, Request};
+use crate::sys::Parts;
 use fuser::{Errno, FileHandle, INodeNo, LockOwner, OpenFlags, RenameFlags, TimeOrNow, WriteFlags};
+use std::cell::{Cell, RefCell};
 use std::fs::File;
 use std::path::Path;
 use tracing::warn;
@@ -26,16 +28,45 @@ pub(super) enum Next {
 
 /// Answers one request that was read from `device`.
 pub(super) fn dispatch(fs: &impl Filesystem, device: &File, bytes: &[u8]) -> Next {
-    let mut args = Args(bytes);
+    let mut args = Args::new(bytes);
     let Some(header) = args.take::<InHeader>() else {
         warn!(len = bytes.len(), "the kernel sent less than a request");
         return Next::Go;
     };
+    answer(fs, header, args, None, Channel::Device(device))
+}
+
+/// Answers the request in `parts` of an entry into `reply`, or into the payload.
+pub(super) fn dispatch_entry(fs: &impl Filesystem, parts: Parts<'_>, reply: &RefCell<Answer>) -> u64 {
+    let mut head = Args::new(parts.head);
+    let header: InHeader = head.take().unwrap_or_default();
+    // A read has no arguments but its structure: its data goes into the payload directly.
+    let (rest, place): (&[u8], _) = match header.opcode {
+        opcode::READ => (&[], Some(parts.payload)),
+        _ => (&parts.payload[..parts.len], None),
+    };
+    let args = Args {
+        apart: Some(parts.op),
+        rest,
+    };
+    let _ = answer(fs, header, args, place, Channel::Entry(reply));
+    header.unique
+}
+
+fn answer(
+    fs: &impl Filesystem,
+    header: InHeader,
+    mut args: Args<'_>,
+    place: Option<&mut [u8]>,
+    channel: Channel<'_>,
+) -> Next {
+    let len = header.len;
     let call = Call {
         fs,
         request: Request { header },
         node: INodeNo(header.node),
-        device,
+        place: Cell::new(place),
+        channel,
     };
     if header.opcode == opcode::DESTROY {
         ReplyEmpty(call.reply()).ok();
@@ -47,11 +78,7 @@ pub(super) fn dispatch(fs: &impl Filesystem, device: &File, bytes: &[u8]) -> Nex
         call.files(&mut args)
     };
     if answered.is_none() {
-        warn!(
-            opcode = header.opcode,
-            len = bytes.len(),
-            "the kernel's request is malformed"
-        );
+        warn!(opcode = header.opcode, len, "the kernel's request is malformed");
         call.reply().error(Errno::EIO);
     }
     Next::Go
@@ -61,12 +88,14 @@ struct Call<'c, F> {
     fs: &'c F,
     request: Request,
     node: INodeNo,
-    device: &'c File,
+    /// The place that an entry has for the data of a read.
+    place: Cell<Option<&'c mut [u8]>>,
+    channel: Channel<'c>,
 }
 
 impl<F: Filesystem> Call<'_, F> {
     const fn reply(&self) -> Reply<'_> {
-        Reply::new(self.device, self.request.header.unique)
+        Reply::new(self.channel, self.request.header.unique)
     }
 
     const fn attributes(&self, birth: bool) -> ReplyAttr<'_> {
@@ -92,7 +121,7 @@ impl<F: Filesystem> Call<'_, F> {
             opcode::GETATTR => fs.getattr(&self.request, node, self.attributes(false)),
             opcode::STATX => fs.getattr(&self.request, node, self.attributes(true)),
             opcode::SETATTR => fs.setattr(request, node, &changes(&args.take()?), self.attributes(false)),
-            opcode::READLINK => fs.readlink(node, ReplyData(self.reply())),
+            opcode::READLINK => fs.readlink(node, ReplyLink(self.reply())),
             opcode::SYMLINK => {
                 let (name, target) = (args.name()?, args.name()?);
                 fs.symlink(request, node, name, Path::new(target), ReplyEntry(self.reply()));
@@ -179,7 +208,11 @@ impl<F: Filesystem> Call<'_, F> {
             opcode::READ => {
                 let read: ReadIn = args.take()?;
                 let owner = (read.read_flags & READ_LOCKOWNER != 0).then_some(LockOwner(read.lock_owner));
-                let (fh, reply) = (FileHandle(read.fh), ReplyData(self.reply()));
+                let fh = FileHandle(read.fh);
+                let reply = ReplyData {
+                    reply: self.reply(),
+                    place: self.place.take(),
+                };
                 fs.read(request, node, fh, read.offset, read.size, owner, reply);
             }
             opcode::WRITE => {

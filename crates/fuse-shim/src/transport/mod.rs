@@ -1,5 +1,8 @@
-//! The mount's requests: threads that read them from `/dev/fuse`, and the traits that answer them. Knows the
+//! The mount's requests: threads that take them from the kernel, and the traits that answer them. Knows the
 //! kernel's protocol and no file system.
+//!
+//! Requests come by io_uring where the kernel offers that ([`rings`]), and from `/dev/fuse`: there all of
+//! them else, and always those that have no reply.
 //!
 //! `fuser` does the mounting, the handshake with the kernel, and notifications. Its own request loop replies
 //! `ENOSYS` to requests that it does not know, and the kernel never sends these again; so the requests are
@@ -8,13 +11,16 @@
 mod dispatch;
 mod reply;
 mod requests;
+mod rings;
 mod wire;
 
 pub use reply::{
-    ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen,
-    ReplyStatfs, ReplyWrite, ReplyXattr, Space, Timeouts,
+    ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyLink, ReplyLseek,
+    ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Space, Timeouts,
 };
 pub use requests::{AttrRequests, DataRequests, DirRequests, Filesystem, LookupRequests, XattrRequests};
+pub(crate) use rings::Rings;
+pub use rings::{Transport, UringSupport, uring_support};
 
 use crate::sys;
 use dispatch::{Next, dispatch};
@@ -81,11 +87,15 @@ pub struct Changes {
 }
 
 /// Passes `fuser`'s call of `init`, the only one while it mounts, to a file system.
-struct Handshake<F>(Arc<F>);
+struct Handshake<F> {
+    fs: Arc<F>,
+    rings: Arc<Rings>,
+}
 
 impl<F: Filesystem> fuser::Filesystem for Handshake<F> {
     fn init(&mut self, _request: &fuser::Request, config: &mut KernelConfig) -> io::Result<()> {
-        self.0.init(config);
+        self.fs.init(config);
+        self.rings.negotiate(config);
         Ok(())
     }
 }
@@ -94,56 +104,73 @@ impl<F: Filesystem> fuser::Filesystem for Handshake<F> {
 pub(crate) struct Session<F: Filesystem> {
     mounted: fuser::Session<Handshake<F>>,
     fs: Arc<F>,
+    rings: Arc<Rings>,
 }
 
 /// A mount whose requests threads of this process answer. Dropping it unmounts.
 pub(crate) struct Served {
     /// Thread that waits for the threads that serve; it ends with the mount.
     all: JoinHandle<io::Result<()>>,
+    transport: Transport,
     /// Unmounts when dropped.
     _mounted: Box<dyn Send>,
 }
 
 impl<F: Filesystem> Session<F> {
     /// Mounts `fs` at `mountpoint`.
-    pub(crate) fn new(fs: F, mountpoint: &Path, config: &Config) -> io::Result<Self> {
-        let fs = Arc::new(fs);
-        let mounted = fuser::Session::new(Handshake(Arc::clone(&fs)), mountpoint, config)?;
-        Ok(Self { mounted, fs })
+    pub(crate) fn new(fs: F, mountpoint: &Path, rings: Rings, config: &Config) -> io::Result<Self> {
+        let (fs, rings) = (Arc::new(fs), Arc::new(rings));
+        let handshake = Handshake {
+            fs: Arc::clone(&fs),
+            rings: Arc::clone(&rings),
+        };
+        let mounted = fuser::Session::new(handshake, mountpoint, config)?;
+        Ok(Self { mounted, fs, rings })
     }
 
     /// Serves an existing mount over its device. The caller has to unmount it.
-    pub(crate) fn over(fs: F, device: OwnedFd, config: Config) -> io::Result<Self> {
-        let fs = Arc::new(fs);
+    pub(crate) fn over(fs: F, device: OwnedFd, rings: Rings, config: Config) -> io::Result<Self> {
+        let (fs, rings) = (Arc::new(fs), Arc::new(rings));
+        let handshake = Handshake {
+            fs: Arc::clone(&fs),
+            rings: Arc::clone(&rings),
+        };
         let acl = config.acl;
-        let mounted = fuser::Session::from_fd(Handshake(Arc::clone(&fs)), device, acl, config)?;
-        Ok(Self { mounted, fs })
+        let mounted = fuser::Session::from_fd(handshake, device, acl, config)?;
+        Ok(Self { mounted, fs, rings })
     }
 
     pub(crate) fn notifier(&self) -> Notifier {
         self.mounted.notifier()
     }
 
-    /// Answers requests from `threads` threads, each of at most `data_max` bytes of data.
-    pub(crate) fn spawn(self, threads: usize, data_max: usize) -> io::Result<Served> {
+    /// Answers requests from `threads` threads that read the device, and from those of the rings.
+    pub(crate) fn spawn(self, threads: usize) -> io::Result<Served> {
         let first = File::from(self.mounted.as_fd().try_clone_to_owned()?);
         let mut devices = Vec::with_capacity(threads);
         for _ in 1..threads {
             devices.push(sys::one_more(&first)?);
         }
         devices.push(first);
-        let fs = self.fs;
+        let (fs, rings) = (self.fs, self.rings);
+        let on_rings = rings.start(&fs, &devices[0])?;
+        let (transport, data_max) = (rings.transport(), rings.data_max());
         let all = std::thread::Builder::new()
             .name("varve-fuse".into())
-            .spawn(move || serve_all(fs, devices, data_max))?;
+            .spawn(move || serve_all(fs, devices, data_max, on_rings))?;
         Ok(Served {
             all,
+            transport,
             _mounted: Box::new(self.mounted),
         })
     }
 }
 
 impl Served {
+    pub(crate) const fn transport(&self) -> Transport {
+        self.transport
+    }
+
     pub(crate) fn is_finished(&self) -> bool {
         self.all.is_finished()
     }
@@ -155,8 +182,12 @@ impl Served {
     }
 }
 
-fn serve_all<F: Filesystem>(fs: Arc<F>, devices: Vec<File>, data_max: usize) -> io::Result<()> {
-    let mut threads = Vec::with_capacity(devices.len());
+fn serve_all<F: Filesystem>(
+    fs: Arc<F>,
+    devices: Vec<File>,
+    data_max: usize,
+    mut threads: Vec<JoinHandle<io::Result<()>>>,
+) -> io::Result<()> {
     for (number, device) in devices.into_iter().enumerate() {
         let fs = Arc::clone(&fs);
         let thread = std::thread::Builder::new()

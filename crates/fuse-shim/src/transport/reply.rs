@@ -6,6 +6,7 @@ use super::wire::{
     WriteOut, kind_bits,
 };
 use fuser::{Errno, FileAttr, FileHandle, FileType, FopenFlags, Generation, INodeNo};
+use std::cell::{Cell, RefCell};
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{IoSlice, Write};
@@ -14,18 +15,38 @@ use std::time::Duration;
 use tracing::{debug, warn};
 use zerocopy::{Immutable, IntoBytes};
 
+/// Where a reply goes.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Channel<'d> {
+    /// To a descriptor of `/dev/fuse`, at once.
+    Device(&'d File),
+    /// To the entry of a ring, once the request's operation has returned.
+    Entry(&'d RefCell<Answer>),
+}
+
+/// A reply that waits for its entry to be committed.
+#[derive(Debug, Default)]
+pub(super) struct Answer {
+    /// 0, or a positive error number.
+    pub(super) error: i32,
+    /// The payload.
+    pub(super) bytes: Vec<u8>,
+    /// Bytes of payload that are in the entry already, instead of `bytes`.
+    pub(super) in_place: usize,
+}
+
 /// The one reply to a request.
 #[derive(Debug)]
 pub(super) struct Reply<'d> {
-    device: &'d File,
+    channel: Channel<'d>,
     unique: u64,
     answered: bool,
 }
 
 impl<'d> Reply<'d> {
-    pub(super) const fn new(device: &'d File, unique: u64) -> Self {
+    pub(super) const fn new(channel: Channel<'d>, unique: u64) -> Self {
         Self {
-            device,
+            channel,
             unique,
             answered: false,
         }
@@ -33,6 +54,20 @@ impl<'d> Reply<'d> {
 
     fn put(&mut self, error: i32, parts: &[&[u8]]) {
         self.answered = true;
+        match self.channel {
+            Channel::Device(device) => self.write(device, error, parts),
+            Channel::Entry(answer) => {
+                let mut answer = answer.borrow_mut();
+                answer.error = error;
+                answer.bytes.clear();
+                for part in parts {
+                    answer.bytes.extend_from_slice(part);
+                }
+            }
+        }
+    }
+
+    fn write(&self, mut device: &File, error: i32, parts: &[&[u8]]) {
         let payload: usize = parts.iter().map(|part| part.len()).sum();
         let header = OutHeader {
             len: (size_of::<OutHeader>() + payload) as u32,
@@ -48,7 +83,7 @@ impl<'d> Reply<'d> {
             *slice = IoSlice::new(part);
         }
         // The device takes a reply whole or not at all.
-        let written = self.device.write_vectored(&slices[..=parts.len().min(2)]);
+        let written = device.write_vectored(&slices[..=parts.len().min(2)]);
         match written {
             Ok(_) => {}
             // The caller was killed, or the mount is gone.
@@ -102,8 +137,8 @@ replies! {
     ReplyEmpty
     /// The inode of a name.
     ReplyEntry
-    /// Bytes of data.
-    ReplyData
+    /// The target of a symbolic link.
+    ReplyLink
     /// An open file or directory.
     ReplyOpen
     /// A new file, open.
@@ -178,10 +213,56 @@ impl ReplyAttr<'_> {
     }
 }
 
+impl ReplyLink<'_> {
+    /// Replies with the target.
+    pub fn target(self, target: &[u8]) {
+        self.0.bytes(&[target]);
+    }
+}
+
+thread_local! {
+    /// Where a thread reads data to, if the kernel gave no place for it.
+    static BUFFER: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+}
+
+/// Bytes of data.
+#[derive(Debug)]
+pub struct ReplyData<'d> {
+    pub(super) reply: Reply<'d>,
+    /// The payload of the entry.
+    pub(super) place: Option<&'d mut [u8]>,
+}
+
 impl ReplyData<'_> {
-    /// Replies with the bytes read.
-    pub fn data(self, data: &[u8]) {
-        self.0.bytes(&[data]);
+    /// Replies with the bytes that `read` puts at the start of a buffer of `size` bytes, whose number it
+    /// returns, or with its error.
+    pub fn read(self, size: usize, read: impl FnOnce(&mut [u8]) -> Result<usize, Errno>) {
+        let Self { mut reply, place } = self;
+        if let (Some(place), Channel::Entry(answer)) = (place, reply.channel) {
+            let size = size.min(place.len());
+            match read(&mut place[..size]) {
+                Ok(len) => {
+                    reply.put(0, &[]);
+                    answer.borrow_mut().in_place = len;
+                }
+                Err(error) => reply.error(error),
+            }
+            return;
+        }
+        let mut buffer = BUFFER.take();
+        if buffer.len() < size {
+            buffer.resize(size, 0);
+        }
+        match read(&mut buffer[..size]) {
+            Ok(len) => reply.bytes(&[&buffer[..len]]),
+            Err(error) => reply.error(error),
+        }
+        BUFFER.set(buffer);
+    }
+
+    /// Fails the call.
+    pub fn error(self, error: Errno) {
+        self.reply.error(error);
     }
 }
 
@@ -350,8 +431,9 @@ impl<'d> ReplyDirectory<'d> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Listing, Reply};
-    use fuser::{FileType, INodeNo};
+    use super::{Answer, Channel, Listing, Reply, ReplyData, ReplyEmpty};
+    use fuser::{Errno, FileType, INodeNo};
+    use std::cell::RefCell;
     use std::io::{Read, Seek};
 
     #[test]
@@ -369,7 +451,7 @@ mod tests {
     #[test]
     fn request_that_nobody_answers_fails() {
         let mut file = tempfile::tempfile().expect("a file");
-        drop(Reply::new(&file, 9));
+        drop(Reply::new(Channel::Device(&file), 9));
         let mut answer = Vec::new();
         file.rewind().expect("back");
         file.read_to_end(&mut answer).expect("the answer");
@@ -377,5 +459,26 @@ mod tests {
         expected.extend_from_slice(&(-libc::EIO).to_le_bytes());
         expected.extend_from_slice(&9_u64.to_le_bytes());
         assert_eq!(answer, expected);
+    }
+    #[test]
+    fn reply_to_an_entry_waits_there() {
+        let answer = RefCell::new(Answer::default());
+        let reply = || Reply::new(Channel::Entry(&answer), 9);
+        let mut place = [0; 8];
+        ReplyData {
+            reply: reply(),
+            place: Some(&mut place),
+        }
+        .read(100, |out| {
+            assert_eq!(out.len(), 8, "no more than there is room for");
+            out[..3].copy_from_slice(b"abc");
+            Ok(3)
+        });
+        assert_eq!((answer.borrow().error, answer.borrow().in_place), (0, 3));
+        assert!(answer.take().bytes.is_empty() && place[..3] == *b"abc");
+        ReplyEmpty(reply()).error(Errno::ENOENT);
+        assert_eq!(answer.take().error, libc::ENOENT);
+        drop(reply());
+        assert_eq!(answer.take().error, libc::EIO);
     }
 }

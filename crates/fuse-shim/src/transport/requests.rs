@@ -2,8 +2,8 @@
 //! answered with `ENOSYS`: the kernel then does without it, and does not send it again.
 
 use super::{
-    Changes, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyLseek,
-    ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request,
+    Changes, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyLink,
+    ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request,
 };
 use fuser::{Errno, FileHandle, INodeNo, KernelConfig, LockOwner, OpenFlags, RenameFlags, WriteFlags};
 use std::ffi::OsStr;
@@ -16,7 +16,7 @@ pub trait LookupRequests {
         reply.error(Errno::ENOSYS);
     }
     fn forget(&self, ino: INodeNo, lookups: u64) {}
-    fn readlink(&self, ino: INodeNo, reply: ReplyData<'_>) {
+    fn readlink(&self, ino: INodeNo, reply: ReplyLink<'_>) {
         reply.error(Errno::ENOSYS);
     }
     fn symlink(

@@ -140,26 +140,41 @@ pub(super) const READ_LOCKOWNER: u32 = 1 << 1;
 pub(super) const FSYNC_DATA: u32 = 1;
 
 /// The arguments behind the header of a request, taken from front to back. `None`: the request is too short.
-pub(super) struct Args<'a>(pub(super) &'a [u8]);
+pub(super) struct Args<'a> {
+    /// The structure of the opcode, where the kernel sends it apart from the rest.
+    pub(super) apart: Option<&'a [u8]>,
+    pub(super) rest: &'a [u8],
+}
 
 impl<'a> Args<'a> {
+    /// Arguments that follow each other in `bytes`.
+    pub(super) const fn new(bytes: &'a [u8]) -> Self {
+        Self {
+            apart: None,
+            rest: bytes,
+        }
+    }
+
     pub(super) fn take<T: FromBytes>(&mut self) -> Option<T> {
-        let (taken, rest) = T::read_from_prefix(self.0).ok()?;
-        self.0 = rest;
+        if let Some(apart) = self.apart.take() {
+            return Some(T::read_from_prefix(apart).ok()?.0);
+        }
+        let (taken, rest) = T::read_from_prefix(self.rest).ok()?;
+        self.rest = rest;
         Some(taken)
     }
 
     /// Takes a name, up to its NUL.
     pub(super) fn name(&mut self) -> Option<&'a OsStr> {
-        let end = self.0.iter().position(|byte| *byte == 0)?;
-        let name = OsStr::from_bytes(&self.0[..end]);
-        self.0 = &self.0[end + 1..];
+        let end = self.rest.iter().position(|byte| *byte == 0)?;
+        let name = OsStr::from_bytes(&self.rest[..end]);
+        self.rest = &self.rest[end + 1..];
         Some(name)
     }
 
     pub(super) fn bytes(&mut self, len: usize) -> Option<&'a [u8]> {
-        let (taken, rest) = self.0.split_at_checked(len)?;
-        self.0 = rest;
+        let (taken, rest) = self.rest.split_at_checked(len)?;
+        self.rest = rest;
         Some(taken)
     }
 }
@@ -293,13 +308,25 @@ mod tests {
     fn request_that_is_too_short_is_none() {
         let mut bytes = 7_u64.to_le_bytes().to_vec();
         bytes.extend_from_slice(b"name\0");
-        let mut args = Args(&bytes);
+        let mut args = Args::new(&bytes);
         assert_eq!(args.take::<LinkIn>().map(|link| link.node), Some(7));
         assert_eq!(
             args.name().map(|name| name.as_encoded_bytes()),
             Some(&b"name"[..])
         );
         assert!(args.take::<ForgetIn>().is_none() && args.name().is_none());
-        assert!(Args(b"no end").name().is_none() && args.bytes(1).is_none());
+        assert!(Args::new(b"no end").name().is_none() && args.bytes(1).is_none());
+    }
+
+    #[test]
+    fn structure_that_comes_apart_is_taken_before_the_rest() {
+        let apart = 7_u64.to_le_bytes();
+        let mut args = Args {
+            apart: Some(&apart),
+            rest: b"name\0",
+        };
+        assert_eq!(args.take::<LinkIn>().map(|link| link.node), Some(7));
+        assert_eq!(args.name().map(|name| name.len()), Some(4));
+        assert!(args.take::<LinkIn>().is_none());
     }
 }

@@ -1,4 +1,4 @@
-//! The one system call without a safe form: duplicating a descriptor of a mount's device.
+//! Duplicates a descriptor of a mount's device.
 
 use rustix::ioctl::{Setter, ioctl, opcode};
 use std::fs::File;
