@@ -70,6 +70,7 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
             }
         }
         for (n, Served { mounted, pool }) in served.iter().enumerate() {
+            let _ = rustix::fs::getxattr(&mounted.at, varve_ipc::RUN_ATTRIBUTE, &mut [0_u8; 0]);
             let name = |variable| config::nth(variable, n);
             command
                 .env(name(config::MOUNT), &mounted.at)

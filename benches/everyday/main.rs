@@ -120,7 +120,7 @@ fn main() -> anyhow::Result<()> {
         memory.path()
     };
     // The other mounts read their requests from the device.
-    let off = UringSwitch::set(false).ok();
+    let switch = UringSwitch::set(false).ok();
     let mut pools = Vec::new();
     let mut sides = Vec::new();
     for (number, varve) in options.varves.iter().enumerate() {
@@ -136,17 +136,19 @@ fn main() -> anyhow::Result<()> {
         if !is_wanted(&options.sides, &side) {
             continue;
         }
-        match UringSwitch::set(true) {
-            Ok(_on) => {
+        match switch.as_ref().map(|switch| switch.turn(true)) {
+            Some(Ok(())) => {
                 let dir = top.join(format!("pool-{}-uring", number + 1));
                 let pool = Pool::up(varve, &dir, options.on_disk)?;
                 sides.push(pool.mount(side));
                 pools.push(pool);
             }
-            Err(error) => println!("SKIPPED: {side}: FUSE over io_uring cannot be switched on: {error}"),
+            _ => println!("SKIPPED: {side}: FUSE over io_uring cannot be switched on"),
+        }
+        if let Some(switch) = &switch {
+            switch.turn(false)?;
         }
     }
-    drop(off);
     let plain = top.join("plain");
     std::fs::create_dir(&plain)?;
     sides.push(Side::plain(

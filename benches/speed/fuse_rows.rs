@@ -141,14 +141,16 @@ pub fn run(options: &Options, places: &Places, report: &mut Report) -> anyhow::R
         places,
     )?;
     let _daemon = files.serve()?;
-    for (title, uring) in [("FUSE", false), ("FUSE over io_uring", true)] {
-        match UringSwitch::set(uring) {
-            Ok(_switch) => rows(title, options, places, &files, report)?,
-            Err(error) if uring => report.remark(format!("SKIPPED: {title} cannot be switched on: {error}")),
-            Err(_) => rows(title, options, places, &files, report)?,
+    let switch = UringSwitch::set(false);
+    rows("FUSE", options, places, &files, report)?;
+    let title = "FUSE over io_uring";
+    match switch.and_then(|switch| switch.turn(true).map(|()| switch)) {
+        Ok(_on) => rows(title, options, places, &files, report),
+        Err(error) => {
+            report.remark(format!("SKIPPED: {title} cannot be switched on: {error}"));
+            Ok(())
         }
     }
-    Ok(())
 }
 
 /// The rows of one transport, which new mounts have.

@@ -140,7 +140,7 @@ fn sessions_of(pool: &Pool, script: &str) -> u64 {
 }
 
 #[test]
-fn a_program_that_reads_a_file_or_two_opens_no_session_and_one_that_does_more_does() {
+fn program_of_a_few_calls_opens_no_session_and_one_that_does_more_does() {
     if cannot_run() {
         return;
     }
@@ -160,9 +160,27 @@ fn a_program_that_reads_a_file_or_two_opens_no_session_and_one_that_does_more_do
         ),
         ("cat large | cmp - large; cat small", 2),
         ("cat small; exec ls d", 1),
-        ("cat small; echo more >> small", 1),
+        ("cat small; echo more >> small", 0),
+        (
+            "mkdir e; mv small e/x; ln e/x e/y; mv e/y small; rm e/x; rmdir e",
+            0,
+        ),
+        // Opened by the mount, and served from the 17th call on.
+        (
+            "for i in $(seq 40); do echo $i; done > many; test $(wc -l < many) = 40",
+            1,
+        ),
+        (
+            "exec 3<> many; read a <&3; echo new >&3; exec 3>&-; test $(sed -n 2p many) = new",
+            0,
+        ),
+        // The working directory is where it was moved to, for the mount and for the session.
+        (
+            "mkdir up up/here; cd up/here; mv ../../up ../../to; for i in $(seq 40); do echo $i >> f; done",
+            1,
+        ),
         ("for i in $(seq 40); do test -e small; done", 1),
-        ("cp small copied && rm copied", 2),
+        ("cp small copied && rm copied", 1),
     ] {
         assert_eq!(sessions_of(&pool, script), expected, "{script}");
     }
@@ -170,6 +188,9 @@ fn a_program_that_reads_a_file_or_two_opens_no_session_and_one_that_does_more_do
         std::fs::read(pool.mnt().join("small")).expect("a file"),
         b"a small file\nmore\n"
     );
+    let lines: String = (1..=40).map(|i| format!("{i}\n")).collect();
+    let moved = std::fs::read_to_string(pool.mnt().join("to/here/f"));
+    assert_eq!(moved.expect("a file"), lines);
 }
 
 #[test]

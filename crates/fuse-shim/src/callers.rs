@@ -7,7 +7,7 @@
 //! as one under `varve run`.
 
 use std::io::Read;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -28,6 +28,8 @@ pub(crate) struct Callers {
     slots: Arc<[AtomicU64]>,
     started: Instant,
     queue: OnceLock<SyncSender<u32>>,
+    /// Programs under `varve run` use this mount, or did.
+    expects_run: AtomicBool,
 }
 
 /// A verdict on a thread: its number, when it was made, and whether the process runs under `varve run`.
@@ -63,11 +65,22 @@ impl Callers {
             slots: (0..SLOTS).map(|_| AtomicU64::new(0)).collect(),
             started: Instant::now(),
             queue: OnceLock::new(),
+            expects_run: AtomicBool::new(false),
         }
     }
 
-    /// Whether a thread's process runs under `varve run`, or is not known yet.
+    /// Notes that programs under `varve run` may call from now on. Before, nobody looks at callers.
+    pub(crate) fn expect_run(&self) {
+        if !self.expects_run.load(Ordering::Relaxed) {
+            self.expects_run.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether a thread's process runs under `varve run`, or may and is not known yet.
     pub(crate) fn is_run(&self, thread: u32) -> bool {
+        if !self.expects_run.load(Ordering::Relaxed) {
+            return false;
+        }
         let now_ms = millis(self.started);
         let verdict = Verdict::unpack(self.slots[slot_of(thread)].load(Ordering::Relaxed));
         let is_known = verdict.thread == thread;
@@ -155,6 +168,8 @@ mod tests {
     #[test]
     fn programs_under_run_are_told_from_others_by_their_environment() {
         let callers = Callers::new();
+        assert!(!callers.is_run(std::process::id()), "nobody is expected");
+        callers.expect_run();
         assert!(!verdict_on(&callers, None));
         assert!(!verdict_on(&callers, Some("NOT_VARVE_PRELOAD_MOUNT")));
         assert!(verdict_on(&callers, Some(&format!("{PRELOAD_VARIABLES}MOUNT"))));

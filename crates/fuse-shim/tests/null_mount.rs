@@ -109,11 +109,10 @@ fn requests_come_by_io_uring_where_it_is_on() {
     let on_device = mounted(other.path(), false).expect("a mount like the one before");
     assert_eq!(on_device.transport(), Transport::Device);
     use_it(other.path());
-    drop(on);
+    on.turn(false).expect("it could be switched on");
     // A mount that began by rings goes on so.
     use_it(dir.path());
     assert!(on_rings.unmount().is_ok() && on_device.unmount().is_ok());
-    let _off = switch(false);
     let on_device = mounted(dir.path(), true).expect("a mount like the one before");
     assert_eq!(on_device.transport(), Transport::Device);
     use_it(dir.path());

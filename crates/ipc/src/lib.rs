@@ -28,6 +28,10 @@ pub use wire::FRAME_MAX;
 /// Beginning of the names of the environment variables that `varve run` sets.
 pub const PRELOAD_VARIABLES: &str = "VARVE_PRELOAD_";
 
+/// An attribute that no file has. `varve run` looks it up in a mount, which then tells programs under
+/// `varve run` from others.
+pub const RUN_ATTRIBUTE: &str = "system.varve.run";
+
 /// Dentry and attribute timeout of the kernel above a mount.
 pub const DENTRY_TTL: std::time::Duration = std::time::Duration::from_millis(100);
 /// Upper bound on the lifetime of a cached answer, from its sending on. The kernel starts to count when the

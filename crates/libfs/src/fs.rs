@@ -88,12 +88,6 @@ impl Fs {
     pub fn shared(&self) -> bool {
         self.mount.of_session(Session::is_shared)
     }
-
-    /// Whether other sessions use the pool, or did within the last minute.
-    #[must_use]
-    pub fn lately_shared(&self) -> bool {
-        self.mount.of_session(Session::is_lately_shared)
-    }
     /// Returns the version of this session's leases, to be taken before an operation whose reply the kernel
     /// above a shim may cache.
     #[must_use]

@@ -124,6 +124,12 @@ const SETTABLE: i32 = libc::O_APPEND | libc::O_NONBLOCK | libc::O_ASYNC | libc::
 /// `O_LARGEFILE`, which the kernel adds for every 64-bit program.
 const LARGEFILE: i32 = 0o100_000;
 
+/// Returns the flags of an `open` as `F_GETFL` shows them.
+#[must_use]
+pub const fn status_of(flags: i32) -> i32 {
+    flags & !NOT_STATUS | LARGEFILE
+}
+
 impl Ofd {
     /// Makes a description at offset 0.
     #[must_use]
@@ -137,7 +143,7 @@ impl Ofd {
             lost: AtomicBool::new(false),
             is_dir,
             path_only: false,
-            status: AtomicI32::new(flags & !NOT_STATUS | LARGEFILE),
+            status: AtomicI32::new(status_of(flags)),
             position: Mutex::default(),
             record: AtomicPtr::default(),
             real: AtomicBool::new(false),

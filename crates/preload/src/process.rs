@@ -340,6 +340,11 @@ impl Process {
         self.any_path_only.load(Ordering::Acquire)
     }
 
+    /// Whether a descriptor is served here.
+    pub fn serves(&self, fd: i32) -> bool {
+        fd >= 0 && self.table.has(fd)
+    }
+
     /// Whether one of `fds` is opened with `O_PATH`.
     pub fn is_path_only(&self, mut fds: impl Iterator<Item = i32>) -> bool {
         fds.any(|fd| self.table.get(fd).is_some_and(|ofd| ofd.path_only))

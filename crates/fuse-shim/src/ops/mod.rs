@@ -103,10 +103,13 @@ impl Shim {
         self.maps_direct.load(Ordering::Relaxed)
     }
 
-    /// Returns the version for the reply to a request, before its operation. Where other sessions come and
-    /// go, programs under `varve run` get replies without a timeout: before they open a session, too.
+    /// Returns the version for the reply to a request, before its operation. Once a program under `varve run`
+    /// was here, such programs get replies without a timeout: before they open a session, too.
     fn reply_version(&self, request: &Request) -> ReplyVersion {
-        if self.fs.lately_shared() && self.callers.is_run(request.thread()) {
+        if self.fs.shared() {
+            self.callers.expect_run();
+        }
+        if self.callers.is_run(request.thread()) {
             ReplyVersion::default()
         } else {
             self.fs.reply_version()

@@ -6,6 +6,7 @@ use crate::transport::{ReplyEmpty, ReplyXattr, Request, XattrRequests};
 use fuser::{Errno, INodeNo};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
+use varve_ipc::RUN_ATTRIBUTE;
 
 /// Replies with an attribute's value or a list of names, in the two-step protocol of getxattr(2).
 fn answer_xattr(outcome: Outcome<Vec<u8>>, size: u32, reply: ReplyXattr<'_>) {
@@ -38,6 +39,10 @@ impl XattrRequests for Shim {
 
     fn getxattr(&self, request: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr<'_>) {
         if self.watches.asked(ino, name) {
+            return reply.error(Errno::ENODATA);
+        }
+        if name == RUN_ATTRIBUTE {
+            self.callers.expect_run();
             return reply.error(Errno::ENODATA);
         }
         let outcome = self

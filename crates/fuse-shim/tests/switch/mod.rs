@@ -21,11 +21,20 @@ impl UringSwitch {
     pub fn set(on: bool) -> io::Result<Self> {
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let before = std::fs::read_to_string(FILE)?;
-        std::fs::write(FILE, if on { "Y" } else { "N" })?;
-        Ok(Self {
+        let switch = Self {
             before,
             _alone: alone,
-        })
+        };
+        switch.turn(on)?;
+        Ok(switch)
+    }
+
+    /// Switches it again.
+    ///
+    /// # Errors
+    /// Of writing.
+    pub fn turn(&self, on: bool) -> io::Result<()> {
+        std::fs::write(FILE, if on { "Y" } else { "N" })
     }
 }
 

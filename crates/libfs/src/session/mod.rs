@@ -43,8 +43,6 @@ pub(crate) struct Session {
     pub opens: Arc<Opens>,
     /// Other sessions use the pool.
     shared: AtomicBool,
-    /// When the last of them was gone, in milliseconds of the monotonic clock; 0: there was none.
-    alone_since_ms: AtomicU64,
     events: Sender<Event>,
     /// Number of the last forwarded operation; held while one is under way, so that `last_forwarded`
     /// describes exactly one.
@@ -103,7 +101,6 @@ impl Session {
         let recalls = Recalls::new(Arc::clone(&leases), events.clone(), welcome.lease_ms);
         let session = Arc::new(Self {
             shared: AtomicBool::new(welcome.shared),
-            alone_since_ms: AtomicU64::new(0),
             welcome,
             link,
             page,
@@ -242,19 +239,7 @@ impl Session {
 
     /// Notes whether other sessions use the pool.
     pub(crate) fn set_shared(&self, shared: bool) {
-        if !shared {
-            let now_ms = self.clock().monotonic_ms();
-            self.alone_since_ms.store(now_ms, Ordering::SeqCst);
-        }
         self.shared.store(shared, Ordering::SeqCst);
-    }
-
-    /// Whether other sessions use the pool, or did a moment ago.
-    pub(crate) fn is_lately_shared(&self) -> bool {
-        const LATELY_MS: u64 = 60_000;
-        let alone_since_ms = self.alone_since_ms.load(Ordering::SeqCst);
-        let now_ms = || self.clock().monotonic_ms();
-        self.is_shared() || (alone_since_ms > 0 && now_ms() < alone_since_ms + LATELY_MS)
     }
 
     /// Whether other sessions use the pool.

@@ -6,11 +6,11 @@ mod carried;
 mod clone;
 mod counted;
 mod dirs;
+mod early;
 mod fds;
 mod io;
 pub mod limits;
 mod locks;
-mod looking;
 mod maps;
 mod names;
 mod open;
@@ -126,7 +126,7 @@ impl Process {
             // The kernel finds the same error and ranks it against others in its own order.
             Err(_) => return self.kernels(&[dirfd]),
         };
-        if looking::is_left_to_mount(self, args, dirfd, path) {
+        if early::is_left_to_mount(self, args, dirfd, path) {
             return Answer::FellBack;
         }
         let start = if resolve == Resolve::default() {

@@ -1,6 +1,6 @@
 //! Creating, removing and moving names.
 
-use super::{Answer, error, named_descriptor};
+use super::{Answer, early, error, named_descriptor};
 use crate::Errno;
 use crate::ofd::{Ofd, Unnamed};
 use crate::process::Process;
@@ -141,6 +141,9 @@ fn on_two(
     let (Ok(from_path), Ok(to_path)) = (a.path(from.1), a.path(to.1)) else {
         return p.kernels(&fds);
     };
+    if early::is_left_to_mount(p, a, from.0, from_path) {
+        return early::on_names(p, a);
+    }
     let starts = p
         .start(from.0, from_path)
         .and_then(|first| Ok((first, p.start(to.0, to_path)?)));

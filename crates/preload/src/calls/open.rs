@@ -1,7 +1,7 @@
 //! Opening files.
 
-use super::Answer;
 use super::counted::descriptors;
+use super::{Answer, early};
 use crate::Errno;
 use crate::ofd::{Ofd, open_flags};
 use crate::process::Process;
@@ -17,6 +17,9 @@ const LOOKS_MAX: usize = 100;
 pub(super) fn open(p: &Process, a: &Args, dirfd: i32, i: usize, flags: i32, mode: u32) -> Answer {
     if flags & libc::O_PATH != 0 {
         return p.on_path(a, dirfd, i, |start| open_path_only(p, start, flags));
+    }
+    if let Some(answer) = early::open(p, a, dirfd, i, flags) {
+        return answer;
     }
     p.on_path(a, dirfd, i, |start| {
         open_here(p, start, flags, mode).map(|fd| fd as isize)

@@ -234,6 +234,13 @@ impl Process {
         Ok([self.pool(pool).config.mount.as_slice(), &below].concat())
     }
 
+    /// Looks up the working directory's path, if it is on a mount, after a directory was renamed.
+    pub fn may_have_moved(&self) {
+        if self.cwd.read().route.is_some() {
+            self.moved();
+        }
+    }
+
     /// Records a change of the working directory.
     pub fn moved(&self) {
         let path = kernel::getcwd();

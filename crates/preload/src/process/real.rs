@@ -5,7 +5,7 @@
 use super::Process;
 use crate::Errno;
 use crate::config::{self, Alone};
-use crate::ofd::Ofd;
+use crate::ofd::{Ofd, status_of};
 use crate::sys::reentry::{self, KernelFd};
 use crate::sys::shared_offset::Left;
 use crate::sys::{kernel, thread};
@@ -133,6 +133,23 @@ impl Process {
                     let _ = self.table.put(*fd, Arc::clone(&ofd));
                 }
             }
+        }
+    }
+
+    /// Takes over a file that the kernel has just opened for this process as `fd`, with `flags`: it is served
+    /// once enough calls were made. Another file, or one that is given to the kernel, stays the kernel's.
+    pub fn adopt_opened(&self, fd: i32, flags: i32) {
+        let Some((device, number)) = kernel::identity(fd) else {
+            return;
+        };
+        let Some(pool) = self.pool_on(device) else { return };
+        let key = InodeKey::of_number(number);
+        let _gate = self.gate.read();
+        if kernel::kind(fd) == Some((device, libc::S_IFREG))
+            && !self.pool(pool).mapped.read().contains_key(&key)
+        {
+            let ofd = Ofd::adopted(fd, FileId { pool, key }, status_of(flags));
+            let _ = self.table.put(fd, Arc::new(ofd));
         }
     }
 
