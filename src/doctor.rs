@@ -6,7 +6,8 @@ use crate::out;
 use serde_json::json;
 use std::process::ExitCode;
 use varve_media::block::nvme::Places;
-use varve_media::block::{Finding, Verdict, survey};
+use varve_media::block::survey;
+use varve_media::{Finding, Verdict, dax};
 
 const fn word(verdict: Verdict) -> &'static str {
     match verdict {
@@ -18,7 +19,8 @@ const fn word(verdict: Verdict) -> &'static str {
 
 /// Prints the available and the missing features.
 pub fn doctor(args: &DoctorArgs) -> ExitCode {
-    let findings = survey(&Places::default());
+    let mut findings = dax::survey(&dax::Places::default());
+    findings.extend(survey(&Places::default()));
     let missing = findings.iter().any(|finding| finding.verdict == Verdict::Missing);
     if args.json {
         let all: Vec<_> = findings

@@ -6,10 +6,12 @@
 //!
 //! The copy is a single instruction at a known address. Touching a page that the file no longer has raises
 //! SIGBUS at it; the handler then continues behind the copy, as the kernel does with its own copies from user
-//! space. Any other SIGBUS goes to the previous handler.
+//! space. A SIGBUS of persistent memory that is watched goes to [`poison`](super::poison), any other to the
+//! previous handler.
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
+    use super::super::poison;
     use std::sync::OnceLock;
 
     std::arch::global_asm!(
@@ -99,6 +101,18 @@ mod x86 {
                 }
             }
         }
+        // SAFETY: the kernel passes a valid record; for SIGBUS it holds an address.
+        let (code, address) = unsafe { ((*info).si_code, (*info).si_addr().addr()) };
+        // SAFETY: only reads and restores this thread's error number.
+        unsafe {
+            let errno = *libc::__errno_location();
+            // Other codes are sent by processes.
+            let is_mended = code > 0 && poison::mend(address, lost_bytes(code, info));
+            *libc::__errno_location() = errno;
+            if is_mended {
+                return;
+            }
+        }
         let before = BEFORE.get().copied().flatten();
         match before {
             Some(action) if action.sa_sigaction != libc::SIG_DFL && action.sa_sigaction != libc::SIG_IGN => {
@@ -122,6 +136,27 @@ mod x86 {
                 libc::signal(signal, libc::SIG_DFL);
             },
         }
+    }
+
+    /// Bytes that a hardware error cost, as the kernel says; 0 where it does not.
+    ///
+    /// # Safety
+    /// `info` must be the kernel's record of a SIGBUS.
+    unsafe fn lost_bytes(code: i32, info: *const libc::siginfo_t) -> u64 {
+        /// The code of memory that was found bad when it was used (`BUS_MCEERR_AR`).
+        const USED: i32 = 4;
+        /// Place of `si_addr_lsb`, behind three integers, padding and `si_addr`.
+        const LSB_AT: usize = 24;
+        if code != USED {
+            return 0;
+        }
+        // SAFETY: inside of the record, which the kernel fills for this code.
+        let lsb = unsafe { info.cast::<u8>().add(LSB_AT).cast::<i16>().read() };
+        // More than a huge page is not believed.
+        1_u64
+            .checked_shl(lsb.unsigned_abs().into())
+            .unwrap_or(0)
+            .min(2 << 20)
     }
 
     /// Whether guarded accesses can be made. Sets the handler, once in a process.

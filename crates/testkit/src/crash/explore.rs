@@ -200,6 +200,7 @@ const fn kind_name(kind: PointKind) -> &'static str {
 const fn medium_name(medium: SimMedium) -> &'static str {
     match medium {
         SimMedium::Dax => "dax",
+        SimMedium::DaxByStore(_) => "dax, store by store",
         SimMedium::File => "file",
         SimMedium::Shm => "shm",
         SimMedium::Block => "block",
