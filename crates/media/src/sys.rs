@@ -15,6 +15,41 @@ pub(crate) fn begin_write_out(file: &File, off: u64, len: u64) {
     }
 }
 
+/// Locks one byte of a file for its open file description: the kernel takes the lock back when the last
+/// descriptor of it is closed and the last mapping made with it is gone, in whichever process.
+///
+/// # Errors
+/// The host's, such as a file system without locks.
+pub fn hold_byte(file: &File, off: u64) -> io::Result<()> {
+    byte_lock(file, off, libc::F_RDLCK, libc::F_OFD_SETLK).map(drop)
+}
+
+/// Whether another open file description [holds](hold_byte) that byte.
+///
+/// # Errors
+/// As for [`hold_byte`].
+pub fn is_held(file: &File, off: u64) -> io::Result<bool> {
+    let found = byte_lock(file, off, libc::F_WRLCK, libc::F_OFD_GETLK)?;
+    Ok(i32::from(found) != libc::F_UNLCK)
+}
+
+/// Returns the kind of the lock that the kernel answers with.
+fn byte_lock(file: &File, off: u64, kind: libc::c_int, command: libc::c_int) -> io::Result<libc::c_short> {
+    let mut lock = libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: off.cast_signed(),
+        l_len: 1,
+        l_pid: 0,
+    };
+    // SAFETY: the commands take a pointer to such a record, which lives through the call; the descriptor is
+    // open as long as `file` is borrowed.
+    match unsafe { libc::fcntl(file.as_raw_fd(), command, &raw mut lock) } {
+        0 => Ok(lock.l_type),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// A piece of a file that is contiguous on its device, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FileExtent {
@@ -134,4 +169,51 @@ pub fn bound_arenas() {
     }
     #[cfg(not(target_env = "gnu"))]
     let _ = arenas;
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::{file_extents, hold_byte, is_held};
+    use crate::{Backing, MappedRegion};
+    use std::io::Write;
+
+    #[test]
+    fn byte_is_held_until_the_last_mapping_of_the_description_is_gone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f");
+        std::fs::write(&path, vec![0; 8192]).unwrap();
+        let open = || {
+            std::fs::File::options()
+                .read(true)
+                .write(true)
+                .open(&path)
+                .unwrap()
+        };
+        let (own, clients) = (open(), open());
+        hold_byte(&clients, 4096).unwrap();
+        assert!(is_held(&own, 4096).unwrap() && !is_held(&own, 4095).unwrap());
+        let mapped = MappedRegion::from_file(clients, "client".into(), Backing::Shm, 8192, true).unwrap();
+        let again = open();
+        assert!(is_held(&again, 4096).unwrap());
+        drop(mapped);
+        assert!(!is_held(&own, 4096).unwrap());
+    }
+
+    #[test]
+    fn extents_of_a_file_cover_what_was_written() {
+        let mut file = tempfile::tempfile_in("/var/tmp").unwrap();
+        file.write_all(&[7; 100_000]).unwrap();
+        file.sync_all().unwrap();
+        let Ok(extents) = file_extents(&file) else {
+            eprintln!("SKIPPED: this file system does not say where its files lie");
+            return;
+        };
+        let mut at = 0;
+        for extent in &extents {
+            assert_eq!(extent.file_off, at);
+            at += extent.len;
+        }
+        assert!(at >= 100_000, "{extents:?}");
+    }
 }
