@@ -297,6 +297,12 @@ pub(super) enum Moment {
 }
 
 impl Recorded {
+    /// The recorded stores.
+    #[must_use]
+    pub const fn recording(&self) -> &Recording {
+        &self.recording
+    }
+
     /// The activity at this point.
     fn activity(&self, at: usize) -> &'static str {
         let under_way = self.activities.iter().find(|(end, _)| at < *end);
