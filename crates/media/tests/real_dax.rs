@@ -127,7 +127,7 @@ fn memory_of_a_device_is_for_one_user_and_mapped_by_parts() {
         return;
     }
     let device = DaxDevice::open(Path::new(DEVICE)).unwrap();
-    assert!(device.size_bytes() >= 200 << 20 && device.size_bytes().is_multiple_of(2 << 20));
+    assert!(device.size_bytes() >= 100 << 20 && device.size_bytes().is_multiple_of(2 << 20));
     let second = DaxDevice::open(Path::new(DEVICE)).unwrap_err().to_string();
     assert!(second.contains("in use"), "{second}");
     let map = |off| {

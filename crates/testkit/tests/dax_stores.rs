@@ -10,8 +10,10 @@ use varve_testkit::rig::{Policy, Shape};
 
 const BY_STORE: SimMedium = SimMedium::DaxByStore(Flaw::None);
 
-/// Workloads, with the pool for each on a medium.
-fn works() -> Vec<(Script, fn(SimMedium) -> Shape)> {
+/// A workload, and the pool for it on a medium.
+type Work = (Script, fn(SimMedium) -> Shape);
+
+fn works() -> Vec<Work> {
     let tiny = |medium| Shape::tiny(medium);
     let moving = |medium| Shape::tiny(medium).with(Policy::Rotate);
     vec![

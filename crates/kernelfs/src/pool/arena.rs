@@ -155,7 +155,18 @@ impl Arena {
     /// # Errors
     /// It holds no pool or another one, or is smaller than when the pool was made: each says what to do.
     pub(super) fn open(path: &Path, pool_uuid: [u8; 16]) -> Result<Self, KernelError> {
-        let device = DaxDevice::open(path)?;
+        Self::of(DaxDevice::open(path)?, path, pool_uuid)
+    }
+
+    /// [`open`](Self::open) beside the devices of the pool, which this process has open.
+    ///
+    /// # Errors
+    /// As for `open`.
+    pub(super) fn open_beside(path: &Path, pool_uuid: [u8; 16]) -> Result<Self, KernelError> {
+        Self::of(DaxDevice::open_unclaimed(path)?, path, pool_uuid)
+    }
+
+    fn of(device: DaxDevice, path: &Path, pool_uuid: [u8; 16]) -> Result<Self, KernelError> {
         let head = Self::head_of(&device)?;
         let header = Self::header(&head, path)?;
         let refuse = |what: String| Err(KernelError::Pool(format!("{}: {what}", path.display())));

@@ -397,7 +397,7 @@ impl HostPool {
         let logs = super::HostLogs::new(self.live.clone(), backing, self.nvm_path(), boot_id, self.uuid);
         let logs = match (&self.spec.nvm, arena) {
             (NvmSpec::Device(_), Some(arena)) => logs.on_device(arena),
-            (NvmSpec::Device(path), None) => logs.on_device(Arc::new(Arena::open(path, self.uuid)?)),
+            (NvmSpec::Device(path), None) => logs.on_device(Arc::new(Arena::open_beside(path, self.uuid)?)),
             (NvmSpec::Dax(_), _) => logs.on_dax_files(),
             _ => logs,
         };

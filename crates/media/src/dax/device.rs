@@ -28,6 +28,21 @@ impl DaxDevice {
     /// # Errors
     /// `Refused`, with the commands that make such a device, for anything else; `Setup`.
     pub fn open(path: &Path) -> Result<Self, MediaError> {
+        let device = Self::open_unclaimed(path)?;
+        rustix::fs::flock(&device.file, rustix::fs::FlockOperation::NonBlockingLockExclusive).map_err(
+            |_| MediaError::Refused {
+                device: device.name.clone(),
+                why: "is in use by another pool".into(),
+            },
+        )?;
+        Ok(device)
+    }
+
+    /// [`open`](Self::open) for a process that holds the pool already.
+    ///
+    /// # Errors
+    /// As for `open`.
+    pub fn open_unclaimed(path: &Path) -> Result<Self, MediaError> {
         Self::open_at(path, &Places::default())
     }
 
@@ -56,8 +71,6 @@ impl DaxDevice {
         let (size_bytes, align_bytes) = Self::look(places, meta.rdev()).map_err(refused)?;
         let file = OpenOptions::new().read(true).write(true).open(path);
         let file = file.map_err(|error| MediaError::setup(&name, "open it", &error))?;
-        rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive)
-            .map_err(|_| refused("is in use by another pool".into()))?;
         Ok(Self {
             name,
             path: path.to_owned(),
