@@ -107,7 +107,7 @@ mod x86 {
         unsafe {
             let errno = *libc::__errno_location();
             // Other codes are sent by processes.
-            let is_mended = code > 0 && poison::mend(address, lost_bytes(code, info));
+            let is_mended = code > 0 && poison::mend(address);
             *libc::__errno_location() = errno;
             if is_mended {
                 return;
@@ -136,27 +136,6 @@ mod x86 {
                 libc::signal(signal, libc::SIG_DFL);
             },
         }
-    }
-
-    /// Bytes that a hardware error cost, as the kernel says; 0 where it does not.
-    ///
-    /// # Safety
-    /// `info` must be the kernel's record of a SIGBUS.
-    unsafe fn lost_bytes(code: i32, info: *const libc::siginfo_t) -> u64 {
-        /// The code of memory that was found bad when it was used (`BUS_MCEERR_AR`).
-        const USED: i32 = 4;
-        /// Place of `si_addr_lsb`, behind three integers, padding and `si_addr`.
-        const LSB_AT: usize = 24;
-        if code != USED {
-            return 0;
-        }
-        // SAFETY: inside of the record, which the kernel fills for this code.
-        let lsb = unsafe { info.cast::<u8>().add(LSB_AT).cast::<i16>().read() };
-        // More than a huge page is not believed.
-        1_u64
-            .checked_shl(lsb.unsigned_abs().into())
-            .unwrap_or(0)
-            .min(2 << 20)
     }
 
     /// Whether guarded accesses can be made. Sets the handler, once in a process.

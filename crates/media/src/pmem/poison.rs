@@ -134,9 +134,10 @@ impl Drop for Poison {
     }
 }
 
-/// Replaces the bad page at `address` by zeros and notes it, if a watched mapping is there. `lsb_bytes`: how
-/// much the kernel says is lost. Async-signal-safe.
-pub(super) fn mend(address: usize, lsb_bytes: u64) -> bool {
+/// Replaces the bad page at `address` by zeros and notes it, if a watched mapping is there. Async-signal-safe.
+///
+/// The signal also says how large the page was mapped, which is more than what is lost: not used.
+pub(super) fn mend(address: usize) -> bool {
     for slot in &SLOTS {
         let poison = slot.poison.load(Ordering::Acquire);
         if poison.is_null() || poison == TAKEN {
@@ -151,7 +152,7 @@ pub(super) fn mend(address: usize, lsb_bytes: u64) -> bool {
         }
         // SAFETY: a mapping that is being touched is not being dropped, so its notes live.
         let poison = unsafe { &*poison };
-        let granule = poison.granule.max(lsb_bytes);
+        let granule = poison.granule;
         let off = (address - base.addr()) as u64 / granule * granule;
         let bytes = granule.min(len as u64 - off);
         // Before the page is replaced: who reads zeros there finds the note.
