@@ -82,8 +82,9 @@ pub enum Command {
 /// Sizes and places of the tiers of a new pool.
 #[derive(Debug, Clone, Default, Args)]
 pub struct TierArgs {
-    /// NVM: SIZE for a plain file (durable by fsync), or shm:SIZE for memory only (fast; lost at power-off)
-    #[arg(long, value_name = "SIZE|shm:SIZE")]
+    /// NVM: SIZE for a plain file (durable by fsync), shm:SIZE for memory only (fast; lost at power-off), or
+    /// persistent memory: dax:SIZE in a directory with DAX (SIZE chooses it there), dax:/dev/dax0.0
+    #[arg(long, value_name = "SIZE|shm:SIZE|dax:SIZE|dax:DEVICE")]
     pub nvm: Option<String>,
     /// SSD: SIZE for a sparse file in the pool, the path of a file or block device, or a way to a device
     /// (uring:PATH, ng:/dev/ng0n1, nvme:0000:00:04.0); 0 for none
@@ -206,6 +207,7 @@ pub struct UpgradeArgs {
   varve mkfs ./pool                                    1G, 16G and 64G in sparse files
   varve mkfs ./pool --nvm shm:2G --ssd 8G --hdd 0      fast and memory-only, two tiers
   varve mkfs /var/lib/varve --nvm 4G --ssd /dev/nvme0n1p3 --hdd /dev/sdb
+  varve mkfs /var/lib/varve --nvm dax:/dev/dax0.0 --ssd /dev/nvme0n1    all of a devdax device
   varve mkfs /var/lib/varve --nvm 4G --ssd nvme:0000:00:04.0    drive the SSD from the daemon, without the kernel
 
 NVM holds all metadata and new data; the sizes cannot be changed later. A file or device given by its path must start

@@ -7,7 +7,8 @@ use serde_json::json;
 use std::process::ExitCode;
 use varve_fuse_shim::UringSupport;
 use varve_media::block::nvme::Places;
-use varve_media::block::{Finding, Verdict, survey};
+use varve_media::block::survey;
+use varve_media::{Finding, Verdict, dax};
 
 /// Returns whether mounts take the kernel's requests by io_uring.
 fn requests_by_uring() -> Finding {
@@ -47,7 +48,8 @@ const fn word(verdict: Verdict) -> &'static str {
 
 /// Prints the available and the missing features.
 pub fn doctor(args: &DoctorArgs) -> ExitCode {
-    let mut findings = survey(&Places::default());
+    let mut findings = dax::survey(&dax::Places::default());
+    findings.extend(survey(&Places::default()));
     findings.push(requests_by_uring());
     let missing = findings.iter().any(|finding| finding.verdict == Verdict::Missing);
     if args.json {

@@ -2,7 +2,7 @@
 
 use crate::cli::MkfsArgs;
 use crate::out;
-use crate::pool::{Pool, spec};
+use crate::pool::Pool;
 use serde_json::json;
 use std::path::PathBuf;
 use varve_kernelfs::pool::{TierSpec, uuid_text};
@@ -18,18 +18,19 @@ fn place(spec: &TierSpec, path: Option<PathBuf>) -> Option<String> {
 
 /// Makes a pool and prints its parameters.
 pub fn mkfs(args: &MkfsArgs) -> anyhow::Result<()> {
-    let spec = spec(&args.tiers)?;
-    let pool = Pool::create(&args.dir, &spec)?;
+    let (pool, text) = Pool::create(&args.dir, &args.tiers)?;
     crate::destroy::tell(&pool);
     if args.json {
         let host = pool.host();
+        let nvm = &host.spec().nvm;
         let made = json!({
             "directory": host.dir(),
             "uuid": uuid_text(&host.uuid()),
             "nvm": {
                 "path": host.nvm_path(),
-                "bytes": spec.nvm.bytes(),
-                "memory_only": spec.nvm.is_memory(),
+                "bytes": nvm.bytes(),
+                "memory_only": nvm.is_memory(),
+                "dax": nvm.is_dax(),
             },
             "ssd": place(&host.spec().ssd, host.ssd_path()),
             "hdd": place(&host.spec().hdd, host.hdd_path()),
@@ -38,7 +39,7 @@ pub fn mkfs(args: &MkfsArgs) -> anyhow::Result<()> {
         });
         out::line(&format!("{made:#}"));
     } else {
-        out::line(&pool.made_text());
+        out::line(&text);
         out::line(&format!("next: varve up {}", args.dir.display()));
     }
     Ok(())

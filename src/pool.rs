@@ -7,7 +7,7 @@ use anyhow::Context;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use varve_ipc::{Admin, IpcError};
-use varve_kernelfs::pool::{HostPool, PoolSpec, TOML, TierSpec, create_pool};
+use varve_kernelfs::pool::{HostPool, NvmSpec, PoolSpec, TOML, TierSpec, create_pool};
 use varve_media::block::{BlockOptions, explain};
 
 /// Error: no daemon serves the pool.
@@ -58,7 +58,8 @@ impl Pool {
 
     /// Finds the pool in `dir`, or makes one.
     pub fn open_or_create(dir: &Path, tiers: &TierArgs, recreate: bool) -> anyhow::Result<Fresh> {
-        let spec = spec(tiers)?;
+        // Refused for a pool that is there too.
+        spec(tiers).map(drop)?;
         if dir.is_file() || dir.join(TOML).exists() {
             let mut pool = Self::open(dir)?;
             let given = tiers.nvm.is_some() || tiers.ssd.is_some() || tiers.hdd.is_some();
@@ -75,17 +76,28 @@ impl Pool {
             }
             return Ok(Fresh { pool, report: None });
         }
-        let pool = Self::create(dir, &spec)?;
-        let report = Some(pool.made_text());
+        let (pool, report) = Self::create(dir, tiers)?;
+        let report = Some(report);
         Ok(Fresh { pool, report })
     }
 
-    /// Makes a pool.
-    pub fn create(dir: &Path, spec: &PoolSpec) -> anyhow::Result<Self> {
+    /// Makes a pool. Returns it with its parameters, in a few lines.
+    pub fn create(dir: &Path, tiers: &TierArgs) -> anyhow::Result<(Self, String)> {
+        let mut spec = spec(tiers)?;
+        let chosen = match NvmSpec::is_open(tiers.nvm.as_deref()) {
+            true => spec.choose_nvm(dir),
+            false => None,
+        };
         let _progress = Progress::start("making the pool");
         let host =
-            create_pool(dir, spec).with_context(|| format!("no pool was made in {}", dir.display()))?;
-        Ok(Self { host, at: None })
+            create_pool(dir, &spec).with_context(|| format!("no pool was made in {}", dir.display()))?;
+        let pool = Self { host, at: None };
+        let mut text = pool.made_text();
+        if let Some(why) = chosen {
+            text.push('\n');
+            text.push_str(&why);
+        }
+        Ok((pool, text))
     }
 
     /// Describes the pool's tiers in a few lines.

@@ -8,6 +8,7 @@
 mod attr;
 pub mod block;
 mod charge;
+pub mod dax;
 mod dirent;
 mod extent;
 pub mod features;

@@ -9,7 +9,7 @@ use varve_format::{
 };
 
 /// Version of this protocol; it must be equal on both sides.
-pub const PROTOCOL_VERSION: u32 = 17;
+pub const PROTOCOL_VERSION: u32 = 18;
 
 /// Most processes in [`Owned::users`].
 pub const USERS_MAX: usize = 16;
@@ -125,6 +125,8 @@ pub struct Welcome {
     pub nvm_sums_once: bool,
     /// The pool's NVM is to be slowed down to a model: the client does so for its mapping.
     pub nvm_emulated: bool,
+    /// The descriptors that are persistent memory.
+    pub dax: DaxMaps,
     /// Time limit for giving back a recalled lease, in milliseconds.
     pub lease_ms: u64,
     /// Bound on every wait, in milliseconds.
@@ -152,6 +154,27 @@ pub struct Welcome {
     /// Directory in which the client may keep copies of read data after its calls return. Only for privileged
     /// sessions of linked programs.
     pub copies_at: Option<CopiesAt>,
+}
+
+/// Which of a session's descriptors are mapped as persistent memory (`MAP_SYNC`): the client then writes the
+/// lines that it stores to back itself, and a fence makes them durable.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DaxMaps {
+    /// The NVM region.
+    pub nvm: Option<DaxAt>,
+    /// The log. Otherwise it is memory.
+    pub log: Option<DaxAt>,
+}
+
+/// Place of a region in the file or device that a descriptor is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DaxAt {
+    /// First byte; 0 for a file.
+    pub off: u64,
+    /// Bytes that a mapping of a device can be cut into; 4 KiB for a file.
+    pub align_bytes: u64,
+    /// A device, whose length the file system does not say; else a file.
+    pub is_device: bool,
 }
 
 /// A memory file in which a process keeps copies of files' pages, for its maps. The client makes it, with the

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use varve_format::SessionId;
-use varve_ipc::{CopiesAt, Descriptors, Page};
+use varve_ipc::{CopiesAt, DaxMaps, Descriptors, Page};
 use varve_media::sim::{SimMedium, SimWorld};
 use varve_media::{MediaError, Region};
 
@@ -23,11 +23,17 @@ pub struct SessionArea {
 /// Makes, finds and removes logs and pages.
 pub trait LogStore: Send + Sync {
     /// Makes a log of `log_bytes` zeros that can grow to `log_max_bytes`, and a live page. With `None` it
-    /// makes only a page.
+    /// makes only a page. Only the log of a `privileged` session may lie where its client could take space
+    /// or reach other data.
     ///
     /// # Errors
     /// `NoSpace` and others of the medium; nothing is left behind then.
-    fn create(&self, session: SessionId, log_bytes: Option<(u64, u64)>) -> Result<SessionArea, MediaError>;
+    fn create(
+        &self,
+        session: SessionId,
+        log_bytes: Option<(u64, u64)>,
+        privileged: bool,
+    ) -> Result<SessionArea, MediaError>;
 
     /// Returns the pages of all sessions of earlier daemons that clients may still read.
     ///
@@ -92,9 +98,29 @@ pub trait LogStore: Send + Sync {
         let _ = lives;
     }
 
-    /// Whether clients must write their logs back for power failures.
+    /// Whether clients must write their logs back for power failures, unless one is on better memory
+    /// ([`log_needs_sync`](Self::log_needs_sync)).
     fn needs_sync(&self) -> bool {
         false
+    }
+
+    /// Whether the client of this session must.
+    fn log_needs_sync(&self, session: SessionId) -> bool {
+        let _ = session;
+        self.needs_sync()
+    }
+
+    /// Whether what a client has fenced in its log survives all that the medium can survive, in every log
+    /// that there is or, with `others`, may be: other users than root and the pool's owner have sessions.
+    fn fenced_is_durable(&self, others: bool) -> bool {
+        let _ = others;
+        !self.needs_sync()
+    }
+
+    /// Returns which of the session's [descriptors](Self::descriptors) are persistent memory.
+    fn dax_maps(&self, session: SessionId, privileged: bool) -> DaxMaps {
+        let _ = (session, privileged);
+        DaxMaps::default()
     }
 }
 
@@ -128,7 +154,12 @@ impl SimLogs {
 }
 
 impl LogStore for SimLogs {
-    fn create(&self, session: SessionId, log_bytes: Option<(u64, u64)>) -> Result<SessionArea, MediaError> {
+    fn create(
+        &self,
+        session: SessionId,
+        log_bytes: Option<(u64, u64)>,
+        _: bool,
+    ) -> Result<SessionArea, MediaError> {
         let page = Arc::new(Page::heap(session));
         let log = log_bytes.map(|(len_bytes, max_bytes)| {
             let name = Self::name(session);

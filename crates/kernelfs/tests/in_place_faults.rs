@@ -18,8 +18,13 @@ const BLOCK: usize = BLOCK_SIZE;
 struct FaultyLogs(Arc<dyn LogStore>, FaultScript);
 
 impl LogStore for FaultyLogs {
-    fn create(&self, session: SessionId, log_bytes: Option<(u64, u64)>) -> Result<SessionArea, MediaError> {
-        self.0.create(session, log_bytes)
+    fn create(
+        &self,
+        session: SessionId,
+        log_bytes: Option<(u64, u64)>,
+        privileged: bool,
+    ) -> Result<SessionArea, MediaError> {
+        self.0.create(session, log_bytes, privileged)
     }
 
     fn pages(&self) -> Result<Vec<Arc<Page>>, MediaError> {

@@ -140,6 +140,7 @@ impl Rig {
             nvm_sums: None,
             nvm_sums_once: false,
             nvm_emulated: false,
+            dax: varve_ipc::DaxMaps::default(),
             lease_ms: 2000,
             wait_ms: 30_000,
             digest_percent: 30,

@@ -7,7 +7,8 @@
 //! - Only [`pmem::persist`] stores to, flushes or fences the mapping of a region.
 //! - `unsafe` appears in `pmem/*` (mappings, copy kernels, guarded accesses), `aio.rs` and `block/ring.rs`
 //!   (buffers lent to the kernel), `block/nvme/sys` (registers and memory of devices), `block/ng/ioctl.rs`,
-//!   and `sys.rs` (the allocator's housekeeping, the start of a write-out), nowhere else.
+//!   and `sys.rs` (the allocator's housekeeping, the start of a write-out, extents and locks of files), nowhere
+//!   else.
 //! - No Rust reference is ever made into memory that another process may write: raw copies and atomics only.
 //! - A backend that has lost a write latches ([`DeviceState::Failed`]); want of space never does.
 #![deny(unsafe_code)]
@@ -16,10 +17,12 @@
 mod aio;
 mod aligned;
 pub mod block;
+pub mod dax;
 mod direct;
 pub mod emulated;
 mod error;
 pub mod faulty;
+mod finding;
 pub mod host;
 mod latch;
 mod live_log;
@@ -35,8 +38,9 @@ mod traits;
 pub use block::{BlockOptions, DeviceSpec, FileDevice};
 pub use direct::JournalFile;
 pub use error::{DeviceName, MediaError};
+pub use finding::{Finding, Verdict};
 pub use live_log::LiveLog;
 pub use mapped::{Backing, MappedOptions, MappedRegion};
-pub use pmem::Verified;
 pub use pmem::persist::crc32c_append;
+pub use pmem::{DaxPart, Verified};
 pub use traits::{BlockDevice, DEVICE_BLOCK_BYTES, DeviceInfo, DeviceState, MediumKind, Region};

@@ -12,11 +12,13 @@ use std::ptr::NonNull;
 
 use parking_lot::Mutex;
 
+use crate::dax;
 use crate::error::{DeviceName, MediaError, check_range};
 use crate::host::allocate_file;
 use crate::latch::Latch;
+use crate::pmem::persist::Persist;
 use crate::pmem::persist::crc32c_append;
-use crate::pmem::{MapOptions, Mapping};
+use crate::pmem::{DaxPart, MapOptions, Mapping};
 use crate::sys::begin_write_out;
 use crate::traits::{DeviceInfo, DeviceState, MediumKind, Region};
 
@@ -31,7 +33,7 @@ pub enum Backing {
     Shm,
     /// Any file system: `sync` is `fdatasync`.
     File,
-    /// A DAX file system, mapped `MAP_SYNC`: a fence is enough for everything.
+    /// Persistent memory, mapped `MAP_SYNC`: a fence is enough for everything.
     Dax,
 }
 
@@ -59,6 +61,8 @@ pub struct MappedRegion {
     growing: Mutex<()>,
     /// Only its holder uses this mapping, so that it may be given back early.
     retirable: bool,
+    /// A part of a device, which has a fixed length and no space to allocate.
+    is_device: bool,
 }
 
 impl MappedRegion {
@@ -119,10 +123,58 @@ impl MappedRegion {
             len_bytes,
             max_bytes,
             writable,
-            dax: backing == Backing::Dax,
+            dax: (backing == Backing::Dax).then_some(DaxPart::FILE),
+        };
+        let map = Mapping::new(&name, &file, options);
+        let map = map.map_err(|error| match backing {
+            Backing::Dax => dax::refused_map(error, &file),
+            _ => error,
+        })?;
+        let region = Self::with(file, name, map, backing);
+        if backing == Backing::Dax && writable {
+            for (off, len) in dax::bad_parts(&dax::Places::default(), &region.file) {
+                region.map.note_bad(off, len);
+            }
+        }
+        Ok(region)
+    }
+
+    /// Maps a part of a device of persistent memory: `len_bytes` from `part.off` on, which may grow to
+    /// `max_bytes`.
+    ///
+    /// # Errors
+    /// `Setup`.
+    pub fn of_device(
+        file: File,
+        name: DeviceName,
+        part: DaxPart,
+        len_bytes: u64,
+        max_bytes: u64,
+        writable: bool,
+    ) -> Result<Self, MediaError> {
+        let options = MapOptions {
+            len_bytes,
+            max_bytes,
+            writable,
+            dax: Some(part),
         };
         let map = Mapping::new(&name, &file, options)?;
-        Ok(Self {
+        let mut region = Self::with(file, name, map, Backing::Dax);
+        region.is_device = true;
+        if writable {
+            let end = part.off + region.map.reserved_bytes();
+            for (off, len) in dax::bad_parts(&dax::Places::default(), &region.file) {
+                let (from, to) = (off.max(part.off), (off + len).min(end));
+                if from < to {
+                    region.map.note_bad(from - part.off, to - from);
+                }
+            }
+        }
+        Ok(region)
+    }
+
+    fn with(file: File, name: DeviceName, map: Mapping, backing: Backing) -> Self {
+        Self {
             name,
             file,
             map,
@@ -130,7 +182,8 @@ impl MappedRegion {
             latch: Latch::default(),
             growing: Mutex::new(()),
             retirable: false,
-        })
+            is_device: false,
+        }
     }
 
     /// Allows [`Region::retire`] to give the mapping back. Not for a mapping that the daemon also reads
@@ -174,6 +227,9 @@ impl MappedRegion {
     /// # Errors
     /// `Io`.
     pub fn refresh_len(&self) -> Result<u64, MediaError> {
+        if self.is_device {
+            return Ok(self.len_bytes());
+        }
         let meta = self
             .file
             .metadata()
@@ -193,7 +249,7 @@ impl Region for MappedRegion {
     }
 
     fn read_shared(&self, off: u64, out: &mut [u8]) -> Result<(), MediaError> {
-        if !self.map.read_guarded(off, out)? {
+        if !self.map.read_guarded(off, out)? && !self.is_device {
             read_what_is_there(&self.file, off, out);
         }
         Ok(())
@@ -294,12 +350,16 @@ impl Region for MappedRegion {
                 MediumKind::File,
                 "file: read by its mapping, written by pwrite, fdatasync",
             ),
-            Backing::Dax => (MediumKind::Dax, "dax: persistent memory"),
+            Backing::Dax => (MediumKind::Dax, "dax: persistent memory, MAP_SYNC"),
+        };
+        let way = match self.backing {
+            Backing::Dax => format!(", {}", Persist::write_back_name()),
+            Backing::Shm | Backing::File => String::new(),
         };
         DeviceInfo {
             name: self.name.clone(),
             kind,
-            backend: backend.into(),
+            backend: format!("{backend}{way}"),
         }
     }
 }
@@ -321,6 +381,9 @@ fn read_what_is_there(file: &File, off: u64, out: &mut [u8]) {
 
 impl MappedRegion {
     fn allocate_host(&self, off: u64, len: u64) -> Result<(), MediaError> {
+        if self.is_device {
+            return Ok(());
+        }
         let done = allocate_file(&self.file, off, len);
         done.map_err(|e| MediaError::from_io(&self.name, "allocate", off, len, &e))
     }
@@ -373,6 +436,23 @@ mod tests {
             region.write(16 << 20, b"x"),
             Err(MediaError::OutOfRange { .. })
         ));
+    }
+
+    #[test]
+    fn file_without_dax_is_refused_with_the_commands_and_nothing_is_left() {
+        let dir = tempfile::tempdir().unwrap();
+        if crate::dax::is_dax_dir(dir.path()) {
+            eprintln!("SKIPPED: the directory for temporary files is on persistent memory");
+            return;
+        }
+        let path = dir.path().join("nvm.img");
+        let error = MappedRegion::create(&path, options(Backing::Dax, 1 << 20, false));
+        let text = error.err().unwrap().to_string();
+        assert!(
+            text.contains("ndctl create-namespace") && text.contains("mount -o dax"),
+            "{text}"
+        );
+        assert!(!path.exists());
     }
 
     #[test]

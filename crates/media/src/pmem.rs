@@ -4,7 +4,10 @@
 pub(crate) mod guard;
 mod map;
 pub mod persist;
+mod poison;
+pub(crate) mod steps;
 mod verified;
 
+pub use map::DaxPart;
 pub(crate) use map::{MapOptions, Mapping};
 pub use verified::Verified;

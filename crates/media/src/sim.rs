@@ -47,6 +47,9 @@ use pages::{Pages, mix};
 pub enum SimMedium {
     /// Persistent memory: a fence makes the thread's stores durable.
     Dax,
+    /// Persistent memory to which the copy and flush functions of `dax` store: a fence makes durable what the
+    /// thread streamed or wrote back before it, and nothing else.
+    DaxByStore(Flaw),
     /// A mapped or live file: `sync` makes a range durable, by 4 KiB pages.
     File,
     /// Memory: a power cut leaves zeros.
@@ -55,11 +58,27 @@ pub enum SimMedium {
     Block,
 }
 
+/// A step that `dax` leaves out, so that a test shows that it is needed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Flaw {
+    /// All steps are taken.
+    None,
+    /// Lines are not written back from the cache.
+    NoWriteBack,
+    /// Fences do nothing.
+    NoFence,
+}
+
 impl SimMedium {
+    /// Whether a fence is all that durability needs.
+    pub const fn is_dax(self) -> bool {
+        matches!(self, Self::Dax | Self::DaxByStore(_))
+    }
+
     /// Bytes that usually survive or are lost together.
     const fn unit_bytes(self) -> u64 {
         match self {
-            Self::Dax | Self::Shm => 64,
+            Self::Dax | Self::DaxByStore(_) | Self::Shm => 64,
             Self::File => 4096,
             Self::Block => 512,
         }
@@ -68,7 +87,7 @@ impl SimMedium {
     /// Bytes that are never torn.
     const fn atom_bytes(self) -> u64 {
         match self {
-            Self::Dax | Self::Shm => 8,
+            Self::Dax | Self::DaxByStore(_) | Self::Shm => 8,
             Self::File | Self::Block => 512,
         }
     }

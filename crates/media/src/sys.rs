@@ -1,7 +1,8 @@
 //! System calls without a safe wrapper: housekeeping of the C library's allocator (no effect with other
-//! libraries), and the start of a write-out.
+//! libraries), the start of a write-out, and where a file lies on its device.
 
 use std::fs::File;
+use std::io;
 use std::os::fd::AsRawFd;
 
 /// Has the kernel begin to write its cached pages of a range, without waiting. Makes nothing durable; a sync
@@ -11,6 +12,126 @@ pub(crate) fn begin_write_out(file: &File, off: u64, len: u64) {
     // SAFETY: takes no pointer; the descriptor is open as long as `file` is borrowed.
     unsafe {
         libc::sync_file_range(file.as_raw_fd(), off, len, libc::SYNC_FILE_RANGE_WRITE);
+    }
+}
+
+/// Locks one byte of a file for its open file description: the kernel takes the lock back when the last
+/// descriptor of it is closed and the last mapping made with it is gone, in whichever process.
+///
+/// # Errors
+/// The host's, such as a file system without locks.
+pub fn hold_byte(file: &File, off: u64) -> io::Result<()> {
+    byte_lock(file, off, libc::F_RDLCK, libc::F_OFD_SETLK).map(drop)
+}
+
+/// Whether another open file description [holds](hold_byte) that byte.
+///
+/// # Errors
+/// As for [`hold_byte`].
+pub fn is_held(file: &File, off: u64) -> io::Result<bool> {
+    let found = byte_lock(file, off, libc::F_WRLCK, libc::F_OFD_GETLK)?;
+    Ok(i32::from(found) != libc::F_UNLCK)
+}
+
+/// Returns the kind of the lock that the kernel answers with.
+fn byte_lock(file: &File, off: u64, kind: libc::c_int, command: libc::c_int) -> io::Result<libc::c_short> {
+    let mut lock = libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: off.cast_signed(),
+        l_len: 1,
+        l_pid: 0,
+    };
+    // SAFETY: the commands take a pointer to such a record, which lives through the call; the descriptor is
+    // open as long as `file` is borrowed.
+    match unsafe { libc::fcntl(file.as_raw_fd(), command, &raw mut lock) } {
+        0 => Ok(lock.l_type),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// A piece of a file that is contiguous on its device, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct FileExtent {
+    pub(crate) file_off: u64,
+    pub(crate) device_off: u64,
+    pub(crate) len: u64,
+}
+
+/// Extents that one call returns.
+const EXTENTS_AT_ONCE: usize = 128;
+
+/// `struct fiemap` with its array (`linux/fiemap.h`).
+#[repr(C)]
+struct Fiemap {
+    start: u64,
+    length: u64,
+    flags: u32,
+    mapped_extents: u32,
+    extent_count: u32,
+    reserved: u32,
+    extents: [FiemapExtent; EXTENTS_AT_ONCE],
+}
+
+/// `struct fiemap_extent`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct FiemapExtent {
+    logical: u64,
+    physical: u64,
+    length: u64,
+    reserved64: [u64; 2],
+    flags: u32,
+    reserved: [u32; 3],
+}
+
+/// Returns where a file lies on its device.
+///
+/// # Errors
+/// The host's: some file systems do not say.
+pub(crate) fn file_extents(file: &File) -> io::Result<Vec<FileExtent>> {
+    /// `_IOWR('f', 11, struct fiemap)`, whose size is that without the array.
+    const FS_IOC_FIEMAP: libc::c_ulong = 0xC020_660B;
+    /// Extents without a place of their own on the device: unknown, delayed, encoded, inline.
+    const PLACELESS: u32 = 0x2 | 0x4 | 0x8 | 0x200;
+    const LAST: u32 = 1;
+    let mut found = Vec::new();
+    let mut start = 0;
+    loop {
+        let empty = FiemapExtent {
+            logical: 0,
+            physical: 0,
+            length: 0,
+            reserved64: [0; 2],
+            flags: 0,
+            reserved: [0; 3],
+        };
+        let mut map = Box::new(Fiemap {
+            start,
+            length: u64::MAX - start,
+            flags: 0,
+            mapped_extents: 0,
+            extent_count: EXTENTS_AT_ONCE as u32,
+            reserved: 0,
+            extents: [empty; EXTENTS_AT_ONCE],
+        });
+        // SAFETY: `map` has the layout that the request expects, with room for as many extents as it says; the
+        // descriptor is open as long as `file` is borrowed.
+        let done = unsafe { libc::ioctl(file.as_raw_fd(), FS_IOC_FIEMAP as _, &raw mut *map) };
+        if done < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let extents = &map.extents[..(map.mapped_extents as usize).min(EXTENTS_AT_ONCE)];
+        let placed = extents.iter().filter(|extent| extent.flags & PLACELESS == 0);
+        found.extend(placed.map(|extent| FileExtent {
+            file_off: extent.logical,
+            device_off: extent.physical,
+            len: extent.length,
+        }));
+        match extents.last() {
+            Some(last) if last.flags & LAST == 0 && last.length > 0 => start = last.logical + last.length,
+            _ => return Ok(found),
+        }
     }
 }
 
@@ -48,4 +169,51 @@ pub fn bound_arenas() {
     }
     #[cfg(not(target_env = "gnu"))]
     let _ = arenas;
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::{file_extents, hold_byte, is_held};
+    use crate::{Backing, MappedRegion};
+    use std::io::Write;
+
+    #[test]
+    fn byte_is_held_until_the_last_mapping_of_the_description_is_gone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f");
+        std::fs::write(&path, vec![0; 8192]).unwrap();
+        let open = || {
+            std::fs::File::options()
+                .read(true)
+                .write(true)
+                .open(&path)
+                .unwrap()
+        };
+        let (own, clients) = (open(), open());
+        hold_byte(&clients, 4096).unwrap();
+        assert!(is_held(&own, 4096).unwrap() && !is_held(&own, 4095).unwrap());
+        let mapped = MappedRegion::from_file(clients, "client".into(), Backing::Shm, 8192, true).unwrap();
+        let again = open();
+        assert!(is_held(&again, 4096).unwrap());
+        drop(mapped);
+        assert!(!is_held(&own, 4096).unwrap());
+    }
+
+    #[test]
+    fn extents_of_a_file_cover_what_was_written() {
+        let mut file = tempfile::tempfile_in("/var/tmp").unwrap();
+        file.write_all(&[7; 100_000]).unwrap();
+        file.sync_all().unwrap();
+        let Ok(extents) = file_extents(&file) else {
+            eprintln!("SKIPPED: this file system does not say where its files lie");
+            return;
+        };
+        let mut at = 0;
+        for extent in &extents {
+            assert_eq!(extent.file_off, at);
+            at += extent.len;
+        }
+        assert!(at >= 100_000, "{extents:?}");
+    }
 }

@@ -308,8 +308,13 @@ impl FaultyLogs {
 }
 
 impl LogStore for FaultyLogs {
-    fn create(&self, session: SessionId, log_bytes: Option<(u64, u64)>) -> Result<SessionArea, MediaError> {
-        let area = self.inner.create(session, log_bytes)?;
+    fn create(
+        &self,
+        session: SessionId,
+        log_bytes: Option<(u64, u64)>,
+        privileged: bool,
+    ) -> Result<SessionArea, MediaError> {
+        let area = self.inner.create(session, log_bytes, privileged)?;
         Ok(SessionArea {
             log: area.log.map(|log| self.over(log)),
             ..area

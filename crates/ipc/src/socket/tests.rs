@@ -79,6 +79,7 @@ impl Service for Toy {
             nvm_sums: None,
             nvm_sums_once: false,
             nvm_emulated: false,
+            dax: crate::DaxMaps::default(),
             lease_ms: 2000,
             wait_ms: 30_000,
             digest_percent: 30,

@@ -104,6 +104,7 @@ impl<'k> Handshake<'k> {
         })?;
         let nvm = &self.core.store.devices().nvm;
         let verify = self.core.env.config.verify_nvm_reads.on(self.logs.needs_sync());
+        let needs_sync = self.logs.log_needs_sync(session.id);
         let welcome = Welcome {
             session: session.id,
             token: session.token,
@@ -124,16 +125,17 @@ impl<'k> Handshake<'k> {
                 .then(|| self.core.store.nvm_checksums_at()),
             nvm_sums_once: verify == VerifyNvm::First,
             nvm_emulated: self.core.env.config.emulate.contains(&Emulated::Nvm),
+            dax: self.logs.dax_maps(session.id, session.privileged),
             lease_ms: self.core.env.config.lease_ms,
             wait_ms: self.core.env.config.wait_ms,
             digest_percent: self.core.env.config.digest_percent,
             read_ahead_bytes: self.core.env.config.read_ahead_bytes,
-            sync_ms: if self.logs.needs_sync() {
+            sync_ms: if needs_sync {
                 self.core.env.config.sync_ms
             } else {
                 0
             },
-            needs_sync: self.logs.needs_sync(),
+            needs_sync,
             seal: predecessor.as_ref().map(|ended| ended.seal.clone()),
             last_forwarded: predecessor
                 .as_ref()
@@ -284,6 +286,7 @@ impl<'k> Handshake<'k> {
             });
             taken.map_err(|error| self.core.refused(&error))?
         };
+        let privileged = self.core.env.is_privileged(peer.uid);
         let token = match &self.core.env.tokens {
             Some(tokens) => tokens(),
             None => random_bytes().map(u128::from_le_bytes).map_err(|error| {
@@ -299,7 +302,7 @@ impl<'k> Handshake<'k> {
         let initial = self.core.env.config.log_initial_bytes.min(limit);
         let area = self
             .logs
-            .create(id, (!read_only).then_some((initial, limit)))
+            .create(id, (!read_only).then_some((initial, limit)), privileged)
             .map_err(|error| {
                 tracing::error!("no room for a session's log: {error}");
                 self.health.log_failed(id, None, &error);
@@ -310,7 +313,6 @@ impl<'k> Handshake<'k> {
                 })
             })?;
         area.page.set_committed_tx(self.core.store.newest_tx());
-        let privileged = self.core.env.is_privileged(peer.uid);
         let segments = if privileged {
             None
         } else {

@@ -59,7 +59,8 @@ pub(crate) fn open(parts: Parts) -> Result<KernelFs, KernelError> {
     varve_ipc::page::membarrier();
     logs.drop_left_copies();
     let base_limit = store.newest_tx();
-    if config.overwrite_in_place && verify == VerifyNvm::Never && !logs.needs_sync() {
+    let is_durable = logs.fenced_is_durable(!config.users.is_owner_only());
+    if config.overwrite_in_place && verify == VerifyNvm::Never && is_durable {
         match store.overwrite_in_place() {
             Err(error) if error.is_device() => {
                 tracing::error!("blocks are not overwritten in place: {error}")

@@ -6,6 +6,7 @@ use super::prefault::Touching;
 use super::report::CheckReport;
 use super::service::HostService;
 use super::space::HostSpace;
+use super::spec::NvmSpec;
 use super::{devices, live};
 use crate::{Daemon, Hook, KernelError, KernelFs, Parts};
 use std::fs::File;
@@ -42,12 +43,16 @@ impl HostDaemon {
         let lock = pool.lock()?;
         std::fs::write(pool.pid_file(), format!("{}\n", std::process::id()))
             .map_err(|error| KernelError::io(format!("cannot write {}", pool.pid_file().display()), error))?;
-        let devices = pool.devices()?;
+        let devices::Opened { devices, arena } = pool.opened()?;
         devices::fill_holes(pool, &devices)?;
         live::ensure(pool.live())?;
         let note = live::note_pool(pool.live(), pool.dir())?;
         let (config, smaller) = live::fit(pool.config(), devices.nvm.len_bytes(), pool.live())?;
-        let mut remarks = devices::remarks(&devices);
+        let config = match &arena {
+            Some(arena) => live::fit_slot(config, devices.nvm.len_bytes(), arena.slot_bytes()),
+            None => config,
+        };
+        let mut remarks = devices::remarks(pool, &devices);
         remarks.extend(smaller);
         let mut space = HostSpace::new();
         for (tier, path) in [(Tier::Ssd, pool.ssd_path()), (Tier::Hdd, pool.hdd_path())] {
@@ -55,9 +60,9 @@ impl HostDaemon {
                 space.watch(tier, path);
             }
         }
-        let logs = Arc::new(pool.logs()?);
+        let logs = Arc::new(pool.logs_with(arena)?);
         logs.forget_segments();
-        let memory = if pool.spec().nvm.is_memory() {
+        let memory = if matches!(pool.spec().nvm, NvmSpec::Shm(_) | NvmSpec::Dax(_)) {
             vec![Arc::clone(&devices.nvm), Arc::clone(&devices.journal)]
         } else {
             Vec::new()

@@ -1,9 +1,10 @@
 //! Removal of a pool, and of live directories whose pool is gone. Owns which files belong to a pool and the
 //! order of their removal; other files beside them stay.
 
+use super::arena::Arena;
 use super::files::{HostPool, IMAGES, TOML, TOML_NEW};
 use super::live;
-use super::spec::TierSpec;
+use super::spec::{NvmSpec, TierSpec};
 use crate::KernelError;
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -108,6 +109,13 @@ impl HostPool {
             devices: self.outside(),
             left: Vec::new(),
         };
+        if let NvmSpec::Device(path) = &self.spec().nvm {
+            // Its header says whose it is, whatever its name. Best effort: it may be gone.
+            match Arena::wipe(path, self.uuid()) {
+                Ok(()) => {}
+                Err(error) => tracing::warn!("{} is left as it is: {error}", path.display()),
+            }
+        }
         gone(fs::remove_dir_all(self.live()), self.live())?;
         gone(fs::remove_dir_all(self.logs_dir()), &self.logs_dir())?;
         let entries = fs::read_dir(self.dir())

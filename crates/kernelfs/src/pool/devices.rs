@@ -1,6 +1,7 @@
 //! The devices of a pool of files: made, opened, removed. Owns the choice of backend for each file and the
 //! messages where the host lacks something; knows no formats.
 
+use super::arena::Arena;
 use super::files::HostPool;
 use super::live;
 use super::readonly::{ReadOnlyDevice, ScratchDevice, ScratchRegion};
@@ -30,9 +31,27 @@ pub fn journal_bytes(nvm_bytes: u64) -> u64 {
     (nvm_bytes / 8 / 4096 * 4096).clamp(8 << 20, 64 << 20)
 }
 
-fn mapped(bytes: u64, memory: bool) -> MappedOptions {
+/// Devices of a pool, and the device of persistent memory that NVM and journal are parts of.
+pub(super) struct Opened {
+    pub(super) devices: Devices,
+    pub(super) arena: Option<Arc<Arena>>,
+}
+
+/// NVM, journal, and the device that they are parts of.
+type Fast = (Arc<dyn Region>, Arc<dyn Region>, Option<Arc<Arena>>);
+
+/// The kind of the files of NVM and journal.
+const fn backing(nvm: &NvmSpec) -> Backing {
+    match nvm {
+        NvmSpec::File(_) => Backing::File,
+        NvmSpec::Dax(_) | NvmSpec::Device(_) => Backing::Dax,
+        NvmSpec::Shm(_) => Backing::Shm,
+    }
+}
+
+const fn mapped(bytes: u64, backing: Backing) -> MappedOptions {
     MappedOptions {
-        backing: if memory { Backing::Shm } else { Backing::File },
+        backing,
         len_bytes: bytes,
         max_bytes: bytes,
         sparse: false,
@@ -41,9 +60,9 @@ fn mapped(bytes: u64, memory: bool) -> MappedOptions {
 
 /// Makes the files of a new pool.
 pub(super) fn create(pool: &HostPool, again: bool) -> Result<Devices, KernelError> {
-    let nvm_bytes = pool.spec().nvm.bytes();
-    let journal_len = journal_bytes(nvm_bytes);
-    check_space(pool, nvm_bytes, journal_len)?;
+    if let Some(nvm_bytes) = pool.spec().nvm.bytes() {
+        check_space(pool, nvm_bytes, journal_bytes(nvm_bytes))?;
+    }
     for (spec, path) in [
         (&pool.spec().ssd, pool.ssd_path()),
         (&pool.spec().hdd, pool.hdd_path()),
@@ -67,26 +86,43 @@ pub(super) fn create(pool: &HostPool, again: bool) -> Result<Devices, KernelErro
         }
         _ => {}
     }
-    let memory = pool.spec().nvm.is_memory();
-    let nvm = MappedRegion::create(&pool.nvm_path(), mapped(nvm_bytes, memory))?;
-    let journal: Arc<dyn Region> = if memory {
-        Arc::new(MappedRegion::create(
-            &pool.journal_path(),
-            mapped(journal_len, true),
-        )?)
-    } else {
-        let journal = JournalFile::create(&pool.journal_path(), journal_len)?;
-        // Written once, so that later durable writes find allocated blocks and need no work of the host's own
-        // journal.
-        fill(&pool.journal_path(), journal_len)?;
-        Arc::new(journal)
-    };
+    let (nvm, journal, _) = create_fast(pool)?;
     Ok(Devices {
-        nvm: Arc::new(nvm),
+        nvm,
         journal,
         ssd,
         hdd,
     })
+}
+
+/// Makes NVM and journal.
+fn create_fast(pool: &HostPool) -> Result<Fast, KernelError> {
+    let bytes = match &pool.spec().nvm {
+        NvmSpec::Device(path) => return parts(Arena::create(path, pool.uuid())?),
+        NvmSpec::File(bytes) | NvmSpec::Dax(bytes) | NvmSpec::Shm(bytes) => *bytes,
+    };
+    let (backing, len) = (backing(&pool.spec().nvm), journal_bytes(bytes));
+    let nvm = MappedRegion::create(&pool.nvm_path(), mapped(bytes, backing))?;
+    let path = pool.journal_path();
+    let journal: Arc<dyn Region> = match backing {
+        Backing::File => Arc::new(JournalFile::create(&path, len)?),
+        Backing::Shm | Backing::Dax => Arc::new(MappedRegion::create(&path, mapped(len, backing))?),
+    };
+    if backing != Backing::Shm {
+        // Written once, so that later durable writes find allocated blocks and need no work of the host's own
+        // journal.
+        fill(&path, len)?;
+    }
+    Ok((Arc::new(nvm), journal, None))
+}
+
+/// Maps NVM and journal on a device.
+fn parts(arena: Arena) -> Result<Fast, KernelError> {
+    Ok((
+        Arc::new(arena.nvm()?),
+        Arc::new(arena.journal()?),
+        Some(Arc::new(arena)),
+    ))
 }
 
 /// Writes the pool's formats, then makes all names durable.
@@ -106,10 +142,17 @@ pub(super) fn format(pool: &HostPool, devices: &Devices, dir_hash_key: [u8; 16])
 
 /// Removes the files that [`create`] made in the pool's own directories.
 pub(super) fn remove(pool: &HostPool) {
+    let mut fast = [Some(pool.nvm_path()), Some(pool.journal_path())];
+    if let NvmSpec::Device(path) = &pool.spec().nvm {
+        // Best effort, as below; a device that was not taken has no header of this pool.
+        let _ = Arena::wipe(path, pool.uuid());
+        fast = [None, None];
+    }
     let own = |spec: &TierSpec, path: Option<PathBuf>| path.filter(|_| matches!(spec, TierSpec::Size(_)));
+    let [nvm, journal] = fast;
     let paths = [
-        Some(pool.nvm_path()),
-        Some(pool.journal_path()),
+        nvm,
+        journal,
         own(&pool.spec().ssd, pool.ssd_path()),
         own(&pool.spec().hdd, pool.hdd_path()),
     ];
@@ -135,7 +178,7 @@ fn fill(path: &Path, len_bytes: u64) -> Result<(), KernelError> {
 }
 
 /// Opens the files of a pool.
-pub(super) fn open(pool: &HostPool) -> Result<Devices, KernelError> {
+pub(super) fn open(pool: &HostPool) -> Result<Opened, KernelError> {
     for line in Places::default().give_back_abandoned() {
         tracing::warn!("{line}");
     }
@@ -166,20 +209,29 @@ pub(super) fn open(pool: &HostPool) -> Result<Devices, KernelError> {
             }
         }
     }
-    let memory = pool.spec().nvm.is_memory();
-    let backing = if memory { Backing::Shm } else { Backing::File };
-    let nvm = MappedRegion::open(&pool.nvm_path(), backing, 0, true)?;
-    let journal: Arc<dyn Region> = if memory {
-        Arc::new(MappedRegion::open(&pool.journal_path(), backing, 0, true)?)
-    } else {
-        Arc::new(JournalFile::open(&pool.journal_path())?)
-    };
-    Ok(Devices {
-        nvm: slowed(pool, Arc::new(nvm)),
-        journal: slowed(pool, journal),
-        ssd: tier(pool, Emulated::Ssd, false)?,
-        hdd: tier(pool, Emulated::Hdd, false)?,
+    let (nvm, journal, arena) = open_fast(pool)?;
+    Ok(Opened {
+        devices: Devices {
+            nvm: slowed(pool, nvm),
+            journal: slowed(pool, journal),
+            ssd: tier(pool, Emulated::Ssd, false)?,
+            hdd: tier(pool, Emulated::Hdd, false)?,
+        },
+        arena,
     })
+}
+
+fn open_fast(pool: &HostPool) -> Result<Fast, KernelError> {
+    if let NvmSpec::Device(path) = &pool.spec().nvm {
+        return parts(Arena::open(path, pool.uuid())?);
+    }
+    let backing = backing(&pool.spec().nvm);
+    let nvm = MappedRegion::open(&pool.nvm_path(), backing, 0, true)?;
+    let journal: Arc<dyn Region> = match backing {
+        Backing::File => Arc::new(JournalFile::open(&pool.journal_path())?),
+        Backing::Shm | Backing::Dax => Arc::new(MappedRegion::open(&pool.journal_path(), backing, 0, true)?),
+    };
+    Ok((Arc::new(nvm), journal, None))
 }
 
 /// Allocates all space of a mapped NVM file: a store into a hole that the host cannot fill would kill the
@@ -191,6 +243,9 @@ pub fn fill_holes(pool: &HostPool, devices: &Devices) -> Result<(), KernelError>
     let path = pool.nvm_path();
     let meta = std::fs::metadata(&path)
         .map_err(|error| KernelError::io(format!("cannot look at {}", path.display()), error))?;
+    if !meta.is_file() {
+        return Ok(());
+    }
     let missing = meta.len().saturating_sub(meta.blocks() * 512);
     if missing == 0 {
         return Ok(());
@@ -272,11 +327,29 @@ fn slowed(pool: &HostPool, region: Arc<dyn Region>) -> Arc<dyn Region> {
     }
 }
 
-/// Returns the host's shortcomings, a line each: they cost speed only.
-pub(super) fn remarks(devices: &Devices) -> Vec<String> {
+/// Returns the host's shortcomings, a line each: they cost speed only, but for bad parts of persistent memory.
+pub(super) fn remarks(pool: &HostPool, devices: &Devices) -> Vec<String> {
     let tiers = [&devices.ssd, &devices.hdd].into_iter().flatten();
     let infos: Vec<DeviceInfo> = tiers.map(|device| device.info()).collect();
-    remarks_on(&infos)
+    let mut lines = remarks_on(&infos);
+    if pool.spec().nvm.is_dax() {
+        lines.extend(bad_memory(&pool.nvm_path()));
+    }
+    lines
+}
+
+/// Says how much of persistent memory the kernel lists as bad.
+fn bad_memory(path: &Path) -> Option<String> {
+    let bad = varve_media::dax::bad_parts(&varve_media::dax::Places::default(), &File::open(path).ok()?);
+    let bytes: u64 = bad.iter().map(|(_, len)| len).sum();
+    let (off, _) = bad.first()?;
+    Some(format!(
+        "{}: {} parts of its memory are bad ({bytes} bytes, the first at byte {off}); to read what is stored \
+         there is an error. `varve scrub` names the files, `varve fsck --repair` of the stopped pool mends \
+         what can be mended",
+        path.display(),
+        bad.len()
+    ))
 }
 
 /// Returns the shortcomings for devices with these descriptions. Only files and block devices need anything
@@ -304,9 +377,10 @@ fn remarks_on(infos: &[DeviceInfo]) -> Vec<String> {
 
 /// Refuses a pool that cannot fit on the host, before anything is made.
 fn check_space(pool: &HostPool, nvm_bytes: u64, journal_len: u64) -> Result<(), KernelError> {
-    match pool.spec().nvm {
+    match &pool.spec().nvm {
+        NvmSpec::Device(_) => Ok(()),
         NvmSpec::Shm(_) => live::check_memory_pool(pool.live(), nvm_bytes, journal_len),
-        NvmSpec::File(_) => {
+        NvmSpec::File(_) | NvmSpec::Dax(_) => {
             let space = host_capacity(pool.dir()).map_err(|error| {
                 KernelError::io(
                     format!("cannot ask for the space at {}", pool.dir().display()),

@@ -1,6 +1,7 @@
 //! A pool of plain files: the directory, its `varve.toml`, its lock. Owns names and the messages about
 //! misfits; the store owns the files' content.
 
+use super::arena::Arena;
 use super::devices;
 use super::live;
 use super::spec::{NvmSpec, PoolSpec, TierSpec};
@@ -11,6 +12,7 @@ use std::fs::File;
 use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use varve_media::emulated::NvmModel;
 use varve_store::Devices;
 
@@ -256,16 +258,23 @@ impl HostPool {
         self.dir.join("logs")
     }
 
-    /// Returns the file of the NVM tier.
+    /// Returns the file or device of the NVM tier.
     #[must_use]
     pub fn nvm_path(&self) -> PathBuf {
-        self.fast_dir().join("nvm.img")
+        self.fast_path("nvm.img")
     }
 
-    /// Returns the file of the journal.
+    /// Returns the file of the journal, or the device that it is on.
     #[must_use]
     pub fn journal_path(&self) -> PathBuf {
-        self.fast_dir().join("journal.img")
+        self.fast_path("journal.img")
+    }
+
+    fn fast_path(&self, name: &str) -> PathBuf {
+        match &self.spec.nvm {
+            NvmSpec::Device(path) => path.clone(),
+            _ => self.fast_dir().join(name),
+        }
     }
 
     fn fast_dir(&self) -> &Path {
@@ -299,10 +308,13 @@ impl HostPool {
     /// Describes in a few words which failures data survives.
     #[must_use]
     pub fn durability(&self) -> &'static str {
-        match self.spec.nvm {
+        match &self.spec.nvm {
             NvmSpec::File(_) => {
                 "every call survives a crash of any program; a power cut too once fsynced, and at most 1 s \
                 is lost otherwise"
+            }
+            NvmSpec::Dax(_) | NvmSpec::Device(_) => {
+                "every call survives a crash of any program, and a power cut, once it has returned"
             }
             NvmSpec::Shm(_) => {
                 "memory only: survives a crash of any program, but is LOST at power-off or reboot"
@@ -342,6 +354,11 @@ impl HostPool {
     /// # Errors
     /// A file is missing or cannot be used.
     pub fn devices(&self) -> Result<Devices, KernelError> {
+        Ok(self.opened()?.devices)
+    }
+
+    /// [`devices`](Self::devices), with the device of persistent memory that they are parts of, if any.
+    pub(super) fn opened(&self) -> Result<devices::Opened, KernelError> {
         self.check_memory()?;
         devices::open(self)
     }
@@ -369,10 +386,21 @@ impl HostPool {
     /// # Errors
     /// The boot id cannot be read.
     pub fn logs(&self) -> Result<super::HostLogs, KernelError> {
+        self.logs_with(None)
+    }
+
+    /// [`logs`](Self::logs), some of which are on a device that is open already.
+    pub(super) fn logs_with(&self, arena: Option<Arc<Arena>>) -> Result<super::HostLogs, KernelError> {
         let boot_id = varve_media::host::boot_id()
             .map_err(|error| KernelError::io("cannot read the boot id", error))?;
         let backing = (!self.spec.nvm.is_memory()).then(|| self.logs_dir());
         let logs = super::HostLogs::new(self.live.clone(), backing, self.nvm_path(), boot_id, self.uuid);
+        let logs = match (&self.spec.nvm, arena) {
+            (NvmSpec::Device(_), Some(arena)) => logs.on_device(arena),
+            (NvmSpec::Device(path), None) => logs.on_device(Arc::new(Arena::open_beside(path, self.uuid)?)),
+            (NvmSpec::Dax(_), _) => logs.on_dax_files(),
+            _ => logs,
+        };
         Ok(if self.config.emulate.contains(&Emulated::Nvm) {
             logs.slowed_to(NvmModel::STRATA)
         } else {

@@ -105,6 +105,20 @@ pub fn ensure(live: &Path) -> Result<(), KernelError> {
     Ok(())
 }
 
+/// Returns the settings with logs that fit into a slot of a device.
+#[must_use]
+pub fn fit_slot(config: Config, nvm_bytes: u64, slot_bytes: u64) -> Config {
+    let most = slot_bytes / CHUNK_BYTES * CHUNK_BYTES;
+    if config.log_limit(nvm_bytes) <= most {
+        return config;
+    }
+    Config {
+        log_initial_bytes: config.log_initial_bytes.min(most),
+        log_max_bytes: most,
+        ..config
+    }
+}
+
 /// Returns the settings with logs that fit into the available memory, and a remark if they had to be made
 /// smaller.
 ///

@@ -1,6 +1,7 @@
 //! Logs and pages of sessions as files: live copies in memory files and, where the pool is on disk, backing
 //! files beside it. Owns their names and the choice between two copies; interprets no entry.
 
+use super::arena::{Arena, SlotLog};
 use super::copies::CopyFiles;
 use super::segments::SegmentFiles;
 use super::stale::LeftLog;
@@ -16,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use varve_format::SessionId;
 use varve_format::log::{LIVE_HEADER_SIZE, LiveHeader};
-use varve_ipc::{CopiesAt, Descriptors, Page};
+use varve_ipc::{CopiesAt, DaxAt, DaxMaps, Descriptors, Page};
 use varve_media::emulated::{EmulatedRegion, NvmModel};
 use varve_media::{Backing, DeviceName, LiveLog, MappedOptions, MappedRegion, MediaError, Region};
 use zerocopy::{FromBytes, IntoBytes};
@@ -38,13 +39,26 @@ enum Files {
     Backed(Arc<LiveLog>),
     /// Memory only.
     Memory(Arc<MappedRegion>),
+    /// Persistent memory: a file.
+    Dax(Arc<MappedRegion>),
+    /// Persistent memory: a slot of a device.
+    Slot(Arc<SlotLog>),
+}
+
+/// Where the logs of privileged sessions are persistent memory.
+enum DaxLogs {
+    /// Files beside the backing files.
+    Files,
+    /// Slots of a device.
+    Device(Arc<Arena>),
 }
 
 impl Files {
     fn region(&self) -> Arc<dyn Region> {
         match self {
             Self::Backed(log) => Arc::clone(log) as _,
-            Self::Memory(log) => Arc::clone(log) as _,
+            Self::Memory(log) | Self::Dax(log) => Arc::clone(log) as _,
+            Self::Slot(log) => Arc::clone(log) as _,
         }
     }
 }
@@ -74,6 +88,7 @@ pub struct HostLogs {
     copies: CopyFiles,
     /// Model that the daemon's reads of logs are slowed down to.
     model: Option<NvmModel>,
+    dax: Option<DaxLogs>,
 }
 
 pub(super) fn setup(path: &Path, what: &'static str, error: &io::Error) -> MediaError {
@@ -141,6 +156,33 @@ impl HostLogs {
             segments: SegmentFiles::default(),
             copies: CopyFiles::default(),
             model: None,
+            dax: None,
+        }
+    }
+
+    /// Keeps the logs of privileged sessions in files of the backing directory that are mapped as persistent
+    /// memory.
+    #[must_use]
+    pub(super) fn on_dax_files(self) -> Self {
+        Self {
+            dax: Some(DaxLogs::Files),
+            ..self
+        }
+    }
+
+    /// Keeps the logs of privileged sessions in slots of a device, as far as there are any.
+    #[must_use]
+    pub(super) fn on_device(self, arena: Arc<Arena>) -> Self {
+        Self {
+            dax: Some(DaxLogs::Device(arena)),
+            ..self
+        }
+    }
+
+    const fn arena(&self) -> Option<&Arc<Arena>> {
+        match &self.dax {
+            Some(DaxLogs::Device(arena)) => Some(arena),
+            _ => None,
         }
     }
 
@@ -181,9 +223,19 @@ impl HostLogs {
     pub fn copies(&self) -> Result<Vec<LogCopy>, MediaError> {
         let mut copies = Vec::new();
         for session in LogStore::list(self)? {
+            if let Some(arena) = self.arena()
+                && arena.log_at(session).is_some()
+            {
+                let (path, live) = (PathBuf::from(arena.name().as_str()), true);
+                copies.push(LogCopy { session, path, live });
+                continue;
+            }
+            let dax = self.dax_path(session).map(|path| (path, false));
             let live = (self.log_path(session), true);
             let backing = self.backing_path(session).map(|path| (path, false));
-            let found = std::iter::once(live)
+            let found = dax
+                .into_iter()
+                .chain([live])
                 .chain(backing)
                 .find(|(path, live)| self.belongs(path, session, *live));
             copies.extend(found.map(|(path, live)| LogCopy { session, path, live }));
@@ -203,19 +255,81 @@ impl HostLogs {
         Some(self.backing.as_ref()?.join(format!("{session}.log")))
     }
 
-    fn create_log(&self, session: SessionId, len_bytes: u64, max_bytes: u64) -> Result<Files, MediaError> {
+    /// File of a log that is persistent memory.
+    fn dax_path(&self, session: SessionId) -> Option<PathBuf> {
+        match self.dax {
+            Some(DaxLogs::Files) => Some(self.backing.as_ref()?.join(format!("{session}.dax"))),
+            _ => None,
+        }
+    }
+
+    /// Makes a log in persistent memory; `None` where there is none, or no slot of it is free.
+    fn create_dax(
+        &self,
+        session: SessionId,
+        len_bytes: u64,
+        max_bytes: u64,
+    ) -> Result<Option<Files>, MediaError> {
+        if let Some(path) = self.dax_path(session) {
+            let options = MappedOptions {
+                backing: Backing::Dax,
+                len_bytes,
+                max_bytes,
+                sparse: false,
+            };
+            let log = MappedRegion::create(&path, options)?;
+            // The first store to each page of unwritten blocks waits for the host's journal.
+            log.populate(0, len_bytes);
+            return Ok(Some(Files::Dax(Arc::new(log))));
+        }
+        let Some(arena) = self.arena() else {
+            return Ok(None);
+        };
+        let log = arena.take(session, len_bytes)?;
+        if log.is_none() {
+            tracing::warn!(
+                %session,
+                "{}: no slot is free for a log; this one is durable only when it is synced",
+                arena.name()
+            );
+        }
+        Ok(log.map(|log| Files::Slot(Arc::new(log))))
+    }
+
+    /// Makes a log in memory, with a backing file unless the pool is memory only.
+    fn create_in_memory(
+        &self,
+        session: SessionId,
+        len_bytes: u64,
+        max_bytes: u64,
+    ) -> Result<Files, MediaError> {
         let live = self.log_path(session);
-        let files = match self.backing_path(session) {
-            Some(backing) => Files::Backed(Arc::new(LiveLog::create(&live, &backing, len_bytes, max_bytes)?)),
-            None => {
-                let options = MappedOptions {
-                    backing: Backing::Shm,
-                    len_bytes,
-                    max_bytes,
-                    sparse: false,
-                };
-                Files::Memory(Arc::new(MappedRegion::create(&live, options)?))
-            }
+        if let Some(backing) = self.backing_path(session) {
+            let log = LiveLog::create(&live, &backing, len_bytes, max_bytes)?;
+            return Ok(Files::Backed(Arc::new(log)));
+        }
+        let options = MappedOptions {
+            backing: Backing::Shm,
+            len_bytes,
+            max_bytes,
+            sparse: false,
+        };
+        Ok(Files::Memory(Arc::new(MappedRegion::create(&live, options)?)))
+    }
+
+    fn create_log(
+        &self,
+        session: SessionId,
+        (len_bytes, max_bytes): (u64, u64),
+        privileged: bool,
+    ) -> Result<Files, MediaError> {
+        let dax = match privileged {
+            true => self.create_dax(session, len_bytes, max_bytes)?,
+            false => None,
+        };
+        let files = match dax {
+            Some(files) => files,
+            None => self.create_in_memory(session, len_bytes, max_bytes)?,
         };
         let region = files.region();
         let header = LiveHeader::new(self.boot_id, self.pool_uuid, session);
@@ -249,8 +363,25 @@ impl HostLogs {
     }
 
     /// Returns the copy of an earlier daemon's log that counts. From now on it is only read.
-    fn find(&self, session: SessionId) -> Result<Option<LeftLog>, MediaError> {
-        let open = |path: &Path| LeftLog::open(path).map_err(|error| setup(path, "open it", &error));
+    fn find(&self, session: SessionId) -> Result<Option<Arc<dyn Region>>, MediaError> {
+        let open = |path: &Path| match LeftLog::open(path) {
+            Ok(log) => Ok(Arc::new(log) as Arc<dyn Region>),
+            Err(error) => Err(setup(path, "open it", &error)),
+        };
+        if let Some(arena) = self.arena()
+            && let Some(log) = arena.find(session)?
+        {
+            self.recovered.lock().live += 1;
+            return Ok(Some(Arc::new(log)));
+        }
+        if let Some(path) = self.dax_path(session).filter(|path| path.exists()) {
+            if self.belongs(&path, session, false) {
+                let log = open(&path)?;
+                self.recovered.lock().live += 1;
+                return Ok(Some(log));
+            }
+            self.ignore(&path);
+        }
         let live = self.log_path(session);
         let backing = self.backing_path(session).filter(|path| path.exists());
         if live.exists() {
@@ -274,15 +405,20 @@ impl HostLogs {
 }
 
 impl LogStore for HostLogs {
-    fn create(&self, session: SessionId, log_bytes: Option<(u64, u64)>) -> Result<SessionArea, MediaError> {
+    fn create(
+        &self,
+        session: SessionId,
+        log_bytes: Option<(u64, u64)>,
+        privileged: bool,
+    ) -> Result<SessionArea, MediaError> {
         // A session that was never committed may have left files of its name.
         self.remove(session);
         let path = self.page_path(session);
         let made = Page::create(&path, session).map_err(|error| setup(&path, "create it", &error));
         let page = made.inspect_err(|_| remove(&path))?;
         let files = match log_bytes {
-            Some((len_bytes, max_bytes)) => Some(
-                self.create_log(session, len_bytes, max_bytes)
+            Some(bytes) => Some(
+                self.create_log(session, bytes, privileged)
                     .inspect_err(|_| self.remove(session))?,
             ),
             None => None,
@@ -312,7 +448,7 @@ impl LogStore for HostLogs {
     }
 
     fn open(&self, session: SessionId) -> Result<Option<Arc<dyn Region>>, MediaError> {
-        Ok(self.find(session)?.map(|log| self.slowed(Arc::new(log))))
+        Ok(self.find(session)?.map(|log| self.slowed(log)))
     }
 
     fn list(&self) -> Result<Vec<SessionId>, MediaError> {
@@ -320,7 +456,9 @@ impl LogStore for HostLogs {
         all.extend(numbers(&self.live, "page-", "")?);
         if let Some(dir) = &self.backing {
             all.extend(numbers(dir, "", ".log")?);
+            all.extend(numbers(dir, "", ".dax")?);
         }
+        all.extend(self.arena().into_iter().flat_map(|arena| arena.list()));
         Ok(all.into_iter().collect())
     }
 
@@ -328,6 +466,14 @@ impl LogStore for HostLogs {
         self.open.lock().remove(&session);
         remove(&self.log_path(session));
         remove(&self.page_path(session));
+        if let Some(arena) = self.arena()
+            && let Err(error) = arena.free(session)
+        {
+            tracing::warn!(%session, "its log is left behind: {error}");
+        }
+        if let Some(path) = self.dax_path(session) {
+            remove(&path);
+        }
         if let Some(path) = self.backing_path(session) {
             remove(&path);
         }
@@ -347,20 +493,26 @@ impl LogStore for HostLogs {
                 .map_err(|error| setup(&self.log_path(session), "share it", &error))
         };
         // Opened anew: the client must not change flags and position of the daemon's own descriptor.
-        let path = self.log_path(session);
-        let own = || {
-            let file = File::options().read(true).write(true).open(&path);
+        let own = |path: &Path| {
+            let file = File::options().read(true).write(true).open(path);
             file.map(Into::into)
-                .map_err(|error| setup(&path, "open it", &error))
+                .map_err(|error| setup(path, "open it", &error))
         };
         match files {
             Some(Files::Backed(log)) => {
-                descriptors.log = Some(own()?);
+                descriptors.log = Some(own(&self.log_path(session))?);
                 if privileged {
                     descriptors.log_backing = Some(share(log.backing_file())?);
                 }
             }
-            Some(Files::Memory(_)) => descriptors.log = Some(own()?),
+            Some(Files::Memory(_)) => descriptors.log = Some(own(&self.log_path(session))?),
+            Some(Files::Dax(_)) => {
+                descriptors.log = self.dax_path(session).map(|path| own(&path)).transpose()?;
+            }
+            Some(Files::Slot(_)) => {
+                let shared = self.arena().map(|arena| arena.share(session)).transpose()?;
+                descriptors.log = shared.flatten().map(Into::into);
+            }
             None => {}
         }
         if privileged {
@@ -391,7 +543,46 @@ impl LogStore for HostLogs {
     }
 
     fn needs_sync(&self) -> bool {
-        self.backing.is_some()
+        self.backing.is_some() && self.dax.is_none()
+    }
+
+    fn log_needs_sync(&self, session: SessionId) -> bool {
+        matches!(self.open.lock().get(&session), Some(Files::Backed(_)))
+            || self.needs_sync() && !self.open.lock().contains_key(&session)
+    }
+
+    fn fenced_is_durable(&self, others: bool) -> bool {
+        match (&self.dax, &self.backing) {
+            (None, backing) => backing.is_none(),
+            // Slots run out, other users' logs are memory, and so may logs be that are left.
+            (Some(DaxLogs::Device(_)), _) => false,
+            (Some(DaxLogs::Files), Some(dir)) => {
+                !others && numbers(dir, "", ".log").is_ok_and(|left| left.is_empty())
+            }
+            (Some(DaxLogs::Files), None) => false,
+        }
+    }
+
+    fn dax_maps(&self, session: SessionId, privileged: bool) -> DaxMaps {
+        const FILE: DaxAt = DaxAt {
+            off: 0,
+            align_bytes: 4096,
+            is_device: false,
+        };
+        let log = match self.open.lock().get(&session) {
+            Some(Files::Dax(_)) => Some(FILE),
+            Some(Files::Slot(_)) => self.arena().and_then(|arena| arena.log_at(session)),
+            Some(Files::Backed(_) | Files::Memory(_)) | None => None,
+        };
+        let nvm = match &self.dax {
+            Some(DaxLogs::Device(arena)) => Some(arena.nvm_at()),
+            Some(DaxLogs::Files) => Some(FILE),
+            None => None,
+        };
+        DaxMaps {
+            nvm: nvm.filter(|_| privileged),
+            log,
+        }
     }
 }
 
@@ -448,7 +639,7 @@ mod tests {
     fn live_copy_is_used_when_only_the_daemon_ended() {
         for backed in [true, false] {
             let place = Place::new(backed);
-            let area = place.logs(1).create(S, Some((CHUNK, 4 * CHUNK))).unwrap();
+            let area = place.logs(1).create(S, Some((CHUNK, 4 * CHUNK)), true).unwrap();
             area.log.as_ref().unwrap().write(5000, b"not synced").unwrap();
             let logs = place.logs(1);
             assert_eq!(logs.list().unwrap(), [S]);
@@ -477,7 +668,7 @@ mod tests {
     fn backing_is_used_when_the_live_copy_is_lost_or_of_another_boot() {
         for lose in [true, false] {
             let place = Place::new(true);
-            let area = place.logs(1).create(S, Some((CHUNK, 4 * CHUNK))).unwrap();
+            let area = place.logs(1).create(S, Some((CHUNK, 4 * CHUNK)), true).unwrap();
             let log = area.log.unwrap();
             log.write(8192, b"synced").unwrap();
             log.sync(8192, 6).unwrap();
@@ -509,7 +700,7 @@ mod tests {
         let place = Place::new(true);
         let log = place
             .logs(1)
-            .create(S, Some((CHUNK, CHUNK)))
+            .create(S, Some((CHUNK, CHUNK)), true)
             .unwrap()
             .log
             .unwrap();
@@ -536,7 +727,7 @@ mod tests {
         for len in [LIVE, 4095, 5000, CHUNK / 2, 3 * CHUNK + 17, 1 << 40] {
             for shorten in ["live/log-7", "logs/7.log"] {
                 let place = Place::new(true);
-                place.logs(1).create(S, Some((CHUNK, 4 * CHUNK))).unwrap();
+                place.logs(1).create(S, Some((CHUNK, 4 * CHUNK)), true).unwrap();
                 let file = std::fs::File::options()
                     .write(true)
                     .open(place.dir.path().join(shorten))
@@ -559,7 +750,7 @@ mod tests {
     #[test]
     fn copies_are_ignored_when_they_are_of_another_session_or_memory_of_another_boot() {
         let place = Place::new(false);
-        place.logs(1).create(S, Some((CHUNK, CHUNK))).unwrap();
+        place.logs(1).create(S, Some((CHUNK, CHUNK)), true).unwrap();
         let live = place.dir.path().join("live");
         std::fs::copy(live.join("log-7"), live.join("log-8")).unwrap();
         let logs = place.logs(1);
@@ -572,7 +763,7 @@ mod tests {
     fn descriptors_reach_the_same_files() {
         let place = Place::new(true);
         let logs = place.logs(1);
-        let area = logs.create(S, Some((CHUNK, 2 * CHUNK))).unwrap();
+        let area = logs.create(S, Some((CHUNK, 2 * CHUNK)), true).unwrap();
         let fds = logs.descriptors(S, true).unwrap();
         let client = varve_media::LiveLog::from_fds(
             fds.log.unwrap(),
@@ -588,7 +779,7 @@ mod tests {
         assert!(fds.page.is_some() && fds.nvm.is_some());
         let fds = logs.descriptors(S, false).unwrap();
         assert!(fds.log.is_some() && fds.log_backing.is_none() && fds.nvm.is_none());
-        logs.create(SessionId(9), None).unwrap();
+        logs.create(SessionId(9), None, true).unwrap();
         let fds = logs.descriptors(SessionId(9), false).unwrap();
         assert!(fds.log.is_none() && fds.log_backing.is_none() && fds.nvm.is_none());
     }

@@ -1,6 +1,7 @@
 //! A pool of plain files on this machine: its directory and configuration, its live directory, its logs, its
 //! devices, the daemon on a socket. Holds all code that knows the host.
 
+mod arena;
 mod copies;
 mod daemon;
 mod destroy;

@@ -2,48 +2,71 @@
 
 use super::size;
 use std::fmt;
+use std::path::PathBuf;
 use varve_media::DeviceSpec;
 
 /// The NVM tier.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NvmSpec {
     /// A plain file in the pool of this many bytes.
     File(u64),
+    /// Persistent memory: a file in the pool, whose directory is on a file system with DAX, of this many
+    /// bytes.
+    Dax(u64),
+    /// Persistent memory: all of this devdax device.
+    Device(PathBuf),
     /// Memory only, of this many bytes: survives the daemon, not the machine.
     Shm(u64),
 }
 
 impl NvmSpec {
-    /// Returns the tier's bytes.
+    /// Returns the tier's bytes; `None`: what the device has.
     #[must_use]
-    pub const fn bytes(self) -> u64 {
+    pub const fn bytes(&self) -> Option<u64> {
         match self {
-            Self::File(bytes) | Self::Shm(bytes) => bytes,
+            Self::File(bytes) | Self::Dax(bytes) | Self::Shm(bytes) => Some(*bytes),
+            Self::Device(_) => None,
         }
+    }
+
+    /// Whether it is persistent memory.
+    #[must_use]
+    pub const fn is_dax(&self) -> bool {
+        matches!(self, Self::Dax(_) | Self::Device(_))
     }
 
     /// Whether it lies in memory only.
     #[must_use]
-    pub const fn is_memory(self) -> bool {
+    pub const fn is_memory(&self) -> bool {
         matches!(self, Self::Shm(_))
     }
 
-    /// Reads `SIZE` or `shm:SIZE`.
+    /// Whether a person left the choice of the medium open: a size and no more.
+    #[must_use]
+    pub fn is_open(text: Option<&str>) -> bool {
+        text.is_none_or(|text| !text.contains([':', '/']))
+    }
+
+    /// Reads `SIZE`, `file:SIZE`, `shm:SIZE`, `dax:SIZE` or `dax:DEVICE`.
     ///
     /// # Errors
     /// A message with the fault.
     pub fn parse(text: &str) -> Result<Self, String> {
         let text = text.trim();
+        let (kind, size) = match text.split_once(':') {
+            Some((kind, rest)) => (kind, rest),
+            None => ("", text),
+        };
+        if kind == "dax" && size.starts_with('/') {
+            return Ok(Self::Device(size.into()));
+        }
         if text.starts_with(['/', '.']) {
             return Err(format!(
-                "NVM `{text}`: persistent-memory devices are not supported yet; write SIZE or shm:SIZE, for \
-                example 1G or shm:1G"
+                "NVM `{text}`: a device of persistent memory is written dax:/dev/daxX.Y; for a file system \
+                 that is mounted with DAX, make the pool in a directory there with dax:SIZE, for example \
+                 dax:1G"
             ));
         }
-        let (memory, size) = match text.strip_prefix("shm:") {
-            Some(size) => (true, size),
-            None => (false, text),
-        };
         let bytes = size::parse(size).map_err(|error| format!("NVM: {error} (or shm:1G)"))?;
         let least = varve_format::superblock::NVM_MIN_BYTES;
         if bytes < least {
@@ -53,11 +76,14 @@ impl NvmSpec {
             ));
         }
         let bytes = bytes / varve_format::BLOCK_BYTES * varve_format::BLOCK_BYTES;
-        Ok(if memory {
-            Self::Shm(bytes)
-        } else {
-            Self::File(bytes)
-        })
+        match kind {
+            "" | "file" => Ok(Self::File(bytes)),
+            "shm" => Ok(Self::Shm(bytes)),
+            "dax" => Ok(Self::Dax(bytes)),
+            kind => Err(format!(
+                "NVM: `{kind}:` is not known; write SIZE, file:SIZE, shm:SIZE or dax:SIZE"
+            )),
+        }
     }
 }
 
@@ -65,6 +91,8 @@ impl fmt::Display for NvmSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::File(bytes) => f.write_str(&size::exact(*bytes)),
+            Self::Dax(bytes) => write!(f, "dax:{}", size::exact(*bytes)),
+            Self::Device(path) => write!(f, "dax:{}", path.display()),
             Self::Shm(bytes) => write!(f, "shm:{}", size::exact(*bytes)),
         }
     }
@@ -142,6 +170,25 @@ impl Default for PoolSpec {
 }
 
 impl PoolSpec {
+    /// Puts NVM of a plain size on persistent memory where the pool's directory is on a file system with DAX.
+    /// Returns the reason, for a person, if it did.
+    pub fn choose_nvm(&mut self, dir: &std::path::Path) -> Option<String> {
+        let NvmSpec::File(bytes) = self.nvm else {
+            return None;
+        };
+        // A directory that does not exist yet is made in the next one above it that does.
+        let there = dir.ancestors().find(|dir| dir.is_dir())?;
+        if !varve_media::dax::is_dax_dir(there) {
+            return None;
+        }
+        self.nvm = NvmSpec::Dax(bytes);
+        Some(format!(
+            "NVM is dax: {} is on a file system with DAX, so stores go straight to persistent memory \
+             (--nvm file:SIZE for a plain file)",
+            there.display()
+        ))
+    }
+
     /// Returns the default, with the given tiers in their places.
     ///
     /// # Errors
@@ -199,12 +246,24 @@ mod tests {
         );
         assert_eq!(again, Ok(spec));
         assert_eq!(PoolSpec::parse(None, None, None), Ok(PoolSpec::default()));
+        for (text, nvm) in [
+            ("dax:64M", NvmSpec::Dax(64 << 20)),
+            ("dax:/dev/dax0.0", NvmSpec::Device("/dev/dax0.0".into())),
+        ] {
+            assert_eq!(NvmSpec::parse(text), Ok(nvm.clone()));
+            assert_eq!(nvm.to_string(), text);
+        }
+        assert_eq!(NvmSpec::parse("file:64M"), Ok(NvmSpec::File(64 << 20)));
+        assert!(NvmSpec::is_open(None) && NvmSpec::is_open(Some("1G")));
+        assert!(!NvmSpec::is_open(Some("file:1G")) && !NvmSpec::is_open(Some("dax:/dev/dax0.0")));
     }
 
     #[test]
     fn specs_are_refused_with_a_reason() {
         for (nvm, ssd, hdd, said) in [
-            (Some("/dev/pmem0"), None, None, "not supported yet"),
+            (Some("/dev/pmem0"), None, None, "dax:/dev/daxX.Y"),
+            (Some("dax:64K"), None, None, "too small"),
+            (Some("tape:1G"), None, None, "`tape:` is not known"),
             (Some("0"), None, None, "too small"),
             (Some("shm:much"), None, None, "not a size"),
             (None, Some("many"), None, "SSD"),

@@ -8,9 +8,9 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
-use varve_ipc::{Hello, IpcError, Link, Page, Welcome, socket};
+use varve_ipc::{DaxAt, Hello, IpcError, Link, Page, Welcome, socket};
 use varve_media::emulated::{EmulatedRegion, NvmModel};
-use varve_media::{Backing, DeviceName, LiveLog, MappedRegion, MediaError, Region, Verified};
+use varve_media::{Backing, DaxPart, DeviceName, LiveLog, MappedRegion, MediaError, Region, Verified};
 
 use crate::options::{Connection, Connector};
 
@@ -38,8 +38,11 @@ impl Connector for SocketConnector {
             Some(nvm) => {
                 let name = DeviceName::from(self.path.with_file_name("nvm").as_path());
                 // Read only: the daemon alone writes to it.
-                let region =
-                    MappedRegion::from_file(File::from(nvm), name, Backing::File, welcome.nvm_bytes, false);
+                let (file, len) = (File::from(nvm), welcome.nvm_bytes);
+                let region = match welcome.dax.nvm {
+                    Some(at) => map_dax(file, name, at, len, len, false),
+                    None => MappedRegion::from_file(file, name, Backing::File, len, false),
+                };
                 Some(Arc::new(region.map_err(|error| unmapped(&error))?) as Arc<dyn Region>)
             }
             None => None,
@@ -80,6 +83,10 @@ fn map_log(
 ) -> Result<Arc<dyn Region>, IpcError> {
     let name = DeviceName::from(PathBuf::from(format!("log-{}", welcome.session)).as_path());
     let max = welcome.log_max_bytes.max(welcome.log_bytes);
+    if let Some(at) = welcome.dax.log {
+        let region = map_dax(File::from(live), name, at, welcome.log_bytes, max, true);
+        return Ok(Arc::new(region.map_err(|error| unmapped(&error))?.retirable()));
+    }
     Ok(match backing {
         Some(backing) => {
             Arc::new(LiveLog::from_fds(live, backing, name, max).map_err(|error| unmapped(&error))?)
@@ -94,6 +101,25 @@ fn map_log(
             }
         }
     })
+}
+
+/// Maps persistent memory.
+fn map_dax(
+    file: File,
+    name: DeviceName,
+    at: DaxAt,
+    len_bytes: u64,
+    max_bytes: u64,
+    writable: bool,
+) -> Result<MappedRegion, MediaError> {
+    if !at.is_device {
+        return MappedRegion::from_file(file, name, Backing::Dax, max_bytes, writable);
+    }
+    let part = DaxPart {
+        off: at.off,
+        align_bytes: at.align_bytes,
+    };
+    MappedRegion::of_device(file, name, part, len_bytes, max_bytes, writable)
 }
 
 fn broken(why: &str) -> IpcError {

@@ -323,6 +323,7 @@ pub(super) fn welcome(log: &dyn Region, nvm: &dyn Region) -> Welcome {
         nvm_sums: None,
         nvm_sums_once: false,
         nvm_emulated: false,
+        dax: varve_ipc::DaxMaps::default(),
         lease_ms: 100_000,
         wait_ms: 100_000,
         digest_percent: 90,

@@ -202,6 +202,7 @@ impl Connector for Door {
             nvm_sums: None,
             nvm_sums_once: false,
             nvm_emulated: false,
+            dax: varve_ipc::DaxMaps::default(),
             lease_ms: 1_000,
             wait_ms: 1_000,
             digest_percent: 90,

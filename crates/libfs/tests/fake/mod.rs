@@ -876,6 +876,7 @@ impl Service for Fake {
             nvm_sums: None,
             nvm_sums_once: false,
             nvm_emulated: false,
+            dax: varve_ipc::DaxMaps::default(),
             lease_ms: 20_000,
             wait_ms: 10_000,
             digest_percent: 30,

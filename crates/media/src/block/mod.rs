@@ -15,4 +15,4 @@ pub use file::{BlockOptions, FileDevice};
 pub use ng::NgDevice;
 pub use open::{Opened, explain, open};
 pub use spec::{DeviceSpec, NvmeAddress, PciAddress, SpecError};
-pub use survey::{Finding, Verdict, survey};
+pub use survey::survey;

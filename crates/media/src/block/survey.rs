@@ -8,51 +8,12 @@ use io_uring::{IoUring, Probe, opcode};
 
 use super::PciAddress;
 use super::nvme::Places;
+use crate::finding::{Finding, Verdict};
 
 /// Huge pages of 2 MiB that a controller without an IOMMU needs: a queue pair for each processor, at most 16,
 /// and the admin queue.
 fn huge_pages_wanted() -> u64 {
     std::thread::available_parallelism().map_or(1, |count| count.get().min(16) as u64) + 1
-}
-
-/// State of one finding.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
-    /// It is there.
-    Good,
-    /// Worth knowing; nothing is missing.
-    Note,
-    /// It is missing for a device of this machine.
-    Missing,
-}
-
-/// One result of the survey.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Finding {
-    /// Topic in a word or two, or the name of the device in question.
-    pub topic: String,
-    /// State of the topic.
-    pub verdict: Verdict,
-    /// For a person.
-    pub text: String,
-    /// Commands that mend it, in order, for root.
-    pub commands: Vec<String>,
-}
-
-impl Finding {
-    fn new(topic: impl Into<String>, verdict: Verdict, text: impl Into<String>) -> Self {
-        Self {
-            topic: topic.into(),
-            verdict,
-            text: text.into(),
-            commands: Vec::new(),
-        }
-    }
-
-    fn mend(mut self, command: impl Into<String>) -> Self {
-        self.commands.push(command.into());
-        self
-    }
 }
 
 /// Checks everything that a way to a device needs.

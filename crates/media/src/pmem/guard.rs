@@ -6,10 +6,12 @@
 //!
 //! The copy is a single instruction at a known address. Touching a page that the file no longer has raises
 //! SIGBUS at it; the handler then continues behind the copy, as the kernel does with its own copies from user
-//! space. Any other SIGBUS goes to the previous handler.
+//! space. A SIGBUS of persistent memory that is watched goes to [`poison`](super::poison), any other to the
+//! previous handler.
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
+    use super::super::poison;
     use std::sync::OnceLock;
 
     std::arch::global_asm!(
@@ -97,6 +99,18 @@ mod x86 {
                     *at = cut as i64;
                     return;
                 }
+            }
+        }
+        // SAFETY: the kernel passes a valid record; for SIGBUS it holds an address.
+        let (code, address) = unsafe { ((*info).si_code, (*info).si_addr().addr()) };
+        // SAFETY: only reads and restores this thread's error number.
+        unsafe {
+            let errno = *libc::__errno_location();
+            // Other codes are sent by processes.
+            let is_mended = code > 0 && poison::mend(address);
+            *libc::__errno_location() = errno;
+            if is_mended {
+                return;
             }
         }
         let before = BEFORE.get().copied().flatten();

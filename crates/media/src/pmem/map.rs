@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::guard;
 use super::persist::Persist;
+use super::poison::{BLOCK_BYTES, Poison};
 use crate::error::{DeviceName, MediaError, check_range};
 
 /// Mappings begin on a huge page, so that one can back them.
@@ -24,6 +25,25 @@ pub(crate) struct Mapping {
     len_bytes: AtomicU64,
     writable: bool,
     persist: Persist,
+    /// Bad parts, of persistent memory.
+    poison: Option<Box<Poison>>,
+}
+
+/// A part of persistent memory to map.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DaxPart {
+    /// First byte in the file or device, a multiple of 2 MiB.
+    pub off: u64,
+    /// Bytes that a mapping is cut into: 4 KiB for a file, the alignment of a device.
+    pub align_bytes: u64,
+}
+
+impl DaxPart {
+    /// A whole file.
+    pub const FILE: Self = Self {
+        off: 0,
+        align_bytes: BLOCK_BYTES,
+    };
 }
 
 // SAFETY: the mapping lives as long as the value; it is only accessed by raw copies, for which the callers of
@@ -38,8 +58,8 @@ pub(crate) struct MapOptions {
     pub(crate) len_bytes: u64,
     pub(crate) max_bytes: u64,
     pub(crate) writable: bool,
-    /// Ask for MAP_SYNC, which only a DAX file system grants.
-    pub(crate) dax: bool,
+    /// Ask for MAP_SYNC, which only persistent memory grants.
+    pub(crate) dax: Option<DaxPart>,
 }
 
 impl Mapping {
@@ -60,20 +80,21 @@ impl Mapping {
             .ok_or_else(too_long)?;
         let reserved = reserved.next_multiple_of(HUGE_PAGE_BYTES);
         let base = reserve(reserved).map_err(|e| MediaError::setup(name, "reserve address space", &e))?;
-        let mapping = Self {
+        let mut mapping = Self {
             name: name.clone(),
             base,
             reserved_bytes: reserved,
             len_bytes: AtomicU64::new(options.len_bytes),
             writable: options.writable,
-            persist: Persist::new(options.dax),
+            persist: Persist::new(options.dax.is_some()),
+            poison: options.dax.map(|part| Poison::new(part.align_bytes)),
         };
         let protection = if options.writable {
             libc::PROT_READ | libc::PROT_WRITE
         } else {
             libc::PROT_READ
         };
-        let sharing = if options.dax {
+        let sharing = if options.dax.is_some() {
             libc::MAP_SHARED_VALIDATE | libc::MAP_SYNC
         } else {
             libc::MAP_SHARED
@@ -87,11 +108,14 @@ impl Mapping {
                 protection,
                 sharing | libc::MAP_FIXED,
                 file.as_raw_fd(),
-                0,
+                options.dax.map_or(0, |part| part.off.cast_signed()),
             )
         };
         if mapped == libc::MAP_FAILED {
             return Err(MediaError::setup(name, "map it", &io::Error::last_os_error()));
+        }
+        if let Some(poison) = &mut mapping.poison {
+            poison.watch(base.as_ptr(), reserved);
         }
         for advice in [libc::MADV_HUGEPAGE, libc::MADV_DONTDUMP] {
             // SAFETY: exactly the range of this mapping. Only advice: failure (no huge pages here) changes
@@ -195,8 +219,48 @@ impl Mapping {
         self.check(off, len)
     }
 
+    /// Notes that a range cannot be read.
+    pub(crate) fn note_bad(&self, off: u64, len: u64) {
+        if let Some(poison) = &self.poison {
+            poison.note(off, len);
+        }
+    }
+
+    /// `Io` if a range holds memory that was found bad.
+    #[inline]
+    fn check_good(&self, poison: &Poison, op: &'static str, off: u64, len: usize) -> Result<(), MediaError> {
+        match poison.first_in(off, len) {
+            None => Ok(()),
+            Some(bad) => {
+                // The rest of the block that is bad, as far as it was asked for.
+                let end = (bad + 1).next_multiple_of(BLOCK_BYTES).min(off + len as u64);
+                Err(MediaError::from_errno(&self.name, op, bad, end - bad, libc::EIO))
+            }
+        }
+    }
+
+    fn read_dax(&self, poison: &Poison, off: u64, out: &mut [u8]) -> Result<(), MediaError> {
+        let at = self.check(off, out.len())?;
+        self.check_good(poison, "read", off, out.len())?;
+        if poison.granule() > BLOCK_BYTES && guard::is_ready() {
+            // Ends at the bad line; a page replaced by the handler would cost its whole granule.
+            // SAFETY: the range lies in the mapping (checked); the guard is ready.
+            let there = unsafe { guard::copy(self.base.as_ptr().add(at), out) };
+            if there < out.len() {
+                poison.note(off + there as u64, 1);
+            }
+        } else {
+            // SAFETY: the range lies in the mapping (checked), which `out`, a Rust reference, never overlaps.
+            unsafe { self.persist.copy_out(self.base.as_ptr().add(at), out) };
+        }
+        self.check_good(poison, "read", off, out.len())
+    }
+
     #[inline]
     pub(crate) fn read(&self, off: u64, out: &mut [u8]) -> Result<(), MediaError> {
+        if let Some(poison) = &self.poison {
+            return self.read_dax(poison, off, out);
+        }
         let off = self.check(off, out.len())?;
         // SAFETY: the range lies in the mapping (checked), which `out`, a Rust reference, never overlaps.
         unsafe { self.persist.copy_out(self.base.as_ptr().add(off), out) };
@@ -206,6 +270,10 @@ impl Mapping {
     /// [`read`](Self::read) where another process may have shortened the file: missing bytes read as zeros.
     /// `false`: this machine does not support it, and `out` is unchanged.
     pub(crate) fn read_guarded(&self, off: u64, out: &mut [u8]) -> Result<bool, MediaError> {
+        if let Some(poison) = &self.poison {
+            // What is missing here is bad memory.
+            return self.read_dax(poison, off, out).map(|()| true);
+        }
         let off = self.check(off, out.len())?;
         if !guard::is_ready() {
             return Ok(false);
@@ -218,18 +286,31 @@ impl Mapping {
 
     #[inline]
     pub(crate) fn write(&self, off: u64, src: &[u8]) -> Result<(), MediaError> {
-        let off = self.check_write(off, src.len())?;
+        let at = self.check_write(off, src.len())?;
+        self.check_written(off, src.len())?;
         // SAFETY: the range lies in the writable mapping (both checked), to which no Rust reference is ever
         // made.
-        unsafe { self.persist.copy_in(self.base.as_ptr().add(off), src) };
-        Ok(())
+        unsafe { self.persist.copy_in(self.base.as_ptr().add(at), src) };
+        self.check_written(off, src.len())
+    }
+
+    /// `Io` if stores to a range go nowhere.
+    #[inline]
+    fn check_written(&self, off: u64, len: usize) -> Result<(), MediaError> {
+        match &self.poison {
+            Some(poison) => self.check_good(poison, "write", off, len),
+            None => Ok(()),
+        }
     }
 
     #[inline]
     pub(crate) fn write_crc(&self, off: u64, src: &[u8], seed: u32) -> Result<u32, MediaError> {
-        let off = self.check_write(off, src.len())?;
+        let at = self.check_write(off, src.len())?;
+        self.check_written(off, src.len())?;
         // SAFETY: as in `write`.
-        Ok(unsafe { self.persist.copy_in_crc(self.base.as_ptr().add(off), src, seed) })
+        let crc = unsafe { self.persist.copy_in_crc(self.base.as_ptr().add(at), src, seed) };
+        self.check_written(off, src.len())?;
+        Ok(crc)
     }
 
     #[inline]
@@ -268,4 +349,100 @@ fn reserve(len: usize) -> io::Result<NonNull<u8>> {
     }
     NonNull::new(raw.cast::<u8>().wrapping_add(before))
         .ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::{DaxPart, MapOptions, Mapping, Poison};
+    use crate::error::MediaError;
+    use std::fs::File;
+
+    /// A mapping whose bad pages are found, of a file that is then cut off in the middle: touching the rest
+    /// raises SIGBUS, as a bad page does.
+    fn cut_off(file: &File, granule: u64) -> Mapping {
+        file.set_len(8 << 20).unwrap();
+        let options = MapOptions {
+            len_bytes: 8 << 20,
+            max_bytes: 8 << 20,
+            writable: true,
+            dax: None,
+        };
+        let mut map = Mapping::new(&"nvm".into(), file, options).unwrap();
+        let mut poison = Poison::new(granule);
+        poison.watch(map.base.as_ptr(), map.reserved_bytes);
+        map.poison = Some(poison);
+        map.write(0, &[7; 8192]).unwrap();
+        file.set_len(4 << 20).unwrap();
+        map
+    }
+
+    fn errno<T>(result: Result<T, MediaError>) -> Option<(u64, i32)> {
+        match result {
+            Err(MediaError::Io { off, errno, .. }) => Some((off, errno)),
+            _ => None,
+        }
+    }
+
+    #[test]
+    #[cfg(target_arch = "x86_64")]
+    fn bad_page_is_an_error_for_its_blocks_and_no_crash() {
+        const BAD: u64 = 6 << 20;
+        for granule in [4096, 2 << 20] {
+            let map = cut_off(&tempfile::tempfile().unwrap(), granule);
+            let mut out = vec![0; 8192];
+            map.read(0, &mut out).unwrap();
+            assert!(out == [7; 8192]);
+            // Into the bad part, after a good one.
+            map.read((4 << 20) - 8192, &mut out).unwrap();
+            assert_eq!(
+                errno(map.read((4 << 20) - 100, &mut out)),
+                Some((4 << 20, libc::EIO))
+            );
+            assert_eq!(
+                errno(map.read(BAD + 5, &mut out[..10])),
+                Some((BAD + 5, libc::EIO))
+            );
+            assert_eq!(
+                errno(map.read_guarded(BAD + 5000, &mut out[..10])).unwrap().1,
+                libc::EIO
+            );
+            // A store that finds it, and one that knows.
+            for _ in 0..2 {
+                assert_eq!(errno(map.write(7 << 20, &[1; 300])), Some((7 << 20, libc::EIO)));
+            }
+            assert_eq!(errno(map.write_crc((7 << 20) + 9, b"x", 0)).unwrap().1, libc::EIO);
+            map.read(4096, &mut out[..4096]).unwrap();
+            assert!(out[..4096] == [7; 4096], "the rest is as before");
+        }
+    }
+
+    #[test]
+    fn listed_bad_block_is_never_touched() {
+        let map = cut_off(&tempfile::tempfile().unwrap(), 4096);
+        map.note_bad(4096, 512);
+        let mut out = [0; 4096];
+        assert_eq!(errno(map.read(0, &mut [0; 4097])), Some((4096, libc::EIO)));
+        map.read(0, &mut out).unwrap();
+        assert!(out == [7; 4096]);
+    }
+
+    #[test]
+    fn file_without_dax_is_not_mapped() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(4096).unwrap();
+        let options = MapOptions {
+            len_bytes: 4096,
+            max_bytes: 4096,
+            writable: true,
+            dax: Some(DaxPart::FILE),
+        };
+        match Mapping::new(&"nvm".into(), &file, options) {
+            Err(MediaError::Setup { errno, .. }) => {
+                assert!([libc::EOPNOTSUPP, libc::EINVAL].contains(&errno), "{errno}");
+            }
+            Err(error) => panic!("{error}"),
+            Ok(_) => eprintln!("SKIPPED: the directory for temporary files is on persistent memory"),
+        }
+    }
 }

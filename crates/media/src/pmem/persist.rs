@@ -10,11 +10,14 @@
 #[cfg(any(test, target_arch = "x86_64"))]
 mod fold;
 mod portable;
+mod trace;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
 use std::sync::OnceLock;
 use std::sync::atomic::{Ordering, fence as atomic_fence};
+
+pub(crate) use trace::{Step, traced};
 
 /// Bytes in a cache line, the unit of non-temporal stores.
 pub const LINE_BYTES: usize = 64;
@@ -76,9 +79,11 @@ impl Kernel {
 #[derive(Debug, Clone, Copy)]
 pub struct Persist {
     kernel: Kernel,
-    /// Lines written by ordinary stores are flushed from the cache: needed on `dax`, wasted on the page
+    /// Lines written by ordinary stores are written back from the cache: needed on `dax`, wasted on the page
     /// cache.
     flush_lines: bool,
+    /// Stores, write-backs and fences are noted for a crash test.
+    is_traced: bool,
 }
 
 impl Persist {
@@ -87,12 +92,37 @@ impl Persist {
         Self {
             kernel: Kernel::best(),
             flush_lines,
+            is_traced: false,
+        }
+    }
+
+    /// [`new`](Self::new), with each step noted in the [trace](traced) of the thread that takes it.
+    pub(crate) fn noting(flush_lines: bool) -> Self {
+        Self {
+            is_traced: true,
+            ..Self::new(flush_lines)
         }
     }
 
     /// With a given kernel, for tests and measurements; `None` if this processor cannot run it.
     pub fn with_kernel(kernel: Kernel, flush_lines: bool) -> Option<Self> {
-        kernel.is_supported().then_some(Self { kernel, flush_lines })
+        kernel.is_supported().then_some(Self {
+            kernel,
+            flush_lines,
+            is_traced: false,
+        })
+    }
+
+    /// The instruction by which this processor writes a line back: `clwb`, else `clflushopt`, else `clflush`.
+    pub fn write_back_name() -> &'static str {
+        #[cfg(target_arch = "x86_64")]
+        {
+            x86::WriteBack::best().name()
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        {
+            "none"
+        }
     }
 
     /// The kernel in use.
@@ -168,9 +198,12 @@ impl Persist {
             std::ptr::copy_nonoverlapping(src, line.as_mut_ptr(), n);
             std::ptr::copy_nonoverlapping(line.as_ptr(), dst, n);
         }
+        if self.is_traced {
+            trace::note(Step::Cached(dst.addr(), line[..n].into()));
+        }
         if self.flush_lines {
             // SAFETY: `dst` is mapped (caller); the `n` bytes are within one line.
-            unsafe { flush_line(dst) };
+            unsafe { self.flush_line(dst) };
         }
         if CRC {
             self.crc_bytes(state, &line[..n])
@@ -185,7 +218,7 @@ impl Persist {
     unsafe fn lines<const CRC: bool>(self, dst: *mut u8, src: *const u8, lines: usize, state: u32) -> u32 {
         debug_assert!(lines > 0 && dst.align_offset(LINE_BYTES) == 0);
         // SAFETY: the caller's promise, and `self.kernel` is supported by construction.
-        unsafe {
+        let state = unsafe {
             match self.kernel {
                 #[cfg(target_arch = "x86_64")]
                 Kernel::Avx512 => x86::lines_avx512::<CRC>(dst, src, lines, state),
@@ -203,7 +236,51 @@ impl Persist {
                     state
                 }
             }
+        };
+        if self.is_traced {
+            // SAFETY: `lines` whole lines at `dst` were just stored; a traced destination is private memory.
+            unsafe { self.note_lines(dst, lines) };
         }
+        state
+    }
+
+    /// Notes the steps of [`lines`](Self::lines).
+    ///
+    /// # Safety
+    /// `lines` whole lines must be readable at `dst`, and not be written meanwhile.
+    #[cold]
+    unsafe fn note_lines(self, dst: *const u8, lines: usize) {
+        for line in 0..lines {
+            let mut bytes = [0u8; LINE_BYTES];
+            // SAFETY: line `line < lines` of the caller's range.
+            let at = unsafe {
+                let at = dst.add(line * LINE_BYTES);
+                std::ptr::copy_nonoverlapping(at, bytes.as_mut_ptr(), LINE_BYTES);
+                at.addr()
+            };
+            let bytes = bytes.as_slice().into();
+            if self.kernel == Kernel::Portable {
+                trace::note(Step::Cached(at, bytes));
+                if self.flush_lines {
+                    trace::note(Step::WrittenBack(at));
+                }
+            } else {
+                trace::note(Step::Streamed(at, bytes));
+            }
+        }
+    }
+
+    /// Writes the line that holds `at` back to memory.
+    ///
+    /// # Safety
+    /// `at` must be mapped.
+    #[inline]
+    unsafe fn flush_line(self, at: *mut u8) {
+        if self.is_traced {
+            trace::note(Step::WrittenBack(at.addr()));
+        }
+        // SAFETY: the caller's promise is passed on.
+        unsafe { flush_line(at) };
     }
 
     #[inline]
@@ -239,6 +316,9 @@ impl Persist {
     /// Orders this thread's earlier stores, non-temporal ones and flushes included, before its later ones.
     #[inline]
     pub fn fence(self) {
+        if self.is_traced {
+            trace::note(Step::Fenced);
+        }
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `sfence` is part of every x86-64 and has no preconditions.
         unsafe {

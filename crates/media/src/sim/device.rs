@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::history::{DeviceIndex, Event};
-use super::{Device, SimMedium, SimWorld, World};
+use super::{Device, Flaw, SimMedium, SimWorld, World};
 use crate::DEVICE_BLOCK_BYTES;
 use crate::error::{DeviceName, MediaError, check_blocks, check_range};
 use crate::pmem::persist::crc32c_append;
+use crate::pmem::steps::{self, Step};
 use crate::traits::{BlockDevice, DeviceInfo, MediumKind, Region};
 
 /// Returns a number for this thread: fences order the stores of one thread only.
@@ -67,8 +68,49 @@ impl SimWorld {
                     thread: thread_number(),
                     off,
                     data,
+                    cached: false,
                 });
             }
+        })
+    }
+
+    /// Stores by the functions of `dax`, each step an event of its own.
+    fn store_by_steps(
+        &self,
+        index: DeviceIndex,
+        off: u64,
+        src: &[u8],
+        seed: u32,
+        flaw: Flaw,
+    ) -> Result<u32, MediaError> {
+        self.on_device(index, off, src.len() as u64, |world| {
+            let (crc, steps) = steps::of_copy(off, src, seed, flaw != Flaw::NoWriteBack);
+            let thread = thread_number();
+            for step in steps {
+                let (off, data, cached) = match step {
+                    Step::Cached(off, data) => (off, data, true),
+                    Step::Streamed(off, data) => (off, data, false),
+                    Step::WrittenBack(off) => {
+                        world.record(Event::WriteBack {
+                            device: index,
+                            thread,
+                            line: off as u64 / 64 * 64,
+                        });
+                        continue;
+                    }
+                    Step::Fenced => continue,
+                };
+                let (off, data) = (off as u64, Arc::from(data));
+                world.devices[index].pages.write(off, &data);
+                world.record(Event::Store {
+                    device: index,
+                    thread,
+                    off,
+                    data,
+                    cached,
+                });
+            }
+            crc
         })
     }
 
@@ -111,10 +153,16 @@ impl Region for SimRegion {
     }
 
     fn write(&self, off: u64, src: &[u8]) -> Result<(), MediaError> {
-        self.world.store(self.index, off, src.into())
+        match self.medium {
+            SimMedium::DaxByStore(flaw) => self.world.store_by_steps(self.index, off, src, 0, flaw).map(drop),
+            _ => self.world.store(self.index, off, src.into()),
+        }
     }
 
     fn write_crc(&self, off: u64, src: &[u8], seed: u32) -> Result<u32, MediaError> {
+        if let SimMedium::DaxByStore(flaw) = self.medium {
+            return self.world.store_by_steps(self.index, off, src, seed, flaw);
+        }
         // Copied once, so that the checksum covers the stored bytes.
         let data: Arc<[u8]> = src.into();
         let crc = crc32c_append(seed, &data);
@@ -123,6 +171,11 @@ impl Region for SimRegion {
     }
 
     fn fence(&self) -> Result<(), MediaError> {
+        if let SimMedium::DaxByStore(flaw) = self.medium
+            && (flaw == Flaw::NoFence || !steps::fences())
+        {
+            return Ok(());
+        }
         self.world.0.lock().record(Event::Fence {
             thread: thread_number(),
         });
@@ -130,6 +183,9 @@ impl Region for SimRegion {
     }
 
     fn sync(&self, off: u64, len: u64) -> Result<(), MediaError> {
+        if matches!(self.medium, SimMedium::DaxByStore(_)) {
+            self.fence()?;
+        }
         self.world.on_device(self.index, off, len, |world| {
             world.record(Event::Sync {
                 device: self.index,

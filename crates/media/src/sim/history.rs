@@ -3,6 +3,8 @@
 //! Contents that a power cut may leave (a process kill leaves everything stored):
 //! - `Dax`: each 64-byte line written since the writing thread's last fence is as before, as after, or as
 //!   after some of its stores; within a line each aligned 8-byte word varies independently.
+//! - `DaxByStore`: the same for each line that was not fenced since it was streamed or written back; a store
+//!   whose line is still in the cache is never made durable by a fence, but may become so at any time.
 //! - `File`: each 4 KiB page stored to since its last sync is as before, as after, or as at some moment
 //!   between; or its 512-byte sectors vary independently.
 //! - `Block`: each 512-byte sector written since the last flush is as after any of its writes, or none.
@@ -25,6 +27,14 @@ pub(super) enum Event {
         thread: u64,
         off: u64,
         data: Arc<[u8]>,
+        /// In the cache of the processor, until its line is written back.
+        cached: bool,
+    },
+    /// A line is written back from the cache.
+    WriteBack {
+        device: DeviceIndex,
+        thread: u64,
+        line: u64,
     },
     Fence {
         thread: u64,
@@ -87,6 +97,8 @@ struct Pending {
     thread: u64,
     off: u64,
     data: PendingData,
+    /// No fence makes it durable before its line is written back.
+    cached: bool,
 }
 
 #[derive(Clone)]
@@ -167,6 +179,7 @@ impl Replay {
                 thread,
                 off,
                 data,
+                cached,
             } => {
                 self.current[*device].write(*off, data);
                 if self.media[*device] != SimMedium::Shm {
@@ -176,9 +189,11 @@ impl Replay {
                         thread: *thread,
                         off: *off,
                         data,
+                        cached: *cached,
                     });
                 }
             }
+            Event::WriteBack { device, thread, line } => self.write_back(*device, *thread, *line),
             Event::Fence { thread } => self.fence(*thread),
             Event::Sync {
                 device,
@@ -186,6 +201,8 @@ impl Replay {
                 off,
                 len,
             } => match self.media[*device] {
+                // The fence of a sync by stores is recorded by itself.
+                SimMedium::DaxByStore(_) => {}
                 SimMedium::Dax => self.fence(*thread),
                 SimMedium::File => self.sync_file(*device, *off, *len),
                 SimMedium::Shm | SimMedium::Block => {}
@@ -198,6 +215,7 @@ impl Replay {
                     thread: 0,
                     off: *off,
                     data: PendingData::Zeros(*len),
+                    cached: false,
                 });
             }
             Event::Grow { device, len_bytes } | Event::Create { device, len_bytes } => {
@@ -223,17 +241,30 @@ impl Replay {
             .for_each(|pending| pending.apply(&mut self.durable[pending.device]));
     }
 
+    /// Takes the stores to a line out of the cache, whichever thread made them: the next fence of `thread`
+    /// makes them durable.
+    fn write_back(&mut self, device: DeviceIndex, thread: u64, line: u64) {
+        let inside = line..line + self.media[device].unit_bytes();
+        for pending in &mut self.pending {
+            if pending.cached && pending.device == device && inside.contains(&pending.off) {
+                pending.cached = false;
+                pending.thread = thread;
+            }
+        }
+    }
+
     /// Commits a thread's stores to persistent memory, and older stores of other threads to the same words:
     /// memory is coherent, so an older store can never overwrite a newer one.
     fn fence(&mut self, thread: u64) {
         let media = self.media.clone();
-        let dax = |pending: &Pending| media[pending.device] == SimMedium::Dax;
+        let dax = |pending: &Pending| media[pending.device].is_dax();
+        let is_done = |pending: &Pending| pending.thread == thread && !pending.cached;
         let mut newer: Vec<(DeviceIndex, Range<u64>)> = Vec::new();
         let mut keep = vec![true; self.pending.len()];
         let mixed = self
             .pending
             .iter()
-            .any(|pending| pending.thread != thread && dax(pending));
+            .any(|pending| !is_done(pending) && dax(pending));
         for (index, pending) in self
             .pending
             .iter()
@@ -248,7 +279,7 @@ impl Replay {
                     .iter()
                     .any(|(device, range)| *device == pending.device && meets(range))
             };
-            if pending.thread == thread || covered() {
+            if is_done(pending) || covered() {
                 keep[index] = false;
                 if mixed {
                     newer.push((pending.device, words));

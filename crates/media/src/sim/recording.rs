@@ -75,7 +75,9 @@ impl Recording {
                     label = Some(text.clone());
                     continue;
                 }
-                Event::Store { device, .. } => (PointKind::Store, Some(*device)),
+                Event::Store { device, .. } | Event::WriteBack { device, .. } => {
+                    (PointKind::Store, Some(*device))
+                }
                 Event::Fence { .. } => (PointKind::Fence, None),
                 Event::Sync { device, .. } => (PointKind::Sync, Some(*device)),
                 Event::Flush { device } => (PointKind::Flush, Some(*device)),

@@ -330,3 +330,59 @@ fn file_ranges_synced_together_are_there_in_any_combination_before_and_all_after
     assert_eq!(seen, HashSet::from([(0, 0), (1, 0), (0, 2), (1, 2)]));
     assert_eq!(at(recording.events_len(), Crash::PowerNone), (1, 2));
 }
+
+#[test]
+fn stores_of_dax_are_durable_when_their_lines_were_written_back_and_fenced() {
+    use super::Flaw;
+    for (flaw, is_kept) in [
+        (Flaw::None, true),
+        (Flaw::NoWriteBack, false),
+        (Flaw::NoFence, false),
+    ] {
+        let world = SimWorld::new();
+        let nvm = world.add_region("nvm", SimMedium::DaxByStore(flaw), 4096, 4096);
+        let (recording, ()) = world.record(|| {
+            // Part of a line, whole lines, part of a line.
+            nvm.write(40, &[7; 200]).unwrap();
+            let crc = nvm.write_crc(1000, b"checksum", 3).unwrap();
+            assert_eq!(crc, crate::crc32c_append(3, b"checksum"));
+            nvm.fence().unwrap();
+        });
+        let mut seen = [0; 200];
+        nvm.read(40, &mut seen).unwrap();
+        assert_eq!(seen, [7; 200], "visible at once");
+        let image = recording
+            .image(recording.events_len(), Crash::PowerNone)
+            .into_world();
+        let nvm = image.region("nvm").unwrap();
+        nvm.read(40, &mut seen).unwrap();
+        assert_eq!(seen == [7; 200], is_kept, "{flaw:?}");
+        // Lines that were streamed need the fence alone.
+        assert_eq!(seen[24..152] == [7; 128], flaw != Flaw::NoFence, "{flaw:?}");
+        let mut word = [0; 8];
+        nvm.read(1000, &mut word).unwrap();
+        assert_eq!(word == *b"checksum", is_kept, "{flaw:?}");
+    }
+}
+
+#[test]
+fn line_written_back_takes_the_stores_of_other_threads_with_it() {
+    use super::Flaw;
+    let world = SimWorld::new();
+    let nvm = world.add_region("nvm", SimMedium::DaxByStore(Flaw::None), 4096, 4096);
+    let (recording, ()) = world.record(|| {
+        std::thread::scope(|scope| {
+            scope.spawn(|| nvm.write(0, &[1; 8]).unwrap());
+        });
+        // Stores to the same line, and fences: the other thread never did.
+        nvm.write(8, &[2; 8]).unwrap();
+        nvm.fence().unwrap();
+    });
+    let end = recording
+        .image(recording.events_len(), Crash::PowerNone)
+        .into_world();
+    let mut seen = [0; 16];
+    end.region("nvm").unwrap().read(0, &mut seen).unwrap();
+    // The first thread wrote its line back itself, without a fence: nothing is promised of it.
+    assert_eq!(seen[8..], [2; 8]);
+}

@@ -200,6 +200,7 @@ const fn kind_name(kind: PointKind) -> &'static str {
 const fn medium_name(medium: SimMedium) -> &'static str {
     match medium {
         SimMedium::Dax => "dax",
+        SimMedium::DaxByStore(_) => "dax, store by store",
         SimMedium::File => "file",
         SimMedium::Shm => "shm",
         SimMedium::Block => "block",
@@ -296,6 +297,12 @@ pub(super) enum Moment {
 }
 
 impl Recorded {
+    /// The recorded stores.
+    #[must_use]
+    pub const fn recording(&self) -> &Recording {
+        &self.recording
+    }
+
     /// The activity at this point.
     fn activity(&self, at: usize) -> &'static str {
         let under_way = self.activities.iter().find(|(end, _)| at < *end);

@@ -123,7 +123,7 @@ impl History {
             .zip(&returned)
             .for_each(|(most, returned)| *most = (*most).max(*returned));
         let kill = matches!(crash, Crash::Kill | Crash::KillTorn(_));
-        if kill || medium == SimMedium::Dax {
+        if kill || medium.is_dax() {
             return (returned, most);
         }
         let mut least = vec![0; self.sessions];

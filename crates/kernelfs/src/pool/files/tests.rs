@@ -216,3 +216,39 @@ fn pool_is_free_when_its_lock_goes_though_a_child_still_has_the_descriptor() {
     drop(made.0.lock().unwrap());
     drop(childs);
 }
+
+#[test]
+fn persistent_memory_that_is_none_is_refused_with_the_commands_and_nothing_is_left() {
+    let temp = tempfile::tempdir().unwrap();
+    if varve_media::dax::is_dax_dir(temp.path()) {
+        eprintln!("SKIPPED: the directory for temporary files is on persistent memory");
+        return;
+    }
+    let dir = temp.path().join("pool");
+    for (nvm, said) in [
+        ("dax:16M", "ndctl create-namespace -m fsdax"),
+        ("dax:/dev/null", "ndctl create-namespace -m devdax"),
+        ("dax:/dev/not-there", "not-there"),
+    ] {
+        let error = create_pool(&dir, &spec(nvm)).unwrap_err().to_string();
+        assert!(error.contains(said), "{nvm}: {error}");
+        assert!(!dir.exists(), "{nvm}");
+    }
+    // A plain size stays a file here.
+    let mut plain = spec("16M");
+    assert_eq!(plain.choose_nvm(&dir), None);
+    assert_eq!(plain, spec("16M"));
+}
+
+#[test]
+fn log_of_a_device_fits_its_slot() {
+    let config = crate::Config::default();
+    let fitted = crate::pool::live::fit_slot(config.clone(), 1 << 30, 6 << 20);
+    assert_eq!(
+        (fitted.log_initial_bytes, fitted.log_limit(1 << 30)),
+        (4 << 20, 6 << 20)
+    );
+    fitted.validate().unwrap();
+    let roomy = crate::pool::live::fit_slot(config.clone(), 64 << 20, 64 << 20);
+    assert_eq!(roomy.log_max_bytes, config.log_max_bytes);
+}

@@ -151,6 +151,7 @@ impl Fake {
             nvm_sums: None,
             nvm_sums_once: false,
             nvm_emulated: false,
+            dax: varve_ipc::DaxMaps::default(),
             lease_ms: 2000,
             wait_ms: self.wait_ms,
             digest_percent: 30,

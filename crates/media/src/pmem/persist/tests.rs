@@ -117,3 +117,82 @@ proptest! {
         prop_assert_eq!(chained, crc32c::crc32c_append(seed, &source));
     }
 }
+
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn write_back_is_the_best_that_the_processor_has_and_each_keeps_the_bytes() {
+    use super::x86::WriteBack;
+    assert_eq!(WriteBack::ALL.map(|by| by.is_in(0)), [false, false, true]);
+    assert_eq!(WriteBack::ALL.map(|by| by.is_in(1 << 23)), [false, true, true]);
+    assert_eq!(WriteBack::ALL.map(|by| by.is_in(1 << 24)), [true, false, true]);
+    let mut line = Box::new(Aligned([3; 6144]));
+    for by in WriteBack::ALL
+        .into_iter()
+        .filter(|by| by.is_in(WriteBack::features()))
+    {
+        line.0[77] += 1;
+        let want = line.0;
+        // SAFETY: inside of `line`; the processor has the instruction.
+        unsafe { by.line(line.0.as_mut_ptr().add(77)) };
+        Persist::new(true).fence();
+        assert!(line.0 == want, "{}", by.name());
+    }
+    let best = WriteBack::best();
+    assert!(best.is_in(WriteBack::features()) && Persist::write_back_name() == best.name());
+}
+
+/// Returns which bytes a fence at the end makes durable, by the rules of the processor.
+fn durable(steps: &[super::Step], base: usize, len: usize) -> Vec<bool> {
+    use super::Step;
+    let mut cached = vec![false; len];
+    let mut waiting = vec![false; len];
+    let mut done = vec![false; len];
+    for step in steps {
+        match step {
+            Step::Cached(at, bytes) => {
+                (at - base..at - base + bytes.len()).for_each(|byte| {
+                    (cached[byte], waiting[byte], done[byte]) = (true, false, false);
+                });
+            }
+            Step::Streamed(at, bytes) => {
+                (at - base..at - base + bytes.len()).for_each(|byte| waiting[byte] = true);
+            }
+            Step::WrittenBack(at) => {
+                let line = (at - base) / 64 * 64;
+                (line..(line + 64).min(len)).for_each(|byte| waiting[byte] |= cached[byte]);
+            }
+            Step::Fenced => (0..len).for_each(|byte| done[byte] |= waiting[byte]),
+        }
+    }
+    done
+}
+
+proptest! {
+    #[test]
+    fn fence_makes_every_copied_byte_durable_and_only_if_lines_are_written_back(
+        to in 0_usize..200, len in 1_usize..1500, kernel in 0_usize..5
+    ) {
+        let kernel = Kernel::ALL[kernel];
+        if !kernel.is_supported() {
+            return Ok(());
+        }
+        for flush_lines in [true, false] {
+            let persist = Persist { kernel, flush_lines, is_traced: true };
+            let mut buffer = Box::new(Aligned([0; 6144]));
+            let (base, src) = (buffer.0.as_mut_ptr(), pattern(len, 9));
+            let ((), steps) = super::traced(|| {
+                // SAFETY: `to + len` is below 6,144.
+                unsafe { persist.copy_in(base.add(to), &src) };
+                persist.fence();
+            });
+            let done = durable(&steps, base.addr(), 6144);
+            let partial = to % 64 != 0 || (to + len) % 64 != 0 || kernel == Kernel::Portable;
+            prop_assert_eq!(done[to..to + len].iter().all(|done| *done), flush_lines || !partial);
+            let ((), unfenced) = super::traced(|| {
+                // SAFETY: as above.
+                unsafe { persist.copy_in(base.add(to), &src) };
+            });
+            prop_assert_eq!(durable(&unfenced, base.addr(), 6144).iter().filter(|done| **done).count(), 0);
+        }
+    }
+}

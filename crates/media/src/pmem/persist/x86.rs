@@ -281,40 +281,76 @@ pub(super) unsafe fn copy_out_avx512(src: *const u8, dst: *mut u8, len: usize) {
 /// # Safety
 /// `at` must be mapped.
 pub(super) unsafe fn flush_line(at: *mut u8) {
-    match write_back() {
-        // SAFETY: the instruction was found supported, and the line is mapped.
-        WriteBack::Clwb => unsafe {
-            std::arch::asm!("clwb [{}]", in(reg) at, options(nostack, preserves_flags));
-        },
-        // SAFETY: as above.
-        WriteBack::Clflushopt => unsafe {
-            std::arch::asm!("clflushopt [{}]", in(reg) at, options(nostack, preserves_flags));
-        },
-        // SAFETY: part of x86-64; the line is mapped.
-        WriteBack::Clflush => unsafe { _mm_clflush(at) },
-    }
+    // SAFETY: the instruction was found supported, and the line is mapped.
+    unsafe { WriteBack::best().line(at) };
 }
 
-#[derive(Clone, Copy)]
-enum WriteBack {
+/// An instruction that writes a line back to memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum WriteBack {
+    /// Keeps the line in the cache.
     Clwb,
+    /// Evicts the line.
     Clflushopt,
+    /// Evicts the line, one at a time.
     Clflush,
 }
 
-fn write_back() -> WriteBack {
-    static FOUND: std::sync::OnceLock<WriteBack> = std::sync::OnceLock::new();
-    *FOUND.get_or_init(|| {
-        let leaves = std::arch::x86_64::__cpuid_count(0, 0).eax;
-        let ebx = if leaves >= 7 {
-            std::arch::x86_64::__cpuid_count(7, 0).ebx
-        } else {
-            0
-        };
-        match (ebx >> 24 & 1, ebx >> 23 & 1) {
-            (1, _) => WriteBack::Clwb,
-            (_, 1) => WriteBack::Clflushopt,
-            _ => WriteBack::Clflush,
+impl WriteBack {
+    /// All, the best first.
+    pub(super) const ALL: [Self; 3] = [Self::Clwb, Self::Clflushopt, Self::Clflush];
+
+    /// The best of this processor, found once.
+    pub(super) fn best() -> Self {
+        static FOUND: std::sync::OnceLock<WriteBack> = std::sync::OnceLock::new();
+        *FOUND.get_or_init(|| {
+            let features = Self::features();
+            let found = Self::ALL.into_iter().find(|by| by.is_in(features));
+            found.unwrap_or(Self::Clflush)
+        })
+    }
+
+    /// Register EBX of CPUID's leaf 7; 0 where there is no such leaf.
+    pub(super) fn features() -> u32 {
+        match std::arch::x86_64::__cpuid_count(0, 0).eax {
+            7.. => std::arch::x86_64::__cpuid_count(7, 0).ebx,
+            _ => 0,
         }
-    })
+    }
+
+    /// Whether a processor with these features has it.
+    pub(super) const fn is_in(self, features: u32) -> bool {
+        match self {
+            Self::Clwb => features >> 24 & 1 == 1,
+            Self::Clflushopt => features >> 23 & 1 == 1,
+            Self::Clflush => true,
+        }
+    }
+
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Clwb => "clwb",
+            Self::Clflushopt => "clflushopt",
+            Self::Clflush => "clflush",
+        }
+    }
+
+    /// Writes the line that holds `at` back.
+    ///
+    /// # Safety
+    /// `at` must be mapped, and this processor must have the instruction.
+    pub(super) unsafe fn line(self, at: *mut u8) {
+        match self {
+            // SAFETY: the caller's promises.
+            Self::Clwb => unsafe {
+                std::arch::asm!("clwb [{}]", in(reg) at, options(nostack, preserves_flags));
+            },
+            // SAFETY: as above.
+            Self::Clflushopt => unsafe {
+                std::arch::asm!("clflushopt [{}]", in(reg) at, options(nostack, preserves_flags));
+            },
+            // SAFETY: part of x86-64; the line is mapped.
+            Self::Clflush => unsafe { _mm_clflush(at) },
+        }
+    }
 }
