@@ -379,7 +379,7 @@ fn command_lines_that_cannot_be_done_are_refused_with_what_to_do() {
         few
     });
     assert!(few.contains("too few; give at least"), "{few}");
-    for words in [["--min-run", "1"], ["--rate", "fast"]] {
+    for words in [["--min-run", "0"], ["--rate", "fast"]] {
         let output = command(&["dedup", "apply"], &pool.mnt())
             .args(words)
             .output()
