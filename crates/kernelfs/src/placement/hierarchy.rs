@@ -278,7 +278,8 @@ impl State {
             let id = RangeId::of_file(key, index * RANGE_BLOCKS);
             let mut parts = catalog.extents(key, id.start(), RANGE_BLOCKS as usize);
             parts.retain(|part| part.extent.file_block.0 < id.end());
-            let within = |part: &MappedPart| u64::from(part.extent.len).min(id.end() - part.extent.file_block.0);
+            let within =
+                |part: &MappedPart| u64::from(part.extent.len).min(id.end() - part.extent.file_block.0);
             let mapped: u64 = parts.iter().map(within).sum();
             let share = |blocks: u64| (read.saturating_mul(blocks)).div_ceil(mapped.max(1));
             let mut own = [0; 3];
@@ -682,7 +683,10 @@ mod tests {
         let policy = Hierarchy::default();
         let clones = TenClones(Cell::new(Tier::Hdd));
         policy.used(key(1), FileBlock(0), 300, Use::Read);
-        assert!(policy.plan(&roomy(), &clones, 4096).is_empty(), "read once by one");
+        assert!(
+            policy.plan(&roomy(), &clones, 4096).is_empty(),
+            "read once by one"
+        );
         for ino in 2..=3 {
             policy.used(key(ino), FileBlock(0), 300, Use::Read);
         }

@@ -159,7 +159,10 @@ fn runs_of_one_block_leave_each_checksum_once() {
     let blocks = files.at();
     let (runs, found) = search(&mut files, MIN_MEMORY_BYTES, 1);
     let (all, unbounded) = search(&mut files, 1 << 28, 1);
-    assert!(found.passes > unbounded.passes && unbounded.passes == 2, "{found:?}");
+    assert!(
+        found.passes > unbounded.passes && unbounded.passes == 2,
+        "{found:?}"
+    );
     assert!(runs == all, "{} runs and {}", runs.len(), all.len());
     let mut end = 0;
     for run in &runs {

@@ -313,6 +313,7 @@ impl Link for Fake {
                         tier,
                         block: BlockNo(place),
                         unwritten: false,
+                        number: None,
                     }));
                 }
                 let end = runs.len() <= max as usize;
