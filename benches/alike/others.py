@@ -135,8 +135,8 @@ def on_loops(arguments, images, table):
     folder = "images"
     tools = [
         ("duperemove 4 KiB", "duperemove", ["duperemove", "-dr", "-h", "-b", "4096", "--hashfile=HASH", folder]),
-        ("duperemove 4 KiB, partial", "duperemove",
-         ["duperemove", "-dr", "-h", "-b", "4096", "--dedupe-options=partial", "--hashfile=HASH", folder]),
+        ("duperemove 4 KiB, partial, same", "duperemove",
+         ["duperemove", "-dr", "-h", "-b", "4096", "--dedupe-options=partial,same", "--hashfile=HASH", folder]),
         ("duperemove default (128 KiB)", "duperemove", ["duperemove", "-dr", "-h", "--hashfile=HASH", folder]),
         ("jdupes", "jdupes", ["jdupes", "-r", "-B", folder]),
         ("rmlint", "rmlint", ["sh", "-c", f"rmlint -T df -c sh:handler=clone -o sh:HASH.sh {folder} && HASH.sh -d -q"]),
