@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Ten images read cold through the mount, in turn and at once, from an emulated SSD and HDD: apart, and after `varve dedup apply`.
   benches/alike/reading.py DIR-OF-IMAGES [MIB]        the first MIB (32) of each image, ten at most
-Half of the NVM is filled first, so that the images lie on the slower tier and what is read often has room to move up. `in turn`
+Half of the NVM is filled while the images are written, so that they lie on the slower tier; then what is read often has room to
+move up. `in turn`
 reads one image after the other; `again` does it once more after ten seconds, with the kernel's pages dropped. Seconds: of the
 first image, of the others on average, of all at once. VARVE names the program; VARVE_BEFORE another one that is run by turns."""
 import glob
@@ -59,11 +60,9 @@ class Pool:
         os.mkdir(self.dir)
         run(varve, "up", self.dir, "--nvm", "512M", *sizes[tier], "--detach")
         run(varve, "down", self.dir)
-        with open(os.path.join(self.dir, "varve.toml"), "a+") as config:
-            config.seek(0)
-            text = config.read()
-            config.truncate(0)
-            config.write(f'emulate = ["{tier}"]\nplacement_high_percent = 50\nplacement_low_percent = 20\n' + text)
+        # The settings of the daemon are the last table.
+        with open(os.path.join(self.dir, "varve.toml"), "a") as config:
+            config.write(f'\nemulate = ["{tier}"]\nplacement_high_percent = 50\nplacement_low_percent = 20\n')
         self.up()
 
     def up(self):
@@ -94,6 +93,7 @@ def side(name, varve, tier, images, mib, work):
             files.append(f"{pool.dir}/mnt/{number:02d}")
             run("dd", f"if={image}", f"of={files[-1]}", "bs=1M", f"count={mib}", "conv=fsync,sparse", "status=none")
         run(varve, "digest", pool.dir)
+        os.unlink(filler)
         for what in ["apart", "shared"]:
             if what == "shared":
                 print("  " + run(varve, "dedup", "apply", *files).strip().splitlines()[-1])
