@@ -379,7 +379,7 @@ fn command_lines_that_cannot_be_done_are_refused_with_what_to_do() {
         few
     });
     assert!(few.contains("too few; give at least"), "{few}");
-    for words in [["--min-run", "1"], ["--rate", "fast"]] {
+    for words in [["--min-run", "0"], ["--rate", "fast"]] {
         let output = command(&["dedup", "apply"], &pool.mnt())
             .args(words)
             .output()
@@ -468,6 +468,97 @@ fn undo_that_needs_more_than_is_free_is_not_begun_and_ends_whole_when_space_runs
     for name in ["a", "b", "c"] {
         assert!(std::fs::read(file(name)).unwrap() == base, "{name}");
     }
+    pool.fsck_clean();
+}
+
+/// Another program takes all space, and what the run frees at once, while it shares.
+#[test]
+fn run_in_a_pool_without_space_ends_whole_and_the_next_one_goes_on() {
+    let Some(pool) = pool("0") else { return };
+    let file = |name: &str| pool.mnt().join(name);
+    // Many runs, each of which needs records and becomes an extent.
+    let base = noise(1, 12 << 20);
+    std::fs::write(file("a"), &base).unwrap();
+    for name in ["b", "c"] {
+        let mut parts = Vec::new();
+        for (at, part) in base.chunks(32 << 10).enumerate() {
+            parts.extend_from_slice(part);
+            parts.extend_from_slice(&noise(at as u64 + 100, 4096));
+        }
+        std::fs::write(file(name), parts).unwrap();
+    }
+    run_ok(varve().arg("digest").arg(pool.dir()));
+    let before = tree(&pool.mnt());
+    let state = pool.outside().join("state");
+    run_ok(&mut command(
+        &["dedup", "scan", "--state", state.to_str().unwrap()],
+        &pool.mnt(),
+    ));
+    let shared = || bytes(&json(&["dedup", "status"], &pool.mnt()), "shared_bytes");
+
+    let mut number = 0;
+    let mut fill = || {
+        number += 1;
+        File::create(file(&format!("filler {number}"))).and_then(|mut out| {
+            out.write_all(&noise(number, 1 << 20))
+                .and_then(|()| out.sync_all())
+        })
+    };
+    while fill().is_ok() {}
+    let mut apply = command(
+        &["dedup", "apply", "--rate", "4M", "--exclude", "filler*"],
+        &pool.mnt(),
+    );
+    apply.arg("--state").arg(&state);
+    let mut apply = Running(
+        apply
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap(),
+    );
+    let started = Instant::now();
+    let mut refusals = 0;
+    let status = loop {
+        if let Some(status) = apply.0.try_wait().unwrap() {
+            break status;
+        }
+        assert!(started.elapsed() < LIMIT, "the run does not end");
+        match fill() {
+            Ok(()) => {}
+            Err(error) => {
+                assert_eq!(error.raw_os_error(), Some(libc::ENOSPC), "{error}");
+                refusals += 1;
+            }
+        }
+    };
+    assert!(refusals > 0, "there was space all the time");
+    let mut said = String::new();
+    std::io::Read::read_to_string(apply.0.stderr.as_mut().unwrap(), &mut said).unwrap();
+    if status.success() {
+        assert!(shared() >= 3 * (11 << 20), "all is shared without space");
+    } else {
+        assert_eq!(status.code(), Some(1), "{said}");
+        assert!(
+            said.contains("no space was left for the records") && said.contains("nothing is lost"),
+            "{said}"
+        );
+    }
+    println!("{refusals} writes were refused meanwhile; the run: {status}");
+    for number in 1..=number {
+        let _ = std::fs::remove_file(file(&format!("filler {number}")));
+    }
+    assert!(tree(&pool.mnt()) == before, "bytes, times and modes stay");
+    run_ok(varve().arg("digest").arg(pool.dir()));
+    let rest = json(
+        &["dedup", "apply", "--state", state.to_str().unwrap()],
+        &pool.mnt(),
+    );
+    assert_eq!(rest["complete"], true, "{rest}");
+    assert!(shared() >= 3 * (11 << 20));
+    run_ok(&mut command(&["dedup", "undo"], &pool.mnt()));
+    assert_eq!(shared(), 0);
+    assert!(tree(&pool.mnt()) == before);
     pool.fsck_clean();
 }
 

@@ -133,7 +133,7 @@ pub struct ScanArgs {
     #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = bytes)]
     pub memory: u64,
     /// Shortest run of equal blocks that counts
-    #[arg(long, value_name = "BLOCKS", default_value_t = 4, value_parser = clap::value_parser!(u64).range(2..))]
+    #[arg(long, value_name = "BLOCKS", default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..))]
     pub min_run: u64,
     /// Print each run: file, offset, bytes, and where the same is
     #[arg(long)]
@@ -179,7 +179,7 @@ pub struct ApplyArgs {
     #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = bytes)]
     pub memory: u64,
     /// Shortest run that is shared: each run may become an extent of its own
-    #[arg(long, value_name = "BLOCKS", default_value_t = 4, value_parser = clap::value_parser!(u64).range(2..))]
+    #[arg(long, value_name = "BLOCKS", default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..))]
     pub min_run: u64,
     /// Share nothing; say what looks the same and is not shared yet
     #[arg(long)]

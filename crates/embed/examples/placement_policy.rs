@@ -11,7 +11,7 @@ use varve_embed::SimPool;
 use varve_format::{FileBlock, InodeKey, Tier};
 use varve_ipc::{Cred, SystemClock};
 use varve_kernelfs::Config;
-use varve_kernelfs::placement::{Catalog, Cause, Job, Move, Placement, Use};
+use varve_kernelfs::placement::{At, Catalog, Cause, Job, Move, Placement, Use};
 use varve_libfs::OpenFlags;
 use varve_media::sim::SimWorld;
 use varve_store::{DataTarget, SpaceStats};
@@ -62,12 +62,12 @@ impl Placement for BySize {
         let mut left = most;
         let mut moves = Vec::new();
         for key in known.into_iter().filter(|key| self.is_large(*key)) {
-            for extent in catalog.extents(key, FileBlock(0), 128) {
+            for part in catalog.extents(key, FileBlock(0), 128) {
+                let extent = part.extent;
                 let len = u64::from(extent.len).min(left) as u32;
                 if extent.tier == Tier::Nvm && len > 0 {
                     moves.push(Move {
-                        key,
-                        at: extent.file_block,
+                        at: At::of(key, &part),
                         len,
                         block: extent.block,
                     });

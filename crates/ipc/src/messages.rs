@@ -281,6 +281,20 @@ pub struct MappedExtent {
     pub block: BlockNo,
     /// Allocated but never written: reads as zeros.
     pub unwritten: bool,
+    /// First number of the blocks in the shared space; a number stands for equal bytes as long as the pool
+    /// exists. `None`: the blocks are not shared, or the session may not know.
+    pub number: Option<u64>,
+}
+
+/// Blocks of a file that are in a shared run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NumberedBlocks {
+    /// First block in the file.
+    pub file_block: FileBlock,
+    /// Blocks.
+    pub blocks: u32,
+    /// First number in the shared space, as [`MappedExtent::number`].
+    pub number: u64,
 }
 
 /// A part of a file whose blocks have equally many owners.
@@ -605,6 +619,9 @@ pub enum Response {
     Entries(Vec<DirEntry>),
     /// To [`Request::ReadLink`] and [`Request::ReadData`] (short at the end of the file).
     Bytes(#[serde(with = "crate::blob")] Vec<u8>),
+    /// To [`Request::ReadData`], if some of the blocks are shared and the session may know their numbers: the
+    /// numbers of the blocks from which the bytes were read, in order.
+    Numbered(#[serde(with = "crate::blob")] Vec<u8>, Vec<NumberedBlocks>),
     /// To [`Request::Xattrs`]: names and values.
     Xattrs(Vec<(Vec<u8>, Vec<u8>)>),
     /// To [`Request::MapExtents`]: runs in order, holes left out; the flag says that the file has none

@@ -101,7 +101,11 @@ impl KernelFs {
                 reads().owners(session, key, from, max).map(Response::Owned)
             }
             Request::ReadData { key, offset, len } => {
-                reads().read_data(session, key, offset, len).map(Response::Bytes)
+                let (bytes, numbered) = reads().read_data(session, key, offset, len)?;
+                Ok(match numbered.is_empty() {
+                    true => Response::Bytes(bytes),
+                    false => Response::Numbered(bytes, numbered),
+                })
             }
             Request::GrowLog { len_bytes } => LogRequests::of(self)
                 .grow_log(session, len_bytes)

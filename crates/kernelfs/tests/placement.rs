@@ -100,7 +100,7 @@ fn read_all(client: &Client, key: InodeKey) -> Vec<u8> {
             len: 256 << 10,
         };
         match client.link.call(request).unwrap() {
-            Response::Bytes(bytes) => out.extend(bytes),
+            Response::Bytes(bytes) | Response::Numbered(bytes, _) => out.extend(bytes),
             other => panic!("{other:?}"),
         }
     }

@@ -51,6 +51,7 @@ impl Link for Link0 {
                     tier: Tier::Nvm,
                     block: BlockNo(from.0),
                     unwritten: false,
+                    number: None,
                 };
                 let _: FileBlock = run.file_block;
                 Response::Extents(vec![run], true)

@@ -1,7 +1,8 @@
 //! Figure 4.6 again: time and similarity operations of the tree, the paper's tree and k-medoids, all in one
 //! run; then the search for duplicates in the checksums of 1 TiB. `cargo bench -p varve-similarity` prints
 //! the tables of docs/results/similarity.md; with `-- tree` or `-- finder` only one of them, with `--quick`
-//! smaller ones.
+//! smaller ones. `-- manifests DIR` prints the growth of operations with the lists of packages in a directory
+//! (`benches/alike/manifests.py` makes some).
 #![allow(clippy::expect_used)]
 
 #[path = "../tests/kit/mod.rs"]
@@ -13,13 +14,18 @@ use std::sync::Arc;
 use std::time::Instant;
 use varve_similarity::candidates::{self, Checksums, SearchSettings};
 use varve_similarity::hash::mix;
-use varve_similarity::measure::View;
+use varve_similarity::input::{Collector, Limits, package_list};
+use varve_similarity::measure::{View, Weigh};
 use varve_similarity::tree::{ImageId, Mode, Settings, Tree};
 
 fn main() {
     let wish: Vec<String> = std::env::args().collect();
     let asked = |what: &str| wish.iter().any(|argument| argument == what);
     let quick = asked("--quick");
+    if let Some(at) = wish.iter().position(|argument| argument == "manifests") {
+        let dir = wish.get(at + 1).expect("a directory follows");
+        return manifests(std::path::Path::new(dir));
+    }
     if !asked("finder") {
         scaling(if quick { 1000 } else { 10_000 });
     }
@@ -43,6 +49,50 @@ fn online(mode: Mode, views: &[Arc<View>]) -> (Tree, f64) {
         tree.insert(ImageId(id), view.clone());
     }
     (tree, started.elapsed().as_secs_f64())
+}
+
+/// Lists of packages of real releases: the seconds and operations of the default at each number of them, and of
+/// the paper's tree up to 1,000.
+fn manifests(dir: &std::path::Path) {
+    let entries = std::fs::read_dir(dir).expect("a directory of lists");
+    let mut paths: Vec<_> = entries.map(|entry| entry.expect("read").path()).collect();
+    paths.sort();
+    let limits = Limits::default();
+    let view = |path: &std::path::PathBuf| {
+        let mut collector = Collector::new(&path.to_string_lossy(), &limits);
+        collector.packages(package_list(&std::fs::read(path).expect("a list")));
+        Arc::new(collector.finish().sketches.view(Weigh::Packages))
+    };
+    let views: Vec<_> = paths.iter().map(view).collect();
+    println!("| manifests | way | similarity operations | list entries | seconds | clusters |");
+    println!("| --- | --- | --- | --- | --- | --- |");
+    let mut grown = Vec::new();
+    for count in [21, 50, 99, 1000, views.len()] {
+        let some = &views[..count.min(views.len())];
+        for (mode, way) in [(Mode::Rarity, "default"), (Mode::Seed, "paper's tree")] {
+            if mode == Mode::Seed && count > 1000 {
+                continue;
+            }
+            let (tree, seconds) = online(mode, some);
+            let (work, clusters) = (tree.work(), tree.clusters(1).len());
+            let operations = work.comparisons;
+            println!(
+                "| {} | {way} | {operations} | {} | {seconds:.2} | {clusters} |",
+                some.len(),
+                work.postings
+            );
+            if mode == Mode::Rarity {
+                grown.push((some.len() as f64, operations.max(1) as f64));
+            }
+        }
+    }
+    println!(
+        "\nexponent of the default's operations: {:.2} from the first to the last, {:.2} between the last two; peak \
+         memory {} MiB",
+        kit::exponent(&grown),
+        kit::exponent(&grown[grown.len() - 2..]),
+        peak_mib()
+    );
 }
 
 fn scaling(most: u64) {

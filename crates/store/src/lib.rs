@@ -42,8 +42,8 @@ pub use payload::{Payload, PayloadSource, PayloadUnavailable};
 pub use pool::Store;
 pub use tx::{ShareRange, Tx, Unshared};
 pub use types::{
-    DataTarget, Devices, DirItem, MkfsOptions, OpenOptions, OpenReport, OwnedPart, Pass, Passes,
-    PendingFrees, PoolMediaStats, SpaceStats, TierIo, TierStats,
+    DataTarget, Devices, DirItem, MappedPart, MkfsOptions, NumberedBlocks, OpenOptions, OpenReport,
+    OwnedPart, Pass, Passes, PendingFrees, PoolMediaStats, SharedPart, SpaceStats, TierIo, TierStats,
 };
 pub use varve_extent_tree::Progress;
 pub use varve_format::inode::{Content, Inode, InodeSlot};

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
-use varve_format::{FileBlock, FileKind, InodeKey, Tier, TimeNs, TxId};
+use varve_format::{BlockNo, Extent, FileBlock, FileKind, InodeKey, Tier, TimeNs, TxId};
 use varve_media::stats::{CountingDevice, CountingRegion, MediaStats};
 use varve_media::{BlockDevice, Region};
 
@@ -271,6 +271,40 @@ pub struct PendingFrees {
     pub blocks: u64,
     /// Newest transaction that freed some of them: a horizon of this releases all.
     pub newest_tx: TxId,
+}
+
+/// An extent of a file where its blocks lie, with the numbers of its shared blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MappedPart {
+    /// The extent; of shared blocks, tier and block of their run.
+    pub extent: Extent,
+    /// First number in the shared space; `None`: the blocks are in no shared run. A number stands for equal
+    /// bytes as long as the pool exists.
+    pub number: Option<u64>,
+}
+
+/// A run of shared blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SharedPart {
+    /// First number in the shared space.
+    pub number: u64,
+    /// Blocks.
+    pub len: u32,
+    /// Medium.
+    pub tier: Tier,
+    /// First block on it.
+    pub block: BlockNo,
+}
+
+/// Blocks of a file that are in a shared run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NumberedBlocks {
+    /// First block in the file.
+    pub file_block: FileBlock,
+    /// Blocks.
+    pub blocks: u32,
+    /// First number in the shared space.
+    pub number: u64,
 }
 
 /// A part of a file whose blocks have equally many owners.

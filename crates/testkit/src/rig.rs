@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 use varve_format::{FileBlock, Ino, InodeKey, SessionId, Tier};
 use varve_ipc::{ClientKind, ManualClock, Page, Service};
-use varve_kernelfs::placement::{Catalog, Cause, Job, Move, Placement};
+use varve_kernelfs::placement::{At, Catalog, Cause, Job, Move, Placement};
 use varve_kernelfs::{Config, KernelError, KernelFs, LogStore, Parts, SessionArea, SimLogs};
 use varve_libfs::{Fs, FsOptions, MountError};
 use varve_media::faulty::{FaultScript, FaultyDevice, FaultyRegion};
@@ -179,12 +179,12 @@ impl Placement for Scatter {
         for from in Tier::ALL {
             let mut moves = Vec::new();
             for key in &files {
-                for extent in catalog.extents(*key, FileBlock(0), ROTATED_MAX) {
+                for part in catalog.extents(*key, FileBlock(0), ROTATED_MAX) {
+                    let extent = part.extent;
                     if extent.tier == from && u64::from(extent.len) <= left {
                         left -= u64::from(extent.len);
                         moves.push(Move {
-                            key: *key,
-                            at: extent.file_block,
+                            at: At::of(*key, &part),
                             len: extent.len,
                             block: extent.block,
                         });

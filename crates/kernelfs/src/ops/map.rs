@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use varve_format::{BLOCK_BYTES, BlockNo, Extent, ExtentFlags, FileBlock, InodeAttr, InodeKey, Tier};
 use varve_ipc::{Clock, MappedExtent, Upcall, WINDOW_BLOCKS};
-use varve_store::{Store, StoreError};
+use varve_store::{MappedPart, Store, StoreError};
 
 /// Most extents of a window, and one behind it.
 const EXTENTS_MAX: usize = WINDOW_BLOCKS as usize + 2;
@@ -46,7 +46,8 @@ impl Windows<'_> {
     ) -> Result<(Vec<MappedExtent>, bool), StoreError> {
         let start = from.0 / WINDOW_BLOCKS * WINDOW_BLOCKS;
         let attr = self.store.get_key(key)?.attr;
-        let extents = self.store.map(key.ino, FileBlock(start), EXTENTS_MAX)?;
+        let parts = self.store.map_parts(key.ino, FileBlock(start), EXTENTS_MAX)?;
+        let extents: Vec<Extent> = parts.iter().map(|part| part.extent).collect();
         let place = self.place_of_window(segments, &attr, start, &extents);
         for extent in &extents {
             if let Some((first, end)) = within(extent, start) {
@@ -58,7 +59,11 @@ impl Windows<'_> {
             && extents
                 .last()
                 .is_none_or(|last| last.end().0 <= start + WINDOW_BLOCKS);
-        Ok((tell(start, &extents, place, complete), complete))
+        // A user may know which blocks of own files are shared.
+        let own = attr.uid == segments.uid();
+        let number = |part: &MappedPart| part.number.filter(|_| own);
+        let numbers: Vec<Option<u64>> = parts.iter().map(number).collect();
+        Ok((tell(start, &extents, &numbers, place, complete), complete))
     }
 
     /// Returns the window's place in the user's segments, if it has one; copies it there if it can.
@@ -192,17 +197,24 @@ impl Windows<'_> {
 
 /// Returns the answer for a window that lies at block `place` of its segments. Without gaps, so that the
 /// client knows the whole window.
-fn tell(start: u64, extents: &[Extent], place: Option<u64>, complete: bool) -> Vec<MappedExtent> {
+fn tell(
+    start: u64,
+    extents: &[Extent],
+    numbers: &[Option<u64>],
+    place: Option<u64>,
+    complete: bool,
+) -> Vec<MappedExtent> {
     let run = |first: u64, len: u64, tier, block, unwritten| MappedExtent {
         file_block: FileBlock(first),
         len: u32::try_from(len).unwrap_or(u32::MAX),
         tier,
         block: BlockNo(block),
         unwritten,
+        number: None,
     };
     let mut told = Vec::with_capacity(2 * extents.len() + 1);
     let mut at = start;
-    for extent in extents {
+    for (extent, number) in extents.iter().zip(numbers) {
         let Some((first, end)) = within(extent, start) else {
             continue;
         };
@@ -215,7 +227,12 @@ fn tell(start: u64, extents: &[Extent], place: Option<u64>, complete: bool) -> V
             _ if unwritten => (Tier::Nvm, 0),
             _ => (Tier::Ssd, 0),
         };
-        told.push(run(start + first, end - first, tier, block, unwritten));
+        // An extent may begin before the window.
+        let skipped = (start + first) - extent.file_block.0;
+        told.push(MappedExtent {
+            number: number.map(|number| number + skipped),
+            ..run(start + first, end - first, tier, block, unwritten)
+        });
         at = start + end;
     }
     // The range up to the next extent is a hole. That extent may start in this window, if it ends behind it.
@@ -247,7 +264,7 @@ mod tests {
 
     /// First block, length, place in the segments if it is there, whether it reads as zeros.
     fn told(extents: &[Extent], place: Option<u64>, complete: bool) -> Vec<(u64, u32, Option<u64>, bool)> {
-        let runs = tell(64, extents, place, complete);
+        let runs = tell(64, extents, &vec![None; extents.len()], place, complete);
         runs.iter()
             .map(|run| {
                 let direct = run.tier == Tier::Nvm && !run.unwritten;

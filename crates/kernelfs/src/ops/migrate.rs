@@ -8,13 +8,14 @@ use crate::digest::Applied;
 use crate::kernel::{Change, Core, Faults, KernelFs, SpaceLimits};
 use crate::ops::digest::TakeOver;
 use crate::placement::jobs::Placer;
-use crate::placement::{Catalog, Cause, Job, Move, PlacementStatus};
+use crate::placement::{At, Catalog, Cause, Job, Move, PlacementStatus};
 use crate::session::table::Sessions;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use varve_format::inode::{Content, Inode, InodeSlot};
 use varve_format::seeded::{Bug, armed};
-use varve_format::{Extent, FileBlock, Ino, InodeKey, Tier, TxId};
-use varve_store::{DataTarget, OP_ROOM, Store, StoreError};
+use varve_format::{FileBlock, Ino, InodeKey, Tier, TxId};
+use varve_store::{DataTarget, MappedPart, OP_ROOM, SharedPart, Store, StoreError};
 
 /// Most blocks of one transaction of moves, which commits nothing else: 1 MiB.
 const TX_BLOCKS: u64 = 256;
@@ -51,11 +52,15 @@ impl Catalog for StoreCatalog<'_> {
         (keys, next)
     }
 
-    fn extents(&self, key: InodeKey, from: FileBlock, most: usize) -> Vec<Extent> {
+    fn extents(&self, key: InodeKey, from: FileBlock, most: usize) -> Vec<MappedPart> {
         match self.0.get_key(key) {
-            Ok(inode) if movable(&inode) => self.0.map(key.ino, from, most).unwrap_or_default(),
+            Ok(inode) if movable(&inode) => self.0.map_parts(key.ino, from, most).unwrap_or_default(),
             _ => Vec::new(),
         }
+    }
+
+    fn shared(&self, numbers: Range<u64>, most: usize) -> Vec<SharedPart> {
+        self.0.shared_parts(numbers, most).unwrap_or_default()
     }
 }
 
@@ -217,7 +222,7 @@ impl<'k> Mover<'k> {
                         break;
                     }
                     let bad = job.moves[at];
-                    tracing::error!(key = %bad.key, block = bad.at.0, "data cannot be moved: {error}");
+                    tracing::error!(at = ?bad.at, "data cannot be moved: {error}");
                     self.store.note_damage(&error);
                     self.placer.policy.failed(&bad);
                     at += 1;
@@ -239,14 +244,15 @@ impl<'k> Mover<'k> {
             Err((_, error)) if most == 1 || error.stops_writing() => return Ended::Bad(error),
             Err(_) => return Ended::Alone,
         };
-        let mut remapped: Vec<_> = done
-            .iter()
-            .filter(|(_, done)| *done)
-            .map(|(moved, _)| moved.key)
-            .collect();
-        remapped.dedup();
+        let (mut remapped, mut shared) = (Vec::new(), false);
+        for (moved, _) in done.iter().filter(|(_, done)| *done) {
+            match moved.at {
+                At::File(key, _) => remapped.push(key),
+                At::Shared(_) => shared = true,
+            }
+        }
         // A run is moved for all files that share it, and does not know which these are.
-        if !armed(Bug::SharedMoveNotTold) && remapped.iter().any(|key| self.shares_blocks(*key)) {
+        if shared && !armed(Bug::SharedMoveNotTold) {
             let mapped = self.sessions.table.lock().table.mapped();
             remapped.extend(mapped.into_iter().filter(|key| self.shares_blocks(*key)));
             remapped.sort_unstable();
@@ -293,17 +299,15 @@ impl<'k> Mover<'k> {
             if !done.is_empty() && !more {
                 break;
             }
-            let there = match tx.get_key(moved.key) {
-                Ok(inode) => movable(&inode),
-                Err(StoreError::NoInode(_)) => false,
-                Err(error) => return Err((done.len(), error)),
-            };
             let from = (job.from, moved.block);
             let to = DataTarget::only(job.to);
-            let result = if there {
-                tx.migrate(moved.key.ino, moved.at, moved.len, from, to)
-            } else {
-                Ok(false)
+            let result = match moved.at {
+                At::Shared(number) => tx.migrate_shared(number, moved.len, from, to),
+                At::File(key, at) => match tx.get_key(key) {
+                    Ok(inode) if movable(&inode) => tx.migrate(key.ino, at, moved.len, from, to),
+                    Ok(_) | Err(StoreError::NoInode(_)) => Ok(false),
+                    Err(error) => Err(error),
+                },
             };
             match result {
                 Ok(did) => done.push((*moved, did)),

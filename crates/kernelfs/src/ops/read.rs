@@ -11,9 +11,10 @@ use varve_format::{
     BLOCK_BYTES, ExtentFlags, FILE_BLOCKS_MAX, FileBlock, FileKind, InodeAttr, InodeKey, NAME_MAX,
 };
 use varve_ipc::{
-    ClientKind, DATA_MAX, DirEntry, IpcError, MappedExtent, Owned, OwnedBlocks, StatFs, USERS_MAX,
+    ClientKind, DATA_MAX, DirEntry, IpcError, MappedExtent, NumberedBlocks, Owned, OwnedBlocks, StatFs,
+    USERS_MAX,
 };
-use varve_store::{OwnedPart, SpaceStats, Store, StoreError};
+use varve_store::{MappedPart, OwnedPart, SpaceStats, Store, StoreError};
 
 /// Most entries of one answer to `ReadDir`.
 const ENTRIES_MAX: u32 = 1024;
@@ -218,7 +219,7 @@ impl<'k> Reads<'k> {
         max: u32,
     ) -> Result<(Vec<MappedExtent>, bool), IpcError> {
         self.leased(session, key)?;
-        self.readable(session, key)?;
+        let attr = self.readable(session, key)?;
         // Must precede the read of the tree: from here on the session is told when these blocks are replaced.
         if !self.sessions.table.lock().table.note_mapped(session.id, key) {
             return Err(no(libc::EAGAIN));
@@ -228,22 +229,26 @@ impl<'k> Reads<'k> {
             return window.map_err(|error| self.faults.refused(&error));
         }
         let max = max.clamp(1, EXTENTS_MAX) as usize;
-        let extents = self
+        let parts = self
             .store
-            .map(key.ino, from, max)
+            .map_parts(key.ino, from, max)
             .map_err(|error| self.faults.unreadable(&error))?;
-        let complete = extents.len() < max;
-        for extent in &extents {
+        let complete = parts.len() < max;
+        for MappedPart { extent, .. } in &parts {
             self.policy
                 .used(key, extent.file_block, extent.len.into(), Use::Mapped);
         }
-        let mapped = extents.into_iter().map(|extent| MappedExtent {
-            file_block: extent.file_block,
-            len: extent.len,
-            tier: extent.tier,
-            block: extent.block,
-            unwritten: extent.flags.contains(ExtentFlags::UNWRITTEN),
-        });
+        let may_know = may_know_numbers(session, &attr);
+        let mapped = parts
+            .into_iter()
+            .map(|MappedPart { extent, number }| MappedExtent {
+                file_block: extent.file_block,
+                len: extent.len,
+                tier: extent.tier,
+                block: extent.block,
+                unwritten: extent.flags.contains(ExtentFlags::UNWRITTEN),
+                number: number.filter(|_| may_know),
+            });
         Ok((mapped.collect(), complete))
     }
 
@@ -318,7 +323,7 @@ impl<'k> Reads<'k> {
         key: InodeKey,
         offset: u64,
         len: u32,
-    ) -> Result<Vec<u8>, IpcError> {
+    ) -> Result<(Vec<u8>, Vec<NumberedBlocks>), IpcError> {
         if len as usize > DATA_MAX {
             return Err(no(libc::EINVAL));
         }
@@ -331,15 +336,29 @@ impl<'k> Reads<'k> {
         }
         let len = u64::from(len).min(attr.size_bytes.saturating_sub(offset));
         let mut data = vec![0; len as usize];
-        let got = self
+        let (got, numbered) = self
             .store
-            .read(key.ino, offset, &mut data)
+            .read_numbered(key.ino, offset, &mut data)
             .map_err(|error| self.faults.unreadable(&error))?;
         data.truncate(got);
         let (first, end) = (offset / BLOCK_BYTES, (offset + got as u64).div_ceil(BLOCK_BYTES));
         self.policy.used(key, FileBlock(first), end - first, Use::Read);
-        Ok(data)
+        let may_know = may_know_numbers(session, &attr);
+        let told = |part: varve_store::NumberedBlocks| NumberedBlocks {
+            file_block: part.file_block,
+            blocks: part.blocks,
+            number: part.number,
+        };
+        Ok((
+            data,
+            numbered.into_iter().filter(|_| may_know).map(told).collect(),
+        ))
     }
+}
+
+/// Whether the session may know which of a file's blocks are those of another file, as [`Reads::owners`] does.
+fn may_know_numbers(session: &Session, attr: &InodeAttr) -> bool {
+    session.privileged || attr.uid == session.peer.uid
 }
 
 /// Returns the answer to `statfs` for a session that can reserve `promisable` blocks.

@@ -1,7 +1,9 @@
-//! Uses of data, per tier and range of a file. Owns order and bounds of this memory; draws no conclusions.
+//! Uses of data, per tier and range: of a file, or of the shared blocks, whose uses by all their owners count
+//! together. Owns order and bounds of this memory; draws no conclusions.
 
-use super::Use;
+use super::{At, Use};
 use std::collections::BTreeMap;
+use std::ops::Range;
 use varve_format::{FileBlock, InodeKey, Tier};
 
 /// Blocks of a range: 2 MiB.
@@ -15,18 +17,42 @@ const WARM_STEPS: u32 = 4;
 /// Steps after which earlier reads count half.
 const HALF_LIFE_STEPS: u64 = 1200;
 
-/// A range of a file.
+/// What the blocks of a range belong to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Space {
+    /// A file alone.
+    File(InodeKey),
+    /// The space of shared blocks.
+    Shared,
+}
+
+/// A range of a file, or of numbers of the shared space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct RangeId {
-    pub(super) key: InodeKey,
+    pub(super) space: Space,
     pub(super) index: u64,
 }
 
 impl RangeId {
-    pub(super) const fn of(key: InodeKey, block: u64) -> Self {
+    pub(super) const fn of_file(key: InodeKey, block: u64) -> Self {
         Self {
-            key,
+            space: Space::File(key),
             index: block / RANGE_BLOCKS,
+        }
+    }
+
+    pub(super) const fn of_shared(number: u64) -> Self {
+        Self {
+            space: Space::Shared,
+            index: number / RANGE_BLOCKS,
+        }
+    }
+
+    /// The range of a block.
+    pub(super) const fn of(at: At) -> Self {
+        match at {
+            At::File(key, block) => Self::of_file(key, block.0),
+            At::Shared(number) => Self::of_shared(number),
         }
     }
 
@@ -37,13 +63,17 @@ impl RangeId {
     pub(super) const fn end(self) -> u64 {
         (self.index + 1) * RANGE_BLOCKS
     }
+
+    pub(super) const fn blocks(self) -> Range<u64> {
+        self.start().0..self.end()
+    }
 }
 
 /// Uses since the last plan.
 #[derive(Debug, Default)]
 pub(super) struct Uses {
-    /// Blocks read of each range.
-    pub(super) ranges: BTreeMap<RangeId, u64>,
+    /// Blocks read of each range of a file.
+    pub(super) ranges: BTreeMap<(InodeKey, u64), u64>,
     /// More ranges were used than remembered.
     pub(super) dropped: bool,
 }
@@ -63,11 +93,11 @@ impl Uses {
             if at >= end {
                 return;
             }
-            let id = RangeId::of(key, at);
-            let stop = id.end().min(end);
+            let index = at / RANGE_BLOCKS;
+            let stop = ((index + 1) * RANGE_BLOCKS).min(end);
             let read = if how == Use::Read { stop - at } else { 0 };
-            if self.ranges.len() < USES_MAX || self.ranges.contains_key(&id) {
-                let sum = self.ranges.entry(id).or_insert(0);
+            if self.ranges.len() < USES_MAX || self.ranges.contains_key(&(key, index)) {
+                let sum = self.ranges.entry((key, index)).or_insert(0);
                 *sum = sum.saturating_add(read);
             } else {
                 self.dropped = true;
@@ -194,18 +224,19 @@ impl Heat {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use super::{Heat, RANGE_BLOCKS, RangeId, Uses};
+    use super::{Heat, RANGE_BLOCKS, RangeId, Space, Uses};
     use crate::placement::Use;
     use varve_format::{Generation, Ino, InodeKey, Tier};
 
-    const fn id(ino: u64) -> RangeId {
-        RangeId {
-            key: InodeKey {
-                ino: Ino(ino),
-                generation: Generation(1),
-            },
-            index: 0,
+    const fn key(ino: u64) -> InodeKey {
+        InodeKey {
+            ino: Ino(ino),
+            generation: Generation(1),
         }
+    }
+
+    const fn id(ino: u64) -> RangeId {
+        RangeId::of_file(key(ino), 0)
     }
 
     #[test]
@@ -220,8 +251,9 @@ mod tests {
         let mut order = Vec::new();
         let mut after = 0;
         while let Some((stamp, id)) = heat.oldest_after(Tier::Nvm, after) {
-            order.push(id.key.ino.0);
             after = stamp;
+            let Space::File(key) = id.space else { continue };
+            order.push(key.ino.0);
         }
         assert_eq!(order, [3, 1, 4]);
         heat.forget(Tier::Nvm, id(1));
@@ -248,13 +280,13 @@ mod tests {
     #[test]
     fn uses_are_cut_into_ranges_and_bounded() {
         let mut uses = Uses::new();
-        uses.add(id(1).key, RANGE_BLOCKS - 1, 2, Use::Read);
-        uses.add(id(1).key, 0, 5, Use::Mapped);
+        uses.add(key(1), RANGE_BLOCKS - 1, 2, Use::Read);
+        uses.add(key(1), 0, 5, Use::Mapped);
         assert_eq!(uses.ranges.values().copied().collect::<Vec<_>>(), [1, 1]);
-        uses.add(id(2).key, 0, u64::MAX, Use::Written);
+        uses.add(key(2), 0, u64::MAX, Use::Written);
         assert!(uses.dropped && uses.ranges.len() < 2000);
         for ino in 3..10_000 {
-            uses.add(id(ino).key, 0, 1, Use::Read);
+            uses.add(key(ino), 0, 1, Use::Read);
         }
         assert_eq!(uses.ranges.len(), super::USES_MAX);
     }

@@ -1,13 +1,13 @@
 //! The default policy: new data goes to the fastest tier with room; the least recently used ranges of a full
-//! tier move down, and ranges that are read repeatedly move up while there is room. Knows nothing of how data
-//! moves.
+//! tier move down, and ranges that are read repeatedly move up while there is room. Shared blocks are ranges of
+//! their own, which all their owners use. Knows nothing of how data moves.
 
-use super::heat::{Heat, RANGE_BLOCKS, RangeId, Uses};
-use super::{Catalog, Cause, Job, Move, Placement, Use};
+use super::heat::{Heat, RANGE_BLOCKS, RangeId, Space, Uses};
+use super::{At, Catalog, Cause, Job, Move, Placement, Use};
 use parking_lot::Mutex;
-use std::collections::BTreeSet;
-use varve_format::{Extent, FileBlock, Ino, InodeKey, Tier};
-use varve_store::{DataTarget, SpaceStats, TierStats};
+use std::collections::{BTreeMap, BTreeSet};
+use varve_format::{BlockNo, FileBlock, Ino, InodeKey, Tier};
+use varve_store::{DataTarget, MappedPart, SharedPart, SpaceStats, TierStats};
 
 /// Most ranges remembered of each tier.
 const RANGES_MAX: usize = 1 << 16;
@@ -21,6 +21,8 @@ const LOOKS: usize = 4096;
 const EXTENTS: usize = 128;
 /// Files asked for at once.
 const FILES: usize = 256;
+/// Most ranges of shared blocks whose uses are noted in one step.
+const SHARED_MAX: usize = 1 << 14;
 
 /// Fill levels of tiers, in percent of their space for data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -99,7 +101,7 @@ struct State {
     hands: [Hand; 3],
     draining: [bool; 3],
     warm: BTreeSet<(Tier, RangeId)>,
-    bad: BTreeSet<(InodeKey, FileBlock)>,
+    bad: BTreeSet<At>,
     step: u64,
 }
 
@@ -180,7 +182,7 @@ impl Placement for Hierarchy {
     }
 
     fn moved(&self, job: &Job, moved: &Move) {
-        let id = RangeId::of(moved.key, moved.at.0);
+        let id = RangeId::of(moved.at);
         let mut state = self.state.lock();
         state.heat.moved(job.from, job.to, id);
     }
@@ -188,9 +190,9 @@ impl Placement for Hierarchy {
     fn failed(&self, failed: &Move) {
         let mut state = self.state.lock();
         if state.bad.len() < BAD_MAX {
-            state.bad.insert((failed.key, failed.at));
+            state.bad.insert(failed.at);
         }
-        let id = RangeId::of(failed.key, failed.at.0);
+        let id = RangeId::of(failed.at);
         state.warm.retain(|(_, warm)| *warm != id);
     }
 }
@@ -199,53 +201,134 @@ fn blocks(moves: &[Move]) -> u64 {
     moves.iter().map(|moved| u64::from(moved.len)).sum()
 }
 
-/// Returns the part of an extent within its first range, at most `most` blocks.
-fn piece(key: InodeKey, extent: &Extent, most: u64) -> (RangeId, Move) {
-    let id = RangeId::of(key, extent.file_block.0);
-    let len = u64::from(extent.len)
-        .min(id.end() - extent.file_block.0)
-        .min(most.max(1));
-    let moved = Move {
-        key,
-        at: extent.file_block,
-        len: len as u32,
-        block: extent.block,
-    };
-    (id, moved)
+/// Blocks in one piece on one tier.
+#[derive(Debug, Clone, Copy)]
+struct Piece {
+    at: At,
+    len: u64,
+    tier: Tier,
+    block: u64,
 }
 
-/// Returns the extents within a range.
-fn in_range(catalog: &dyn Catalog, id: RangeId) -> Vec<Extent> {
-    let mut extents = catalog.extents(id.key, id.start(), RANGE_BLOCKS as usize);
-    extents.retain(|extent| extent.file_block.0 < id.end());
-    extents
+impl Piece {
+    fn of(key: InodeKey, part: &MappedPart) -> Self {
+        Self {
+            at: At::of(key, part),
+            len: part.extent.len.into(),
+            tier: part.extent.tier,
+            block: part.extent.block.0,
+        }
+    }
+
+    /// The part within its first range, at most `most` blocks.
+    fn first(&self, most: u64) -> (RangeId, Move) {
+        let id = RangeId::of(self.at);
+        let start = match self.at {
+            At::File(_, block) => block.0,
+            At::Shared(number) => number,
+        };
+        let len = self.len.min(id.end() - start).min(most.max(1));
+        let moved = Move {
+            at: self.at,
+            len: len as u32,
+            block: BlockNo(self.block),
+        };
+        (id, moved)
+    }
+
+    /// Leaves out the first `blocks`.
+    fn skip(&mut self, blocks: u64) {
+        match &mut self.at {
+            At::File(_, block) => block.0 += blocks,
+            At::Shared(number) => *number += blocks,
+        }
+        self.block += blocks;
+        self.len -= blocks;
+    }
+}
+
+/// Returns the blocks within a range; of a file, those that are its own.
+fn in_range(catalog: &dyn Catalog, id: RangeId) -> Vec<Piece> {
+    match id.space {
+        Space::File(key) => {
+            let mut parts = catalog.extents(key, id.start(), RANGE_BLOCKS as usize);
+            parts.retain(|part| part.number.is_none() && part.extent.file_block.0 < id.end());
+            parts.iter().map(|part| Piece::of(key, part)).collect()
+        }
+        Space::Shared => {
+            let runs = catalog.shared(id.blocks(), RANGE_BLOCKS as usize);
+            let piece = |run: SharedPart| Piece {
+                at: At::Shared(run.number),
+                len: run.len.into(),
+                tier: run.tier,
+                block: run.block.0,
+            };
+            runs.into_iter().map(piece).collect()
+        }
+    }
 }
 
 impl State {
-    /// Adds the uses since the last plan.
+    /// Adds the uses since the last plan. What was read of a range of a file is spread over its own and its
+    /// shared blocks.
     fn absorb(&mut self, uses: Uses, catalog: &dyn Catalog) {
-        if uses.dropped {
+        let mut dropped = uses.dropped;
+        let mut shared: BTreeMap<RangeId, u64> = BTreeMap::new();
+        for ((key, index), read) in uses.ranges {
+            let id = RangeId::of_file(key, index * RANGE_BLOCKS);
+            let mut parts = catalog.extents(key, id.start(), RANGE_BLOCKS as usize);
+            parts.retain(|part| part.extent.file_block.0 < id.end());
+            let within =
+                |part: &MappedPart| u64::from(part.extent.len).min(id.end() - part.extent.file_block.0);
+            let mapped: u64 = parts.iter().map(within).sum();
+            let share = |blocks: u64| (read.saturating_mul(blocks)).div_ceil(mapped.max(1));
+            let mut own = [0; 3];
+            for part in &parts {
+                let Some(number) = part.number else {
+                    own[part.extent.tier as usize] += within(part);
+                    continue;
+                };
+                let (mut at, end) = (number, number + within(part));
+                while at < end {
+                    let id = RangeId::of_shared(at);
+                    let stop = id.end().min(end);
+                    if shared.len() < SHARED_MAX || shared.contains_key(&id) {
+                        *shared.entry(id).or_insert(0) += share(stop - at);
+                    } else {
+                        dropped = true;
+                    }
+                    at = stop;
+                }
+            }
+            self.note(id, own, share(own.iter().sum()), read > 0);
+        }
+        for (id, read) in shared {
+            let mut present = [0; 3];
+            for piece in in_range(catalog, id) {
+                present[piece.tier as usize] += piece.len;
+            }
+            self.note(id, present, read, read > 0);
+        }
+        if dropped {
             self.hands = [START; 3];
         }
-        for (id, read) in uses.ranges {
-            let extents = in_range(catalog, id);
-            for tier in Tier::ALL {
-                let on_tier = extents.iter().filter(|extent| extent.tier == tier);
-                let present: u64 = on_tier
-                    .map(|extent| piece(id.key, extent, u64::MAX).1.len)
-                    .map(u64::from)
-                    .sum();
-                if present == 0 {
-                    self.heat.forget(tier, id);
-                    continue;
-                }
-                let (warm, forgot) = self.heat.touch(tier, id, present, read, self.step);
-                if forgot {
-                    self.hands[tier as usize].done = false;
-                }
-                if warm && tier != Tier::Nvm && self.warm.len() < WARM_MAX {
-                    self.warm.insert((tier, id));
-                }
+    }
+
+    /// Notes that a range with `present` blocks on each tier was used, `read` of them through the daemon.
+    fn note(&mut self, id: RangeId, present: [u64; 3], read: u64, was_read: bool) {
+        for tier in Tier::ALL {
+            let present = present[tier as usize];
+            if present == 0 {
+                self.heat.forget(tier, id);
+                continue;
+            }
+            let read = if was_read { read.max(1) } else { 0 };
+            let (warm, forgot) = self.heat.touch(tier, id, present, read, self.step);
+            if forgot {
+                self.hands[tier as usize].done = false;
+            }
+            if warm && tier != Tier::Nvm && self.warm.len() < WARM_MAX {
+                self.warm.insert((tier, id));
             }
         }
     }
@@ -307,6 +390,8 @@ impl State {
     ) {
         let hand = &mut self.hands[tier as usize];
         let mut left = want.saturating_sub(blocks(moves));
+        // Shared blocks that another of their owners has led to.
+        let mut found = BTreeSet::new();
         while !hand.done {
             let (keys, next) = catalog.files(hand.ino, FILES);
             for key in keys {
@@ -319,24 +404,23 @@ impl State {
                     if extents.is_empty() {
                         break;
                     }
-                    for mut extent in extents {
-                        while extent.len > 0 {
+                    for part in extents {
+                        let mut piece = Piece::of(key, &part);
+                        while piece.len > 0 {
                             if *looks == 0 || left == 0 {
                                 return;
                             }
                             *looks -= 1;
-                            let (id, moved) = piece(key, &extent, left);
-                            let known =
-                                self.heat.knows(tier, id) || self.bad.contains(&(key, extent.file_block));
-                            if extent.tier == tier && !known {
+                            let (id, moved) = piece.first(left);
+                            let known = self.heat.knows(tier, id) || self.bad.contains(&piece.at);
+                            let again = part.number.is_some() && !found.insert(piece.at);
+                            if piece.tier == tier && !known && !again {
                                 hand.found = true;
                                 left -= u64::from(moved.len);
                                 moves.push(moved);
                             }
-                            extent.file_block.0 += u64::from(moved.len);
-                            extent.block.0 += u64::from(moved.len);
-                            extent.len -= moved.len;
-                            hand.block = extent.file_block;
+                            piece.skip(moved.len.into());
+                            hand.block = FileBlock(part.extent.end().0 - piece.len);
                         }
                     }
                 }
@@ -389,15 +473,15 @@ impl State {
             after = stamp;
             *looks -= 1;
             let mut found = false;
-            for extent in in_range(catalog, id).iter().filter(|extent| extent.tier == tier) {
-                if self.bad.contains(&(id.key, extent.file_block)) {
+            for piece in in_range(catalog, id).iter().filter(|piece| piece.tier == tier) {
+                if self.bad.contains(&piece.at) {
                     continue;
                 }
                 found = true;
                 if left == 0 {
                     break;
                 }
-                let (_, moved) = piece(id.key, extent, left);
+                let (_, moved) = piece.first(left);
                 left -= u64::from(moved.len);
                 moves.push(moved);
             }
@@ -429,9 +513,9 @@ impl State {
             if left == 0 {
                 break;
             }
-            let extents = in_range(catalog, id);
-            let on_tier = extents.iter().filter(|extent| extent.tier == from);
-            let pieces: Vec<Move> = on_tier.map(|extent| piece(id.key, extent, u64::MAX).1).collect();
+            let pieces = in_range(catalog, id);
+            let on_tier = pieces.iter().filter(|piece| piece.tier == from);
+            let pieces: Vec<Move> = on_tier.map(|piece| piece.first(u64::MAX).1).collect();
             let need = blocks(&pieces);
             if need == 0 {
                 self.warm.remove(&(from, id));
@@ -479,32 +563,48 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use varve_format::{BlockNo, ExtentFlags, Generation};
+    use std::cell::Cell;
+    use std::ops::Range;
+    use varve_format::{Extent, ExtentFlags, Generation};
+
+    const fn part(at: u64, len: u32, tier: Tier, number: Option<u64>) -> MappedPart {
+        MappedPart {
+            extent: Extent {
+                file_block: FileBlock(at),
+                len,
+                tier,
+                block: BlockNo(5000),
+                flags: ExtentFlags::empty(),
+            },
+            number,
+        }
+    }
+
+    const fn key(ino: u64) -> InodeKey {
+        InodeKey {
+            ino: Ino(ino),
+            generation: Generation(1),
+        }
+    }
 
     /// One file, with a run of 1,000 blocks on each tier.
     struct OneFile;
 
     impl Catalog for OneFile {
         fn files(&self, from: Ino, _most: usize) -> (Vec<InodeKey>, Option<Ino>) {
-            let key = InodeKey {
-                ino: Ino(20),
-                generation: Generation(1),
-            };
-            let keys = if from <= key.ino { vec![key] } else { Vec::new() };
+            let keys = if from.0 <= 20 { vec![key(20)] } else { Vec::new() };
             (keys, None)
         }
 
-        fn extents(&self, _key: InodeKey, from: FileBlock, _most: usize) -> Vec<Extent> {
-            let runs = Tier::ALL.map(|tier| Extent {
-                file_block: FileBlock(tier as u64 * 1000),
-                len: 1000,
-                tier,
-                block: BlockNo(5000),
-                flags: ExtentFlags::empty(),
-            });
+        fn extents(&self, _key: InodeKey, from: FileBlock, _most: usize) -> Vec<MappedPart> {
+            let runs = Tier::ALL.map(|tier| part(tier as u64 * 1000, 1000, tier, None));
             let mut runs = runs.to_vec();
-            runs.retain(|run| run.file_block >= from);
+            runs.retain(|run| run.extent.file_block >= from);
             runs
+        }
+
+        fn shared(&self, _numbers: Range<u64>, _most: usize) -> Vec<SharedPart> {
+            Vec::new()
         }
     }
 
@@ -531,5 +631,91 @@ mod tests {
             let from_ssd = jobs.iter().find(|job| job.from == Tier::Ssd);
             assert_eq!(from_ssd.is_some_and(|job| !job.moves.is_empty()), out, "{jobs:?}");
         }
+    }
+
+    /// Files 1 to 10 with 200 blocks each, all the same shared ones, and 100 of their own.
+    struct TenClones(Cell<Tier>);
+
+    const FIRST: u64 = 1000;
+
+    impl Catalog for TenClones {
+        fn files(&self, from: Ino, _most: usize) -> (Vec<InodeKey>, Option<Ino>) {
+            ((from.0.max(1)..=10).map(key).collect(), None)
+        }
+
+        fn extents(&self, _key: InodeKey, from: FileBlock, _most: usize) -> Vec<MappedPart> {
+            let own = part(200, 100, Tier::Hdd, None);
+            let mut parts = vec![part(0, 200, self.0.get(), Some(FIRST)), own];
+            parts.retain(|part| part.extent.file_block >= from);
+            parts
+        }
+
+        fn shared(&self, numbers: Range<u64>, _most: usize) -> Vec<SharedPart> {
+            let (first, end) = (numbers.start.max(FIRST), numbers.end.min(FIRST + 200));
+            let run = SharedPart {
+                number: first,
+                len: end.saturating_sub(first) as u32,
+                tier: self.0.get(),
+                block: BlockNo(5000 + first.saturating_sub(FIRST)),
+            };
+            if first < end { vec![run] } else { Vec::new() }
+        }
+    }
+
+    const ROOMY: TierStats = TierStats {
+        total: 10_000,
+        free: 9_000,
+        pending: 0,
+        unit_blocks: 10,
+        empty_units: 900,
+        kept: 0,
+    };
+
+    fn roomy() -> SpaceStats {
+        SpaceStats {
+            tiers: [ROOMY; 3],
+            ..SpaceStats::default()
+        }
+    }
+
+    #[test]
+    fn shared_blocks_are_warm_by_the_reads_of_all_owners_and_move_once() {
+        let policy = Hierarchy::default();
+        let clones = TenClones(Cell::new(Tier::Hdd));
+        policy.used(key(1), FileBlock(0), 300, Use::Read);
+        assert!(
+            policy.plan(&roomy(), &clones, 4096).is_empty(),
+            "read once by one"
+        );
+        for ino in 2..=3 {
+            policy.used(key(ino), FileBlock(0), 300, Use::Read);
+        }
+        let jobs = policy.plan(&roomy(), &clones, 4096);
+        let moves: Vec<Move> = jobs.iter().flat_map(|job| job.moves.clone()).collect();
+        // In two parts, since numbers are cut into ranges; the own blocks of each file were read once.
+        let at = |number, len, block| Move {
+            at: At::Shared(number),
+            len,
+            block: BlockNo(block),
+        };
+        assert_eq!(moves, [at(1000, 24, 5000), at(1024, 176, 5024)], "{jobs:?}");
+        assert_eq!((jobs[0].from, jobs[0].to), (Tier::Hdd, Tier::Nvm));
+        clones.0.set(Tier::Nvm);
+        for moved in &moves {
+            policy.moved(&jobs[0], moved);
+        }
+        assert!(policy.plan(&roomy(), &clones, 4096).is_empty(), "they are there");
+    }
+
+    #[test]
+    fn full_tier_moves_shared_blocks_once_for_all_owners() {
+        let policy = Hierarchy::default();
+        let clones = TenClones(Cell::new(Tier::Ssd));
+        let mut space = roomy();
+        space.tiers[Tier::Ssd as usize].free = 20;
+        let jobs = policy.plan(&space, &clones, 4096);
+        let moves: Vec<Move> = jobs.iter().flat_map(|job| job.moves.clone()).collect();
+        assert_eq!(moves.iter().map(|moved| moved.len).sum::<u32>(), 200, "{jobs:?}");
+        assert!(moves.iter().all(|moved| matches!(moved.at, At::Shared(_))));
     }
 }

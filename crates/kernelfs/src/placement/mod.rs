@@ -9,8 +9,9 @@ pub use hierarchy::{Hierarchy, Marks};
 pub use jobs::PlacementStatus;
 
 use serde::{Deserialize, Serialize};
-use varve_format::{BlockNo, Extent, FileBlock, Ino, InodeKey, Tier};
-use varve_store::{DataTarget, SpaceStats};
+use std::ops::Range;
+use varve_format::{BlockNo, FileBlock, Ino, InodeKey, Tier};
+use varve_store::{DataTarget, MappedPart, SharedPart, SpaceStats};
 
 /// Kind of use of a file's blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,16 +32,37 @@ pub trait Catalog {
 
     /// Returns the extents of a file from a block on, at most `most`; none if the file is gone or must not be
     /// moved now.
-    fn extents(&self, key: InodeKey, from: FileBlock, most: usize) -> Vec<Extent>;
+    fn extents(&self, key: InodeKey, from: FileBlock, most: usize) -> Vec<MappedPart>;
+
+    /// Returns the shared blocks with these numbers, at most `most` runs.
+    fn shared(&self, numbers: Range<u64>, most: usize) -> Vec<SharedPart>;
+}
+
+/// First block of a run to move.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum At {
+    /// A block that only this file has.
+    File(InodeKey, FileBlock),
+    /// A number of the shared space: the block moves for all files that share it.
+    Shared(u64),
+}
+
+impl At {
+    /// The first block of a part of a file.
+    #[must_use]
+    pub fn of(key: InodeKey, part: &MappedPart) -> Self {
+        match part.number {
+            Some(number) => Self::Shared(number),
+            None => Self::File(key, part.extent.file_block),
+        }
+    }
 }
 
 /// A run of blocks to move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Move {
-    /// File.
-    pub key: InodeKey,
-    /// First block in the file.
-    pub at: FileBlock,
+    /// First block.
+    pub at: At,
     /// Blocks.
     pub len: u32,
     /// First block on its tier.

@@ -295,7 +295,7 @@ impl Client {
 
     pub fn read(&self, key: InodeKey, len: u32) -> Vec<u8> {
         match self.link.call(Request::ReadData { key, offset: 0, len }).unwrap() {
-            Response::Bytes(bytes) => bytes,
+            Response::Bytes(bytes) | Response::Numbered(bytes, _) => bytes,
             other => panic!("{other:?}"),
         }
     }

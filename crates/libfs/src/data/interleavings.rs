@@ -264,6 +264,7 @@ impl Link for Daemon {
                     tier: Tier::Nvm,
                     block: BlockNo(book.place),
                     unwritten: false,
+                    number: None,
                 };
                 Ok(Response::Extents(vec![run], true))
             }

@@ -2,6 +2,7 @@
 //! shared lock, which keeps the log's chunks and the extents from being reused; slow tiers are read after its
 //! release.
 
+use super::cache::Keys;
 use super::{DataPlane, confused};
 use crate::errno::{Errno, OpError, OpResult};
 use crate::inode::extents::{ASK_EXTENTS, Below};
@@ -11,7 +12,7 @@ use crate::inode::{Inode, InodeBody};
 use crate::seeded::{Bug, armed};
 use std::sync::atomic::Ordering;
 use varve_format::{BLOCK_BYTES, BLOCK_SIZE, FileBlock, Tier};
-use varve_ipc::{DATA_MAX, Request, Response, WINDOW_BLOCKS};
+use varve_ipc::{DATA_MAX, NumberedBlocks, Request, Response, WINDOW_BLOCKS};
 
 /// Most requests for the map in one read: more means that the daemon's answers make no progress.
 const ASKS_MAX: u32 = 100_000;
@@ -64,12 +65,22 @@ impl DataPlane {
             let pass = self.copy(inode, &body, offset, &mut out[..len], &mut forwarded)?;
             let version = body.extents.version();
             let Pass::Unmapped(block) = pass else {
+                let mut numbered = Vec::new();
+                for (pos, len) in &forwarded {
+                    let end = (pos + *len as u64).div_ceil(BLOCK_BYTES);
+                    body.extents.numbers(pos / BLOCK_BYTES..end, &mut numbered);
+                }
                 drop(body);
                 if !self.is_live() {
                     return Err(OpError::lost());
                 }
                 if !forwarded.is_empty() {
-                    self.fetch_all(inode, version, offset, out, &forwarded)?;
+                    let keys = Keys {
+                        inode: inode.id(),
+                        version,
+                        numbered: &numbered,
+                    };
+                    self.fetch_all(inode, keys, offset, out, &forwarded)?;
                 }
                 return Ok(len);
             };
@@ -298,7 +309,7 @@ impl DataPlane {
     fn fetch_all<T>(
         &self,
         inode: &Inode,
-        version: u64,
+        keys: Keys<'_>,
         offset: u64,
         out: &mut [u8],
         forwarded: &Forwarded,
@@ -309,7 +320,7 @@ impl DataPlane {
             let sequential = inode.read_end.swap(pos + len as u64, Ordering::Relaxed) == pos;
             if len > CACHED_MAX {
                 for (index, piece) in into.chunks_mut(DATA_MAX).enumerate() {
-                    let bytes = self.ask_data(inode, pos + (index * DATA_MAX) as u64, piece.len())?;
+                    let (bytes, _) = self.ask_data(inode, pos + (index * DATA_MAX) as u64, piece.len())?;
                     piece[..bytes.len()].copy_from_slice(&bytes);
                     piece[bytes.len()..].fill(0);
                 }
@@ -319,7 +330,7 @@ impl DataPlane {
                 } else {
                     0
                 };
-                self.fetch_cached(inode, version, pos, into, ahead)?;
+                self.fetch_cached(inode, keys, pos, into, ahead)?;
             }
         }
         Ok(())
@@ -330,7 +341,7 @@ impl DataPlane {
     fn fetch_cached<T>(
         &self,
         inode: &Inode,
-        version: u64,
+        keys: Keys<'_>,
         pos: u64,
         out: &mut [u8],
         ahead: usize,
@@ -342,16 +353,13 @@ impl DataPlane {
             let within = (at % BLOCK_BYTES) as usize;
             let len = (BLOCK_SIZE - within).min((end - at) as usize);
             let rest = &mut out[(at - pos) as usize..];
-            if self
-                .cache
-                .get(inode.id(), version, block, within, &mut rest[..len])
-            {
+            if self.cache.get(keys, block, within, &mut rest[..len]) {
                 at += len as u64;
                 continue;
             }
             let first = block * BLOCK_BYTES;
             let mut want = ((end - first).next_multiple_of(BLOCK_BYTES) as usize + ahead).min(most);
-            let bytes = match self.ask_data(inode, first, want) {
+            let (bytes, numbered) = match self.ask_data(inode, first, want) {
                 // The damage may be in a later block: ask for this block alone.
                 Err(OpError::Failed(Errno(libc::EIO))) if want > BLOCK_SIZE => {
                     (most, want) = (BLOCK_SIZE, BLOCK_SIZE);
@@ -359,7 +367,12 @@ impl DataPlane {
                 }
                 other => other?,
             };
-            self.cache.put(inode.id(), version, block, &bytes);
+            // The numbers of the answer: the map may be older than its bytes.
+            let read = Keys {
+                numbered: &numbered,
+                ..keys
+            };
+            self.cache.put(read, block, &bytes);
             // Bytes beyond the digested end of the file are zero.
             let have = bytes.get(within..).unwrap_or(&[]);
             let take = have.len().min(rest.len());
@@ -371,7 +384,13 @@ impl DataPlane {
         Ok(())
     }
 
-    fn ask_data<T>(&self, inode: &Inode, offset: u64, len: usize) -> OpResult<Vec<u8>, T> {
+    /// Returns data, and the shared blocks that it was read from.
+    fn ask_data<T>(
+        &self,
+        inode: &Inode,
+        offset: u64,
+        len: usize,
+    ) -> OpResult<(Vec<u8>, Vec<NumberedBlocks>), T> {
         match self
             .call(Request::ReadData {
                 key: inode.key,
@@ -380,7 +399,8 @@ impl DataPlane {
             })
             .map_err(OpError::from)?
         {
-            Response::Bytes(bytes) if bytes.len() <= len => Ok(bytes),
+            Response::Bytes(bytes) if bytes.len() <= len => Ok((bytes, Vec::new())),
+            Response::Numbered(bytes, numbered) if bytes.len() <= len => Ok((bytes, numbered)),
             _ => Err(OpError::from(confused("ReadData"))),
         }
     }

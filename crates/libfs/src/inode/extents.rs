@@ -1,8 +1,9 @@
 //! Locations of the digested blocks of one file: the window of the file's map that the daemon was asked for.
 //! Guarded by the inode's lock.
 
+use std::ops::Range;
 use varve_format::{FileBlock, Tier};
-use varve_ipc::MappedExtent;
+use varve_ipc::{MappedExtent, NumberedBlocks};
 
 /// Most runs kept for one file; more start the window anew.
 const RUNS_MAX: usize = 1 << 16;
@@ -91,6 +92,23 @@ impl ExtentCache {
         }
     }
 
+    /// Adds the shared blocks of a range to `numbered`.
+    pub(crate) fn numbers(&self, blocks: Range<u64>, numbered: &mut Vec<NumberedBlocks>) {
+        let at = self
+            .runs
+            .partition_point(|run| run.file_block.0 + u64::from(run.len) <= blocks.start);
+        let within = self.runs[at..]
+            .iter()
+            .take_while(|run| run.file_block.0 < blocks.end);
+        numbered.extend(within.filter_map(|run| {
+            Some(NumberedBlocks {
+                file_block: run.file_block,
+                blocks: run.len,
+                number: run.number?,
+            })
+        }));
+    }
+
     /// Returns the run of consecutive NVM blocks around `block`, within `least..limit`: first block, its
     /// location, number of blocks.
     pub(crate) fn around(&self, block: u64, least: u64, limit: u64) -> Option<(u64, u64, u64)> {
@@ -123,6 +141,7 @@ impl ExtentCache {
             first.file_block = FileBlock(from);
             first.len -= skip as u32;
             first.block.0 += skip;
+            first.number = first.number.map(|number| number + skip);
         }
         let mut to = from;
         for run in &runs {
@@ -156,6 +175,7 @@ mod tests {
             tier: Tier::Nvm,
             block: BlockNo(block),
             unwritten: false,
+            number: None,
         }
     }
 
@@ -180,6 +200,32 @@ mod tests {
         cache.invalidate();
         cache.learn(asked, 0, vec![run(0, 2, 100)], true);
         assert_eq!(cache.find(0), Below::Unknown);
+    }
+
+    #[test]
+    fn numbers_of_shared_blocks_are_those_of_the_window() {
+        let mut cache = ExtentCache::new();
+        let numbered = |run: MappedExtent, number| MappedExtent {
+            number: Some(number),
+            ..run
+        };
+        let runs = vec![
+            numbered(run(8, 4, 300), 70),
+            run(12, 2, 9),
+            numbered(run(14, 3, 5), 90),
+        ];
+        cache.learn(1, 10, runs, true);
+        let of = |blocks| {
+            let mut found = Vec::new();
+            cache.numbers(blocks, &mut found);
+            let told = found
+                .iter()
+                .map(|part| (part.file_block.0, part.blocks, part.number));
+            told.collect::<Vec<_>>()
+        };
+        assert_eq!(of(0..100), [(10, 2, 72), (14, 3, 90)]);
+        assert_eq!(of(12..14), []);
+        assert_eq!(of(11..15), [(10, 2, 72), (14, 3, 90)]);
     }
 
     #[test]

@@ -770,6 +770,7 @@ impl Fake {
                     tier: varve_format::Tier::Hdd,
                     block: varve_format::BlockNo(0),
                     unwritten: false,
+                    number: None,
                 };
                 Ok(Response::Extents(
                     if blocks == 0 { Vec::new() } else { vec![run] },

@@ -51,37 +51,148 @@ impl Spill {
         Ok(())
     }
 
-    /// Reports the runs of all pairs, by position.
-    pub(super) fn merge(self, memory_bytes: usize, tell: &mut dyn FnMut(Run)) -> Result<(), FindError> {
+    /// Reads all pairs again, by position, with at most `memory_bytes` of buffers.
+    fn into_pairs(self, memory_bytes: usize) -> Result<Pairs, FindError> {
         let Self { dir, segments } = self;
-        let failed = |error| FindError::Spill {
-            dir: dir.clone(),
-            error,
+        let buffer = (memory_bytes / segments.len().max(1)).clamp(PAIR_BYTES, 1 << 16);
+        let mut pairs = Pairs {
+            dir,
+            readers: Vec::with_capacity(segments.len()),
+            heap: BinaryHeap::new(),
+            last: None,
         };
-        let buffer = (memory_bytes / 2 / segments.len().max(1)).clamp(PAIR_BYTES, 1 << 16);
-        let mut readers = Vec::with_capacity(segments.len());
-        let mut heap = BinaryHeap::new();
         for (n, mut file) in segments.into_iter().enumerate() {
-            std::io::Seek::rewind(&mut file).map_err(failed)?;
-            let mut reader = BufReader::with_capacity(buffer, file);
-            if let Some(pair) = next(&mut reader).map_err(failed)? {
-                heap.push(Reverse((pair, n)));
-            }
-            readers.push(reader);
+            std::io::Seek::rewind(&mut file).map_err(|error| pairs.failed(error))?;
+            pairs.readers.push(BufReader::with_capacity(buffer, file));
+            pairs.refill(n)?;
         }
-        let mut runs = Runs::default();
-        let mut last = None;
-        while let Some(Reverse(((at, same_as), n))) = heap.pop() {
+        Ok(pairs)
+    }
+}
+
+/// Reports the runs of all pairs, by position; with `singles`, pairs of single blocks, also those outside of
+/// these runs.
+pub(super) fn merge(
+    pairs: Spill,
+    singles: Option<Spill>,
+    memory_bytes: usize,
+    tell: &mut dyn FnMut(Run),
+) -> Result<(), FindError> {
+    let mut pairs = pairs.into_pairs(memory_bytes / 4)?;
+    let mut singles = match singles {
+        Some(spill) => Some(Singles {
+            pairs: spill.into_pairs(memory_bytes / 4)?,
+            next: None,
+            run: None,
+        }),
+        None => None,
+    };
+    let mut runs = Runs::default();
+    loop {
+        let pair = pairs.next()?;
+        let ended = match pair {
+            Some((at, same_as)) => runs.add(at, same_as),
+            None => runs.end(),
+        };
+        if let Some(run) = ended {
+            if let Some(singles) = &mut singles {
+                singles.before(run.at, tell)?;
+                singles.skip(run.at + run.blocks)?;
+            }
+            tell(run);
+        }
+        if pair.is_none() {
+            return match &mut singles {
+                Some(singles) => singles.before(u64::MAX, tell),
+                None => Ok(()),
+            };
+        }
+    }
+}
+
+/// Pairs in the order of their positions, each position once.
+struct Pairs {
+    dir: PathBuf,
+    readers: Vec<BufReader<File>>,
+    heap: BinaryHeap<Reverse<((u64, u64), usize)>>,
+    last: Option<u64>,
+}
+
+impl Pairs {
+    fn failed(&self, error: std::io::Error) -> FindError {
+        FindError::Spill {
+            dir: self.dir.clone(),
+            error,
+        }
+    }
+
+    /// Reads the next pair of a segment.
+    fn refill(&mut self, n: usize) -> Result<(), FindError> {
+        let read = next(&mut self.readers[n]);
+        if let Some(pair) = read.map_err(|error| self.failed(error))? {
+            self.heap.push(Reverse((pair, n)));
+        }
+        Ok(())
+    }
+
+    fn next(&mut self) -> Result<Option<(u64, u64)>, FindError> {
+        while let Some(Reverse((pair, n))) = self.heap.pop() {
+            self.refill(n)?;
             // A range that was halved after some of its pairs were written yields them again.
-            if last != Some(at) {
-                runs.add(at, same_as, tell);
-            }
-            last = Some(at);
-            if let Some(pair) = next(&mut readers[n]).map_err(failed)? {
-                heap.push(Reverse((pair, n)));
+            if self.last.replace(pair.0) != Some(pair.0) {
+                return Ok(Some(pair));
             }
         }
-        runs.end(tell);
+        Ok(None)
+    }
+}
+
+/// Single blocks that are the same as earlier ones. Consecutive ones are told as one run.
+struct Singles {
+    pairs: Pairs,
+    next: Option<(u64, u64)>,
+    run: Option<Run>,
+}
+
+impl Singles {
+    fn peek(&mut self) -> Result<Option<(u64, u64)>, FindError> {
+        if self.next.is_none() {
+            self.next = self.pairs.next()?;
+        }
+        Ok(self.next)
+    }
+
+    /// Reports those before a position.
+    fn before(&mut self, end: u64, tell: &mut dyn FnMut(Run)) -> Result<(), FindError> {
+        while let Some((at, same_as)) = self.peek()?.filter(|(at, _)| *at < end) {
+            self.next = None;
+            match &mut self.run {
+                Some(run) if at == run.at + run.blocks && same_as == run.same_as + run.blocks => {
+                    run.blocks += 1;
+                }
+                run => {
+                    let new = Run {
+                        at,
+                        same_as,
+                        blocks: 1,
+                    };
+                    if let Some(ended) = run.replace(new) {
+                        tell(ended);
+                    }
+                }
+            }
+        }
+        if let Some(run) = self.run.take() {
+            tell(run);
+        }
+        Ok(())
+    }
+
+    /// Leaves those before a position out.
+    fn skip(&mut self, end: u64) -> Result<(), FindError> {
+        while self.peek()?.is_some_and(|(at, _)| at < end) {
+            self.next = None;
+        }
         Ok(())
     }
 }
@@ -104,34 +215,34 @@ struct Runs {
 }
 
 impl Runs {
-    fn add(&mut self, at: u64, same_as: u64, tell: &mut dyn FnMut(Run)) {
+    /// Adds a pair; returns the run that ends before it.
+    fn add(&mut self, at: u64, same_as: u64) -> Option<Run> {
         if let Some(run) = &mut self.run
             && at + 1 == run.at + run.blocks
             && same_as + 1 == run.same_as + run.blocks
         {
             run.blocks += 1;
-            return;
+            return None;
         }
-        self.end(tell);
+        let ended = self.end();
         self.run = Some(Run {
             at,
             same_as,
             blocks: 2,
         });
+        ended
     }
 
-    /// Reports the run that has ended, without the blocks that earlier runs cover.
-    fn end(&mut self, tell: &mut dyn FnMut(Run)) {
-        let Some(run) = self.run.take() else { return };
+    /// Returns the run that has ended, without the blocks that earlier runs cover.
+    fn end(&mut self) -> Option<Run> {
+        let run = self.run.take()?;
         let twice = self.covered.saturating_sub(run.at).min(run.blocks);
         self.covered = self.covered.max(run.at + run.blocks);
-        if run.blocks > twice {
-            tell(Run {
-                at: run.at + twice,
-                same_as: run.same_as + twice,
-                blocks: run.blocks - twice,
-            });
-        }
+        (run.blocks > twice).then_some(Run {
+            at: run.at + twice,
+            same_as: run.same_as + twice,
+            blocks: run.blocks - twice,
+        })
     }
 }
 

@@ -37,8 +37,18 @@ fn pair(at: u64, same_as: u64) -> Entry {
     entry
 }
 
+/// What a key is made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum KeyOf {
+    /// The checksums of two neighbouring blocks.
+    Two,
+    /// The checksum of one block: of many blocks, some with equal keys are different.
+    One,
+}
+
 /// All passes: the ranges of keys that are still to be read.
 pub(super) struct Search {
+    key_of: KeyOf,
     spill: Spill,
     gathered: Vec<Entry>,
     capacity: usize,
@@ -48,7 +58,7 @@ pub(super) struct Search {
 }
 
 impl Search {
-    pub(super) fn new(spill: Spill, memory_bytes: usize, blocks: u64) -> Self {
+    pub(super) fn new(key_of: KeyOf, spill: Spill, memory_bytes: usize, blocks: u64) -> Self {
         // A sixteenth is for buffers and for the source.
         let most = (memory_bytes - memory_bytes / 16) / ENTRY_BYTES;
         let capacity = most.min(usize::try_from(blocks).unwrap_or(most).max(1));
@@ -65,6 +75,7 @@ impl Search {
             (step * n, last)
         };
         Self {
+            key_of,
             spill,
             gathered: Vec::with_capacity(capacity),
             capacity,
@@ -110,10 +121,19 @@ impl Search {
         Ok(true)
     }
 
+    /// Most blocks of a row of equal ones that are kept as originals.
+    const fn originals(&self) -> u64 {
+        match self.key_of {
+            KeyOf::Two => FILL_BLOCKS,
+            KeyOf::One => 1,
+        }
+    }
+
     /// Turns the gathered keys into pairs, in place.
     fn pair_up(&mut self) {
         self.gathered.sort_unstable();
-        let (_, pairs) = split_groups(&mut self.gathered, false);
+        let originals = self.originals();
+        let (_, pairs) = split_groups(&mut self.gathered, originals, false);
         self.gathered.truncate(pairs);
         self.gathered.sort_unstable();
     }
@@ -122,7 +142,8 @@ impl Search {
     /// enough room.
     fn make_room(&mut self) -> Result<bool, FindError> {
         self.gathered.sort_unstable();
-        let (firsts, pairs) = split_groups(&mut self.gathered, true);
+        let originals = self.originals();
+        let (firsts, pairs) = split_groups(&mut self.gathered, originals, true);
         let made = pairs - firsts;
         self.gathered[firsts..pairs].sort_unstable();
         self.spill.write(&self.gathered[firsts..pairs])?;
@@ -133,7 +154,7 @@ impl Search {
 
 /// Splits sorted entries by key into firsts and pairs. Pairs are left at the front, or, with `keep_firsts`,
 /// after the firsts of each key. Returns the end of the firsts and of the pairs.
-fn split_groups(entries: &mut [Entry], keep_firsts: bool) -> (usize, usize) {
+fn split_groups(entries: &mut [Entry], originals: u64, keep_firsts: bool) -> (usize, usize) {
     let mut from = 0;
     let mut firsts = 0;
     let mut pairs = 0;
@@ -146,7 +167,7 @@ fn split_groups(entries: &mut [Entry], keep_firsts: bool) -> (usize, usize) {
         let first = position(&entries[from][KEY_BYTES..]);
         let in_a_row = entries[from..to]
             .iter()
-            .zip(0u64..FILL_BLOCKS)
+            .zip(0u64..originals)
             .take_while(|(entry, n)| position(&entry[KEY_BYTES..]) == first + n)
             .count();
         for n in from..to {
@@ -213,11 +234,13 @@ impl Pass<'_> {
         }
         let mut before = self.end.filter(|end| *end == first).map(|_| self.last);
         for (at, sum) in (first..).zip(sums) {
-            if let Some(before) = before {
-                let key = mix(u64::from(before) << 32 | u64::from(*sum));
-                if (self.range.0..=self.range.1).contains(&key) {
-                    self.gather(entry(key, at - 1))?;
-                }
+            let keyed = match (self.search.key_of, before) {
+                (KeyOf::Two, Some(before)) => Some((mix(u64::from(before) << 32 | u64::from(*sum)), at - 1)),
+                (KeyOf::Two, None) => None,
+                (KeyOf::One, _) => Some((mix(u64::from(*sum)), at)),
+            };
+            if let Some((key, at)) = keyed.filter(|(key, _)| (self.range.0..=self.range.1).contains(key)) {
+                self.gather(entry(key, at))?;
             }
             before = Some(*sum);
             self.last = *sum;

@@ -154,6 +154,31 @@ fn runs_tell_the_truth_and_do_not_overlap() {
 }
 
 #[test]
+fn runs_of_one_block_leave_each_checksum_once() {
+    let mut files = mixed(100_000);
+    let blocks = files.at();
+    let (runs, found) = search(&mut files, MIN_MEMORY_BYTES, 1);
+    let (all, unbounded) = search(&mut files, 1 << 28, 1);
+    assert!(
+        found.passes > unbounded.passes && unbounded.passes == 2,
+        "{found:?}"
+    );
+    assert!(runs == all, "{} runs and {}", runs.len(), all.len());
+    let mut end = 0;
+    for run in &runs {
+        assert!(run.at >= end, "{run:?} begins before {end}");
+        end = run.at + run.blocks;
+        for n in 0..run.blocks {
+            assert!(run.same_as + n < run.at + n, "{run:?}");
+            assert_eq!(blocks[&(run.at + n)], blocks[&(run.same_as + n)]);
+        }
+    }
+    let different: std::collections::HashSet<u32> = blocks.values().copied().collect();
+    assert_eq!(found.blocks as usize, blocks.len() - different.len());
+    assert_eq!(found.blocks_in_short_runs, 0);
+}
+
+#[test]
 fn one_block_a_million_times_fits_in_the_least_memory() {
     let mut files = Files(vec![vec![5; 1_000_000]]);
     let (_, found) = search(&mut files, MIN_MEMORY_BYTES, 4);

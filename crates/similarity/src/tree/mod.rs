@@ -138,8 +138,17 @@ pub struct Tree {
     work: Work,
 }
 
-/// Number of images at which a tree first places all again; then at four times as many, and so on.
+/// Number of images at which a tree first places all again; see [`next_replace`].
 const FIRST_REPLACE: usize = 4;
+/// From this number of images on, the rarity of content is known well: a weight differs only down to 1/16 of the
+/// images ([`union`]), which is a share of 64 and more.
+const KNOWN_WELL: usize = 1024;
+
+/// The number of images at which all are placed again after it was done at `at`: four times as many, and when
+/// their rarities are known well, sixteen times.
+const fn next_replace(at: usize) -> usize {
+    at.saturating_mul(if at < KNOWN_WELL { 4 } else { 16 })
+}
 
 impl Tree {
     /// An empty tree.
@@ -178,7 +187,7 @@ impl Tree {
             tree.place(id, view);
         }
         while tree.replace_at <= tree.images.len() {
-            tree.replace_at = tree.replace_at.saturating_mul(4);
+            tree.replace_at = next_replace(tree.replace_at);
         }
         tree
     }
@@ -189,7 +198,7 @@ impl Tree {
         self.frequency.insert(&view, |_, _| ());
         self.place(id, view);
         if self.settings.mode == Mode::Rarity && self.images.len() >= self.replace_at {
-            self.replace_at = self.replace_at.saturating_mul(4);
+            self.replace_at = next_replace(self.replace_at);
             self.place_all_again();
         }
     }

@@ -2,12 +2,12 @@
 
 use super::Store;
 use crate::reader::{file_root, is_shared};
-use crate::{DirItem, OwnedPart, Result, StoreError};
+use crate::{DirItem, MappedPart, OwnedPart, Result, SharedPart, StoreError};
 use std::ops::Range;
 use varve_extent_tree::{ExtentTree, SharedRuns};
 use varve_format::inode::{INODES_PER_BLOCK, Inode, InodeSlot};
 use varve_format::session::{GrantRow, SessionRow};
-use varve_format::{BlockKind, Extent, FileBlock, Ino, InodeKey, TreeCounts};
+use varve_format::{BlockKind, Extent, FileBlock, Ino, InodeKey, SharedRun, TreeCounts};
 
 impl Store {
     /// Returns the inode with this number.
@@ -80,6 +80,31 @@ impl Store {
     /// `NoInode`, `WrongKind`, or damage.
     pub fn map(&self, ino: Ino, from: FileBlock, max: usize) -> Result<Vec<Extent>> {
         self.snapshot().reader().map(ino, from, max)
+    }
+
+    /// As [`map`](Self::map), with the numbers of shared blocks.
+    ///
+    /// # Errors
+    /// `NoInode`, `WrongKind`, or damage.
+    pub fn map_parts(&self, ino: Ino, from: FileBlock, max: usize) -> Result<Vec<MappedPart>> {
+        self.snapshot().reader().map_parts(ino, from, max)
+    }
+
+    /// Returns the runs of shared blocks with some numbers, clipped to them, at most `max`.
+    ///
+    /// # Errors
+    /// Damage.
+    pub fn shared_parts(&self, numbers: Range<u64>, max: usize) -> Result<Vec<SharedPart>> {
+        let snapshot = self.snapshot();
+        let reader = snapshot.reader();
+        let runs = SharedRuns::new().runs(reader.view, &reader.shared_root()?, numbers, max)?;
+        let part = |run: SharedRun| SharedPart {
+            number: run.first,
+            len: run.len,
+            tier: run.tier,
+            block: run.block,
+        };
+        Ok(runs.into_iter().map(part).collect())
     }
 
     /// Returns the number of extents of a file; one that lies in several shared runs counts once.

@@ -3,7 +3,7 @@
 use super::Store;
 use crate::reader::checksums::{Sums, sums};
 use crate::reader::{MetaReader, POOL_INO, View, file_root};
-use crate::{Result, StoreError};
+use crate::{MappedPart, NumberedBlocks, Result, StoreError};
 use std::sync::Arc;
 use varve_format::inode::Inode;
 use varve_format::space::{CHECKSUMS_PER_BLOCK, UnitRow};
@@ -36,6 +36,8 @@ struct Part {
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
     parts: Vec<Part>,
+    /// Shared blocks of the range.
+    numbered: Vec<NumberedBlocks>,
     pub(crate) len: usize,
 }
 
@@ -69,8 +71,8 @@ fn plan_unless<V: View>(
     let mut at = offset / BLOCK_BYTES;
     let last = end.div_ceil(BLOCK_BYTES);
     while at < last {
-        let batch = reader.extents(inode.attr.key.ino, &root, at, last, EXTENTS_AT_ONCE)?;
-        for extent in &batch {
+        let batch = reader.parts(inode.attr.key.ino, &root, at, last, EXTENTS_AT_ONCE)?;
+        for MappedPart { extent, number } in &batch {
             if extent.flags.contains(ExtentFlags::UNWRITTEN) {
                 continue;
             }
@@ -82,6 +84,11 @@ fn plan_unless<V: View>(
             } else {
                 sums(reader, extent.tier, extent.block.0, u64::from(extent.len))?
             };
+            plan.numbered.extend(number.map(|number| NumberedBlocks {
+                file_block: extent.file_block,
+                blocks: extent.len,
+                number,
+            }));
             plan.parts.push(Part {
                 at: (from - offset) as usize,
                 len: (to - from) as usize,
@@ -92,7 +99,7 @@ fn plan_unless<V: View>(
             });
         }
         match batch.last() {
-            Some(extent) if batch.len() == EXTENTS_AT_ONCE => at = extent.end().0,
+            Some(part) if batch.len() == EXTENTS_AT_ONCE => at = part.extent.end().0,
             _ => break,
         }
     }
@@ -171,6 +178,19 @@ impl Store {
     /// # Errors
     /// `NoInode`, `WrongKind`, `DataChecksum`, a device's error.
     pub fn read(&self, ino: Ino, offset: u64, out: &mut [u8]) -> Result<usize> {
+        self.read_numbered(ino, offset, out).map(|(len, _)| len)
+    }
+
+    /// As [`read`](Self::read); returns also the shared blocks that were read, in order.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn read_numbered(
+        &self,
+        ino: Ino,
+        offset: u64,
+        out: &mut [u8],
+    ) -> Result<(usize, Vec<NumberedBlocks>)> {
         let mut attempt = 1;
         loop {
             match self.read_beside(|| self.try_read(ino, offset, out)) {
@@ -184,7 +204,12 @@ impl Store {
     }
 
     /// Makes one attempt; returns also whether it read from NVM.
-    fn try_read(&self, ino: Ino, offset: u64, out: &mut [u8]) -> (Result<usize>, bool) {
+    fn try_read(
+        &self,
+        ino: Ino,
+        offset: u64,
+        out: &mut [u8],
+    ) -> (Result<(usize, Vec<NumberedBlocks>)>, bool) {
         let mut planned = || {
             let snapshot = self.snapshot();
             let inode = snapshot.reader().get(ino)?;
@@ -201,7 +226,7 @@ impl Store {
             self.read_blocks(tier, start, bytes)
         });
         let nvm = plan.parts.iter().any(|part| part.tier == Tier::Nvm);
-        (read.map(|()| plan.len), nvm)
+        (read.map(|()| (plan.len, plan.numbered)), nvm)
     }
 
     fn enter(&self, tx: TxId) -> Reader<'_> {

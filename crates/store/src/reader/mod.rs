@@ -5,7 +5,7 @@ pub(crate) mod checksums;
 
 use crate::cache::{InodeFile, MetaCache};
 use crate::layout::Layout;
-use crate::{DirItem, Result, StoreError};
+use crate::{DirItem, MappedPart, Result, StoreError};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use varve_extent_tree::{Directory, ExtentTree, Mapping, MetaRead, SharedRuns, Xattrs};
@@ -265,27 +265,53 @@ impl<V: View> MetaReader<'_, V> {
         if !extents.iter().any(is_shared) {
             return Ok(extents);
         }
-        let shared = self.shared_root()?;
-        let mut out: Vec<Extent> = Vec::with_capacity(extents.len());
+        let parts = self.resolve(extents, max)?;
+        Ok(parts.into_iter().map(|part| part.extent).collect())
+    }
+
+    /// As [`extents`](Self::extents), each with its number in the shared space, if it has one.
+    pub(crate) fn parts(
+        &self,
+        ino: Ino,
+        root: &TreeRoot,
+        from: u64,
+        to: u64,
+        max: usize,
+    ) -> Result<Vec<MappedPart>> {
+        let extents = self.unresolved(ino, root, from, to, max)?;
+        self.resolve(extents, max)
+    }
+
+    /// Finds the runs of shared extents. Not joined: as many parts as were asked for mean that there may be
+    /// more.
+    fn resolve(&self, extents: Vec<Extent>, max: usize) -> Result<Vec<MappedPart>> {
+        let mut out: Vec<MappedPart> = Vec::with_capacity(extents.len());
+        let mut shared = None;
         for extent in extents {
             if out.len() >= max {
                 break;
             }
             if !is_shared(&extent) {
-                out.push(extent);
+                let number = None;
+                out.push(MappedPart { extent, number });
                 continue;
             }
+            let root = match &shared {
+                Some(root) => root,
+                None => shared.insert(self.shared_root()?),
+            };
             let first = extent.block.0;
             let numbers = first..first + u64::from(extent.len);
-            for run in SharedRuns::new().runs(self.view, &shared, numbers, max - out.len())? {
-                // Not joined: as many parts as extents were asked for mean that there may be more.
-                out.push(Extent {
+            for run in SharedRuns::new().runs(self.view, root, numbers, max - out.len())? {
+                let extent = Extent {
                     file_block: FileBlock(extent.file_block.0 + (run.first - first)),
                     len: run.len,
                     tier: run.tier,
                     block: run.block,
                     flags: extent.flags,
-                });
+                };
+                let number = Some(run.first);
+                out.push(MappedPart { extent, number });
             }
         }
         Ok(out)
@@ -315,6 +341,11 @@ impl<V: View> MetaReader<'_, V> {
     pub(crate) fn map(&self, ino: Ino, from: FileBlock, max: usize) -> Result<Vec<Extent>> {
         let root = file_root(&self.get(ino)?)?;
         self.extents(ino, &root, from.0, FILE_BLOCKS_MAX, max)
+    }
+
+    pub(crate) fn map_parts(&self, ino: Ino, from: FileBlock, max: usize) -> Result<Vec<MappedPart>> {
+        let root = file_root(&self.get(ino)?)?;
+        self.parts(ino, &root, from.0, FILE_BLOCKS_MAX, max)
     }
 
     /// Returns the first byte of data (or of a hole) at or after `offset`.

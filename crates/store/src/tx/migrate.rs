@@ -33,6 +33,23 @@ impl Tx<'_> {
     }
 }
 
+impl Tx<'_> {
+    /// Copies `len` shared blocks with the numbers from `first` on, which lie in one piece at `from`, to another
+    /// tier, for all files that share them. Otherwise as [`migrate`](Self::migrate).
+    ///
+    /// # Errors
+    /// `NoSpace`, `DataChecksum`.
+    pub fn migrate_shared(
+        &mut self,
+        first: u64,
+        len: u32,
+        from: (Tier, BlockNo),
+        to: DataTarget,
+    ) -> Result<bool> {
+        self.guard(|core| core.migrate_shared(first..first + u64::from(len), from, to))
+    }
+}
+
 impl TxState<'_> {
     fn migrate(
         &mut self,

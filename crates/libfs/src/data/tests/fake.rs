@@ -314,6 +314,7 @@ impl Link for Fake {
                         tier,
                         block: BlockNo(place),
                         unwritten: false,
+                        number: None,
                     }));
                 }
                 let end = runs.len() <= max as usize;
