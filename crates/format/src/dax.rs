@@ -158,6 +158,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::{DAX_PART_BYTES, DaxHeader, DaxRow};
     use crate::ids::SessionId;
+    use zerocopy::FromZeros;
     use zerocopy::little_endian::U64;
     use zerocopy::{FromBytes, IntoBytes};
 
