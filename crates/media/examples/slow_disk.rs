@@ -2,8 +2,8 @@
 //! programs that know nothing of Varve with the seeks of a disk, counted in one place.
 //!
 //! `slow_disk BACKING LENGTH_BYTES MOUNTPOINT` mounts three files: `disk` is the disk, over the sparse file BACKING;
-//! `model` says `none` or `hdd`, and takes either as a write; `counts` says what was transferred while the model was
-//! in force, a `name value` a line. Runs in the foreground until it is unmounted or gets SIGTERM. Owns the mount, not
+//! `model` says `none` (a disk that takes no time) or `hdd`, and takes either as a write; `counts` says what was
+//! transferred under the model in force, a `name value` a line. Runs in the foreground until it is unmounted or gets SIGTERM. Owns the mount, not
 //! the backing file, which it makes if it is missing.
 //!
 //! Requests are served in the order in which they come: the disk has no queue of its own to sort.
@@ -24,6 +24,17 @@ use varve_media::{BlockDevice, BlockOptions, DeviceInfo, FileDevice, MediaError}
 
 /// Requests under way at once.
 const THREADS: usize = 16;
+/// A disk that takes no time.
+const NONE: DiskModel = DiskModel {
+    name: "none",
+    read_latency_ns: 0,
+    write_latency_ns: 0,
+    flush_latency_ns: 0,
+    read_mb_s: 0,
+    write_mb_s: 0,
+    seek_min_ns: 0,
+    seek_max_ns: 0,
+};
 const TTL: Duration = Duration::from_secs(60);
 /// The files, in the order of their inode numbers from 2 on.
 const NAMES: [&str; 3] = ["disk", "model", "counts"];
@@ -60,16 +71,16 @@ impl BlockDevice for Backing {
 }
 
 struct SlowDisk {
-    plain: Arc<dyn BlockDevice>,
-    emulated: EmulatedDisk,
+    slow: EmulatedDisk,
+    fast: EmulatedDisk,
     is_slow: AtomicBool,
 }
 
 impl SlowDisk {
-    fn device(&self) -> &dyn BlockDevice {
+    fn device(&self) -> &EmulatedDisk {
         match self.is_slow.load(Ordering::Relaxed) {
-            true => &self.emulated,
-            false => &*self.plain,
+            true => &self.slow,
+            false => &self.fast,
         }
     }
 
@@ -83,7 +94,7 @@ impl SlowDisk {
             };
             return format!("{name}\n");
         }
-        let counts = self.emulated.counts();
+        let counts = self.device().counts();
         format!(
             "reads {}\nread_seeks {}\nread_bytes {}\nwrites {}\nwrite_seeks {}\nwritten_bytes {}\nflushes {}\nbusy_ns {}\n",
             counts.reads,
@@ -101,7 +112,7 @@ impl SlowDisk {
         let is_root = ino == INodeNo::ROOT;
         FileAttr {
             ino,
-            size: if ino == DISK { self.plain.len_bytes() } else { 0 },
+            size: if ino == DISK { self.fast.len_bytes() } else { 0 },
             blocks: 0,
             atime: UNIX_EPOCH,
             mtime: UNIX_EPOCH,
@@ -222,7 +233,7 @@ impl Filesystem for SlowDisk {
             let to = (from + size as usize).min(text.len());
             return reply.data(&text.as_bytes()[from..to]);
         }
-        let left = self.plain.len_bytes().saturating_sub(offset);
+        let left = self.fast.len_bytes().saturating_sub(offset);
         let mut out = vec![0; u64::from(size).min(left) as usize];
         match self.device().read(offset, &mut out) {
             Ok(()) => reply.data(&out),
@@ -273,11 +284,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let plain: Arc<dyn BlockDevice> = Arc::new(Backing(device));
     let disk = SlowDisk {
-        emulated: EmulatedDisk::new(Arc::clone(&plain), DiskModel::HDD),
-        plain,
+        slow: EmulatedDisk::new(Arc::clone(&plain), DiskModel::HDD),
+        fast: EmulatedDisk::new(plain, NONE),
         is_slow: AtomicBool::new(false),
     };
-    println!("{}", disk.emulated.info().backend);
+    println!("{}", disk.slow.info().backend);
     let mut config = Config::default();
     config.mount_options = vec![MountOption::FSName("slow_disk".into())];
     config.n_threads = Some(THREADS);

@@ -523,9 +523,18 @@ mod tests {
         disk.read_batch(&mut [(4096, first), (65_536, second)]).unwrap();
         disk.flush().unwrap();
         let counts = disk.counts();
-        assert_eq!((counts.writes, counts.write_seeks, counts.written_bytes), (2, 0, 12_288));
-        assert_eq!((counts.reads, counts.read_seeks, counts.read_bytes), (3, 2, 12_288));
-        assert_eq!((counts.flushes, counts.busy_ns), (1, 1000 + 2 * 2000 + 24_576 * 5));
+        assert_eq!(
+            (counts.writes, counts.write_seeks, counts.written_bytes),
+            (2, 0, 12_288)
+        );
+        assert_eq!(
+            (counts.reads, counts.read_seeks, counts.read_bytes),
+            (3, 2, 12_288)
+        );
+        assert_eq!(
+            (counts.flushes, counts.busy_ns),
+            (1, 1000 + 2 * 2000 + 24_576 * 5)
+        );
     }
 
     #[test]

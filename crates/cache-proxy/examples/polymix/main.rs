@@ -28,7 +28,9 @@ const FILLERS: u64 = 8;
 
 fn option(name: &str, default: u64) -> u64 {
     let mut args = std::env::args().skip_while(|arg| arg != name);
-    args.nth(1).and_then(|value| value.parse().ok()).unwrap_or(default)
+    args.nth(1)
+        .and_then(|value| value.parse().ok())
+        .unwrap_or(default)
 }
 
 fn say(what: &str) {
@@ -44,7 +46,11 @@ fn next_line() -> io::Result<String> {
 }
 
 fn main() -> io::Result<()> {
-    let (robots, pages, seed) = (option("--robots", 32), option("--fill-pages", 1000), option("--seed", 1));
+    let (robots, pages, seed) = (
+        option("--robots", 32),
+        option("--fill-pages", 1000),
+        option("--seed", 1),
+    );
     let (warm, seconds) = (option("--warm-s", 10), option("--seconds", 60));
     say(&format!("origin {}", origin::start(0)?));
     let proxy: SocketAddr = next_line()?.parse().map_err(io::Error::other)?;
@@ -66,7 +72,9 @@ fn main() -> io::Result<()> {
         })
         .collect();
     for filler in fillers {
-        filler.join().map_err(|_| io::Error::other("a filler panicked"))??;
+        filler
+            .join()
+            .map_err(|_| io::Error::other("a filler panicked"))??;
     }
     views.known(pages);
     say("filled");

@@ -49,7 +49,8 @@ fn serve(stream: TcpStream) -> io::Result<()> {
         if head.field("if-none-match") == Some(&*etag) {
             VALIDATED.fetch_add(1, Ordering::Relaxed);
             output.write_all(
-                format!("HTTP/1.1 304 Not Modified\r\nETag: {etag}\r\nCache-Control: {control}\r\n\r\n").as_bytes(),
+                format!("HTTP/1.1 304 Not Modified\r\nETag: {etag}\r\nCache-Control: {control}\r\n\r\n")
+                    .as_bytes(),
             )?;
             continue;
         }

@@ -83,7 +83,8 @@ impl Part {
             let n = (self.times_us.len() as f64 * share) as usize;
             self.times_us.get(n).map_or(0.0, |us| f64::from(*us) / 1e3)
         };
-        let mean = self.times_us.iter().map(|us| f64::from(*us)).sum::<f64>() / self.count.max(1) as f64 / 1e3;
+        let mean =
+            self.times_us.iter().map(|us| f64::from(*us)).sum::<f64>() / self.count.max(1) as f64 / 1e3;
         serde_json::json!({
             "count": self.count, "bytes": self.bytes, "mean_ms": mean, "p50_ms": at(0.5), "p99_ms": at(0.99),
         })
@@ -268,7 +269,10 @@ impl Robot {
         };
         let referer = match object {
             Object::Embedded(page, n) if n > 0 => {
-                format!("Referer: http://site.test{}\r\n", Object::Embedded(page, 0).path())
+                format!(
+                    "Referer: http://site.test{}\r\n",
+                    Object::Embedded(page, 0).path()
+                )
             }
             _ => String::new(),
         };

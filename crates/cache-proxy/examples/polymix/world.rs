@@ -42,7 +42,9 @@ pub fn objects_of(page: u64) -> u64 {
 
 /// Bytes of a page with all that is embedded.
 pub fn page_bytes(page: u64) -> u64 {
-    (0..objects_of(page)).map(|n| Object::Embedded(page, n).size_bytes()).sum()
+    (0..objects_of(page))
+        .map(|n| Object::Embedded(page, n).size_bytes())
+        .sum()
 }
 
 impl Object {
@@ -64,10 +66,18 @@ impl Object {
             Self::Large(_) => (EMBEDDED_MAX, DOWNLOAD_BYTES.0),
         };
         // A draw from the part of the table between the two bounds.
-        let share = |bytes: u64| SIZES.iter().find(|(kib, _)| kib << 10 == bytes).map_or(999, |row| row.1);
+        let share = |bytes: u64| {
+            SIZES
+                .iter()
+                .find(|(kib, _)| kib << 10 == bytes)
+                .map_or(999, |row| row.1)
+        };
         let low = if first == 0 { 0 } else { share(first) };
         let drawn = low + self.draw(1) % (share(beyond) - low);
-        let at = SIZES.iter().position(|(_, below)| drawn < *below).unwrap_or(SIZES.len());
+        let at = SIZES
+            .iter()
+            .position(|(_, below)| drawn < *below)
+            .unwrap_or(SIZES.len());
         let high = SIZES.get(at).map_or(DOWNLOAD_BYTES.0, |row| row.0 << 10);
         let least = match at {
             0 => 512,
@@ -126,5 +136,8 @@ impl Object {
 /// Whether a body that begins at byte `at` of its object is that object's.
 pub fn is_body_of(object: Object, at: u64, bytes: &[u8]) -> bool {
     let unit = object.unit();
-    (at..).zip(bytes).step_by(61).all(|(n, byte)| unit[n as usize % 8] == *byte)
+    (at..)
+        .zip(bytes)
+        .step_by(61)
+        .all(|(n, byte)| unit[n as usize % 8] == *byte)
 }
