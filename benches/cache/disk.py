@@ -74,8 +74,6 @@ def disk(megabytes, work):
         device = done.stdout.strip()
         yield Disk(folder / "mnt", device)
     finally:
-        with contextlib.suppress(OSError):
-            (folder / "mnt/model").write_text("none")
         if device:
             subprocess.run(["losetup", "--detach", device])
         for _ in range(50):
@@ -113,7 +111,7 @@ def file_system(device, work):
     try:
         yield mount
     finally:
-        for _ in range(50):
+        for _ in range(300):
             if subprocess.run(["umount", str(mount)], capture_output=True).returncode == 0:
                 break
             time.sleep(0.2)
@@ -130,7 +128,8 @@ def proxy(title, origin, slow, work, megabytes, cgroup):
                               capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(done.stderr)
-        extra = {"device": slow.device, "varve": "[limits]\nconnections_per_address = 2000\n", "varve_env": MALLOC}
+        limits = 'connections_per_address = 2000\nin_flight_bytes = "32M"'
+        extra = {"device": slow.device, "varve": f"[limits]\n{limits}\n", "varve_env": MALLOC}
         with peers.running(name, origin, megabytes, HOT_MB[name], extra, work, cgroup) as peer:
             yield peer
         return
@@ -179,11 +178,12 @@ def measure(title, args, work):
         line("begin")
         counts, used = slow.counts(), processor_seconds(peer.process.pid)
         line("end")
+        # What is left to do, the end of the program included, need not take the disk's time.
+        stack.callback(slow.model, "none")
         counts = {name: value - counts[name] for name, value in slow.counts().items()}
         used = processor_seconds(peer.process.pid) - used
         rss = peer.rss()
         row = json.loads(driver.stdout.readline())
-        slow.model("none")
     seeks = counts["read_seeks"] + counts["write_seeks"]
     row.update(title=title, fill_s=filled, rss_mb=rss / MIB, cpu=used / args.seconds,
                cpu_ms=used / max(1, row["requests"]) * 1e3, seeks=seeks / args.seconds,

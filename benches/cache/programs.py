@@ -1,5 +1,5 @@
 """curl, git, pip, npm, cargo, mmdebstrap and Chromium through varve-cache-proxy (reverse) from a local origin of static files: the same
-bytes as without the proxy; a second run, with the programs' own caches empty again, takes no body from the origin.
+bytes as without the proxy; a second run, with the programs' own caches empty again, takes no body from the origin. `programs.py [NAMES…]`.
 """
 
 import base64
@@ -25,8 +25,8 @@ import zipfile
 import peers
 
 OLD = time.time() - 100 * 86400
-# Of Debian's sqlite3-doc.
-CHROMIUM_PAGES = ["index", "queryplanner", "fasterthanfs", "vtab"]
+# Of Debian's sqlite3-doc; not its index, whose script shuffles a list.
+CHROMIUM_PAGES = ["queryplanner", "fasterthanfs", "vtab", "lockingv3"]
 
 
 class Origin(http.server.ThreadingHTTPServer):
@@ -306,6 +306,8 @@ def main():
               f"{'bodies':>7}")
         failed = 0
         for program in (curl, git, pip, npm, cargo, mmdebstrap, chromium):
+            if sys.argv[1:] and program.__name__ not in sys.argv[1:]:
+                continue
             if not shutil.which(program.__name__):
                 print(f"{program.__name__:<10} is not installed")
                 continue

@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use varve_cache::nonblocking::Attributes;
 
-/// Most bytes of all objects that wait. The windows shrink as half of it fills, so that groups are written earlier, not
-/// torn: an object that finds no room is written alone, and a lookup of it brings no others.
+/// Most bytes of all objects that wait. The windows shrink as half of it fills, so that groups are written earlier,
+/// not torn: an object that finds no room is written alone, and a lookup of it brings no others.
 const BYTES_MAX: usize = 16 << 20;
 /// Most bytes of a group: what one read returns. An index entry has room for 255 blocks of 4 KiB at least.
 const GROUP_BYTES_MAX: usize = 512 << 10;
