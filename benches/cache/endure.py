@@ -3,7 +3,8 @@
 `endure.py kill [ROUNDS] [POLICY]`: kill -9 at random moments; what is served afterwards must be bytes of that URL,
 of a version that the origin gave, and no version that was invalidated 5 s or more before the kill; objects of 5 s
 before it must be hits. `endure.py soak [LAPS] [POLICY]`: mixed load until the log has come round so many times;
-memory after each lap.
+memory after each lap, and each fifth lap what of it the program itself holds (glibc's `malloc_info`, called by gdb,
+where gdb is there).
 """
 
 import contextlib
@@ -14,6 +15,7 @@ import os
 import pathlib
 import random
 import re
+import shutil
 import signal
 import socket
 import socketserver
@@ -196,6 +198,22 @@ def kill(rounds, policy):
           f"({share:.1%}); slowest start {sums['slowest']:.2f} s")
 
 
+def heap(pid, log):
+    """MiB that the program has allocated, and that the allocator keeps free, by glibc's own account."""
+    if not shutil.which("gdb"):
+        return None
+    before = log.stat().st_size
+    subprocess.run(["gdb", "-nx", "-batch", "-p", str(pid), "-ex", "call (int)malloc_info(0, *(void**)&stderr)"],
+                   capture_output=True, timeout=60)
+    text = log.read_bytes()[before:].decode(errors="replace")
+    # Its last totals are those of all arenas.
+    last = lambda kind: int((re.findall(kind, text) or ["0"])[-1])
+    free = last(r'<total type="fast" count="\d+" size="(\d+)"') + last(r'<total type="rest" count="\d+" size="(\d+)"')
+    arenas = last(r'<system type="current" size="(\d+)"')
+    mapped = last(r'<total type="mmap" count="\d+" size="(\d+)"')
+    return ((arenas - free + mapped) / MIB, free / MIB) if arenas else None
+
+
 def soak(laps, policy):
     disk = 64 * MIB
     with tempfile.TemporaryDirectory() as name:
@@ -224,7 +242,7 @@ def soak(laps, policy):
             threads = [threading.Thread(target=load, args=(seed,)) for seed in range(4)]
             for thread in threads:
                 thread.start()
-            least, rows, ratios, before = None, [], [], (0, 0)
+            least, rows, ratios, heaps, before = None, [], [], {}, (0, 0)
             status = [str(peers.VARVE), "status", "--json", "--socket", str(folder / "admin")]
             while len(rows) < laps and not wrong:
                 time.sleep(0.2)
@@ -235,6 +253,8 @@ def soak(laps, policy):
                 if written // disk > len(rows):
                     rows.append(least)
                     least = None
+                    if len(rows) % 5 == 0 and (held := heap(process.pid, folder / "log")):
+                        heaps[len(rows)] = held
                     counts = now["requests"]
                     hits, all_ = counts["hit"], counts["hit"] + counts["miss"]
                     ratios.append((hits - before[0], all_ - before[1]))
@@ -250,6 +270,9 @@ def soak(laps, policy):
             at, middle = laps // 2, laps // 2 + (laps - laps // 2) // 2
             print("  MiB in laps " + ", ".join(
                 f"{n + 1}: {rows[n] / MIB:.2f}" for n in sorted({0, *range(4, laps, 5), laps - 1})))
+            if heaps:
+                print("  MiB allocated + kept free, after laps " + ", ".join(
+                    f"{n}: {used:.2f} + {free:.2f}" for n, (used, free) in heaps.items()))
             print(f"  laps {at + 1} to {middle} against {middle + 1} to {laps}: "
                   f"{(mean(rows[middle:]) / mean(rows[at:middle]) - 1):+.2%}; between the laps of the last half: "
                   f"{min(rows[at:]) / mean(rows[at:]) - 1:+.2%} to {max(rows[at:]) / mean(rows[at:]) - 1:+.2%}")

@@ -54,11 +54,11 @@ def version(name):
 
 def _varve(folder, port, origin, disk_mb, memory_mb, extra):
     (folder / "conf").write_text(
-        f'[store]\ndevices = ["{folder}/store"]\ncreate_bytes = "{disk_mb}M"\nhot_bytes = "{memory_mb}M"\n'
+        f'[store]\ndevices = ["{extra.get("device", folder / "store")}"]\ncreate_bytes = "{disk_mb}M"\nhot_bytes = "{memory_mb}M"\n'
         f'{extra.get("store", "")}\n'
         f'[[listen]]\naddress = "127.0.0.1:{port}"\n[[site]]\nhosts = ["*"]\norigins = ["http://{origin}"]\n'
         f'[admin]\nsocket = "{folder}/admin"\n{extra.get("varve", "")}\n')
-    return [str(VARVE), "serve", "--config", str(folder / "conf")], {"VARVE_LOG": "warn"}
+    return [str(VARVE), "serve", "--config", str(folder / "conf")], {"VARVE_LOG": "warn", **extra.get("varve_env", {})}
 
 
 def _squid(folder, port, origin, disk_mb, memory_mb, extra):
@@ -102,7 +102,7 @@ def _trafficserver(folder, port, origin, disk_mb, memory_mb, extra):
         raise RuntimeError(f"traffic_layout: {done.stdout}{done.stderr}")
     conf = pathlib.Path(conf.group(1))
     (conf / "remap.config").write_text(f"map / http://{origin}/\n")
-    (conf / "storage.config").write_text(f"{folder}/cache {disk_mb}M\n")
+    (conf / "storage.config").write_text(extra.get("trafficserver_storage", f"{folder}/cache {disk_mb}M") + "\n")
     (folder / "cache").mkdir()
     more = {
         "http.server_ports": ("STRING", f"{port}:ip-in=127.0.0.1"),
@@ -192,8 +192,9 @@ class Peer:
 
 
 @contextlib.contextmanager
-def running(name, origin, disk_mb=1024, memory_mb=64, extra=None, base=None):
-    """Runs a proxy before `origin` (host:port); ends it and removes its folder afterwards."""
+def running(name, origin, disk_mb=1024, memory_mb=64, extra=None, base=None, group=None):
+    """Runs a proxy before `origin` (host:port), in the control group whose folder is `group`; ends it and removes its
+    folder afterwards."""
     folder = pathlib.Path(tempfile.mkdtemp(prefix=f"peer-{name}-", dir=base))
     folder.chmod(0o755)
     port = free_port()
@@ -203,8 +204,9 @@ def running(name, origin, disk_mb=1024, memory_mb=64, extra=None, base=None):
         argv, env = MAKE[name](folder, port, origin, disk_mb, memory_mb, extra or {})
         give(folder, name)
         with open(folder / "out", "w") as out:
+            enter = (lambda: (group / "cgroup.procs").write_text(str(os.getpid()))) if group else None
             process = subprocess.Popen(argv, stdout=out, stderr=out, env={**os.environ, **env},
-                                       start_new_session=True)
+                                       start_new_session=True, preexec_fn=enter)
         try:
             wait_for(port, process)
         except RuntimeError as error:

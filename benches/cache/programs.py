@@ -1,5 +1,5 @@
-"""curl, git, pip, npm, cargo and mmdebstrap through varve-cache-proxy (reverse) from a local origin of static files: the same
-bytes as without the proxy; a second run, with the programs' own caches empty again, takes no body from the origin.
+"""curl, git, pip, npm, cargo, mmdebstrap and Chromium through varve-cache-proxy (reverse) from a local origin of static files: the same
+bytes as without the proxy; a second run, with the programs' own caches empty again, takes no body from the origin. `programs.py [NAMES…]`.
 """
 
 import base64
@@ -25,6 +25,8 @@ import zipfile
 import peers
 
 OLD = time.time() - 100 * 86400
+# Of Debian's sqlite3-doc; not its index, whose script shuffles a list.
+CHROMIUM_PAGES = ["queryplanner", "fasterthanfs", "vtab", "lockingv3"]
 
 
 class Origin(http.server.ThreadingHTTPServer):
@@ -250,6 +252,42 @@ def mmdebstrap(at, folder):
         raise RuntimeError("mmdebstrap left packages out")
 
 
+def make_chromium(root):
+    """Real pages: those of Debian's sqlite3-doc, with their images and scripts."""
+    if not shutil.which("chromium"):
+        return
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        folder.chmod(0o755)
+        done = subprocess.run(["apt-get", "-q", "-o", "APT::Sandbox::User=root", "download", "sqlite3-doc"], cwd=folder,
+                              capture_output=True, text=True)
+        if done.returncode:
+            print(f"chromium has no pages: apt-get download sqlite3-doc: {done.stderr.strip()}", file=sys.stderr)
+            return
+        run(["dpkg", "-x", str(next(folder.glob("*.deb"))), "tree"], folder)
+        shutil.copytree(folder / "tree/usr/share/doc/sqlite3", root / "pages", symlinks=False,
+                        ignore_dangling_symlinks=True)
+
+
+def chromium(at, folder):
+    """What the browser makes of each page: its document after scripts, and its picture."""
+    for page in CHROMIUM_PAGES:
+        with tempfile.TemporaryDirectory() as profile:
+            browser = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync",
+                       "--disable-background-networking", "--disable-component-update", "--hide-scrollbars",
+                       f"--user-data-dir={profile}", "--virtual-time-budget=5000", "--window-size=1000,3000"]
+            url = f"{at}/pages/{page}.html"
+            dom = run([*browser, "--dump-dom", url], folder)
+            if "</body>" not in dom or "SQLite" not in dom:
+                raise RuntimeError(f"chromium shows no page: {dom[:300]}")
+            (folder / f"{page}.dom").write_text(dom)
+        with tempfile.TemporaryDirectory() as profile:
+            browser[-3] = f"--user-data-dir={profile}"
+            run([*browser, f"--screenshot={folder / page}.png", url], folder)
+            if (folder / f"{page}.png").stat().st_size < 10_000:
+                raise RuntimeError("chromium's picture is empty")
+
+
 def main():
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         root = pathlib.Path(name) / "origin"
@@ -263,12 +301,18 @@ def main():
         make_git(root)
         make_pip(root)
         make_apt(root)
+        make_chromium(root)
         print(f"{'':<10} {'bytes':<10} {'first: requests':>15} {'bodies':>7} {'bytes':>10} {'second: requests':>17} "
               f"{'bodies':>7}")
         failed = 0
-        for program in (curl, git, pip, npm, cargo, mmdebstrap):
+        for program in (curl, git, pip, npm, cargo, mmdebstrap, chromium):
+            if sys.argv[1:] and program.__name__ not in sys.argv[1:]:
+                continue
             if not shutil.which(program.__name__):
                 print(f"{program.__name__:<10} is not installed")
+                continue
+            if program is chromium and not (root / "pages").exists():
+                print("chromium   has no pages to show")
                 continue
             digests, counts = [], []
             for at in (direct, through, through):

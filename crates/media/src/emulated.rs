@@ -299,13 +299,48 @@ impl Region for EmulatedRegion {
     }
 }
 
-/// A block device slowed down to a model.
+/// Transfers of an [`EmulatedDisk`]. A seek is a transfer that does not begin where the one before ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct DiskCounts {
+    /// Reads.
+    pub reads: u64,
+    /// Reads that moved the head.
+    pub read_seeks: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Writes.
+    pub writes: u64,
+    /// Writes that moved the head.
+    pub write_seeks: u64,
+    /// Bytes written.
+    pub written_bytes: u64,
+    /// Flushes.
+    pub flushes: u64,
+    /// Time in which the head moved, bytes were transferred or a flush was under way, ns.
+    pub busy_ns: u64,
+}
+
+/// Whether a transfer reads or writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Direction {
+    Read,
+    Write,
+}
+
+/// The head of a disk, and what it has done.
+#[derive(Debug, Default)]
+struct Head {
+    /// Its position, in bytes.
+    at: u64,
+    counts: DiskCounts,
+}
+
+/// A block device slowed down to a model; it counts its transfers and seeks.
 pub struct EmulatedDisk {
     inner: Arc<dyn BlockDevice>,
     model: DiskModel,
     channel: Channel,
-    /// Position of the head, in bytes.
-    head: Mutex<u64>,
+    head: Mutex<Head>,
 }
 
 impl EmulatedDisk {
@@ -315,17 +350,41 @@ impl EmulatedDisk {
             inner,
             model,
             channel: Channel::new(),
-            head: Mutex::new(0),
+            head: Mutex::default(),
         }
+    }
+
+    /// Returns what was transferred since the disk was made.
+    pub fn counts(&self) -> DiskCounts {
+        self.head.lock().counts
     }
 
     /// Queues a transfer. The head and the channel are busy for its duration; latency is added and overlaps
     /// with that of others.
-    fn begin(&self, off: u64, len: u64, mb_s: u64, latency_ns: u64) -> Instant {
+    fn begin(&self, off: u64, len: u64, direction: Direction) -> Instant {
+        let model = &self.model;
         let mut head = self.head.lock();
-        let seek_ns = self.model.seek_ns(*head, off, self.inner.len_bytes());
-        *head = off.saturating_add(len);
-        self.channel.occupy(seek_ns + transfer_ns(len, mb_s)) + Duration::from_nanos(latency_ns)
+        let has_to_seek = u64::from(head.at != off);
+        let seek_ns = model.seek_ns(head.at, off, self.inner.len_bytes());
+        head.at = off.saturating_add(len);
+        let counts = &mut head.counts;
+        let (mb_s, latency_ns) = match direction {
+            Direction::Read => {
+                counts.reads += 1;
+                counts.read_seeks += has_to_seek;
+                counts.read_bytes += len;
+                (model.read_mb_s, model.read_latency_ns)
+            }
+            Direction::Write => {
+                counts.writes += 1;
+                counts.write_seeks += has_to_seek;
+                counts.written_bytes += len;
+                (model.write_mb_s, model.write_latency_ns)
+            }
+        };
+        let busy_ns = seek_ns + transfer_ns(len, mb_s);
+        counts.busy_ns += busy_ns;
+        self.channel.occupy(busy_ns) + Duration::from_nanos(latency_ns)
     }
 }
 
@@ -335,24 +394,14 @@ impl BlockDevice for EmulatedDisk {
     }
 
     fn read(&self, off: u64, out: &mut [u8]) -> Result<(), MediaError> {
-        let deadline = self.begin(
-            off,
-            out.len() as u64,
-            self.model.read_mb_s,
-            self.model.read_latency_ns,
-        );
+        let deadline = self.begin(off, out.len() as u64, Direction::Read);
         self.inner.read(off, out)?;
         wait_until(deadline);
         Ok(())
     }
 
     fn write(&self, off: u64, src: &[u8]) -> Result<(), MediaError> {
-        let deadline = self.begin(
-            off,
-            src.len() as u64,
-            self.model.write_mb_s,
-            self.model.write_latency_ns,
-        );
+        let deadline = self.begin(off, src.len() as u64, Direction::Write);
         self.inner.write(off, src)?;
         wait_until(deadline);
         Ok(())
@@ -361,8 +410,7 @@ impl BlockDevice for EmulatedDisk {
     // Parts of a batch are under way together: their transfers queue, their latencies overlap.
 
     fn read_batch(&self, parts: &mut [(u64, &mut [u8])]) -> Result<(), MediaError> {
-        let (rate, latency) = (self.model.read_mb_s, self.model.read_latency_ns);
-        let begin = |part: &(u64, &mut [u8])| self.begin(part.0, part.1.len() as u64, rate, latency);
+        let begin = |part: &(u64, &mut [u8])| self.begin(part.0, part.1.len() as u64, Direction::Read);
         let deadline = parts.iter().map(begin).max();
         self.inner.read_batch(parts)?;
         deadline.into_iter().for_each(wait_until);
@@ -370,8 +418,7 @@ impl BlockDevice for EmulatedDisk {
     }
 
     fn write_batch(&self, parts: &[(u64, &[u8])]) -> Result<(), MediaError> {
-        let (rate, latency) = (self.model.write_mb_s, self.model.write_latency_ns);
-        let begin = |part: &(u64, &[u8])| self.begin(part.0, part.1.len() as u64, rate, latency);
+        let begin = |part: &(u64, &[u8])| self.begin(part.0, part.1.len() as u64, Direction::Write);
         let deadline = parts.iter().map(begin).max();
         self.inner.write_batch(parts)?;
         deadline.into_iter().for_each(wait_until);
@@ -379,6 +426,11 @@ impl BlockDevice for EmulatedDisk {
     }
 
     fn flush(&self) -> Result<(), MediaError> {
+        {
+            let counts = &mut self.head.lock().counts;
+            counts.flushes += 1;
+            counts.busy_ns += self.model.flush_latency_ns;
+        }
         let deadline = self.channel.occupy(self.model.flush_latency_ns);
         self.inner.flush()?;
         wait_until(deadline);
@@ -452,6 +504,37 @@ mod tests {
         disk.read(40_000, &mut back).unwrap();
         assert_eq!(back, [3; 8]);
         assert!(disk.info().backend.starts_with("emulated hdd (100 µs a read, "));
+    }
+
+    #[test]
+    fn emulated_disk_counts_a_seek_where_a_transfer_does_not_follow_the_one_before() {
+        let disk = SimWorld::new().add_block("disk", 1 << 20);
+        let model = DiskModel {
+            flush_latency_ns: 1000,
+            seek_min_ns: 2000,
+            seek_max_ns: 2000,
+            ..DiskModel::HDD
+        };
+        let disk = EmulatedDisk::new(disk, model);
+        disk.write(0, &[1; 8192]).unwrap();
+        disk.write(8192, &[2; 4096]).unwrap();
+        disk.read(0, &mut [0; 4096]).unwrap();
+        let [first, second] = &mut [[0; 4096]; 2];
+        disk.read_batch(&mut [(4096, first), (65_536, second)]).unwrap();
+        disk.flush().unwrap();
+        let counts = disk.counts();
+        assert_eq!(
+            (counts.writes, counts.write_seeks, counts.written_bytes),
+            (2, 0, 12_288)
+        );
+        assert_eq!(
+            (counts.reads, counts.read_seeks, counts.read_bytes),
+            (3, 2, 12_288)
+        );
+        assert_eq!(
+            (counts.flushes, counts.busy_ns),
+            (1, 1000 + 2 * 2000 + 24_576 * 5)
+        );
     }
 
     #[test]

@@ -12,7 +12,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use varve_cache::nonblocking::Attributes;
 
-/// Most bytes of all objects that wait.
+/// Most bytes of all objects that wait. The windows shrink as half of it fills, so that groups are written earlier,
+/// not torn: an object that finds no room is written alone, and a lookup of it brings no others.
 const BYTES_MAX: usize = 16 << 20;
 /// Most bytes of a group: what one read returns. An index entry has room for 255 blocks of 4 KiB at least.
 const GROUP_BYTES_MAX: usize = 512 << 10;
@@ -122,11 +123,14 @@ impl Held {
         self.0.lock().objects.remove(key);
     }
 
-    /// Takes the groups whose window is over, or all of them. Their objects stay visible until
+    /// Takes the groups whose window is over, or all of them; the fuller the memory for what waits, the shorter the window.
+    /// Their objects stay visible until
     /// [`written`](Self::written).
     pub fn due(&self, window: Duration, all: bool) -> Vec<Vec<Arc<Object>>> {
         let now = Instant::now();
         let mut inner = self.0.lock();
+        let room = (BYTES_MAX / 2).saturating_sub(inner.bytes);
+        let window = window.mul_f64(room as f64 / (BYTES_MAX / 2) as f64);
         let is_due =
             |group: &Group| all || now - group.latest >= window || now - group.begun >= window * WINDOWS_MAX;
         let numbers: Vec<u64> = inner
@@ -162,5 +166,71 @@ impl Held {
                 inner.objects.remove(&member.key);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::{BYTES_MAX, Held, Hold, Object, Turn};
+    use crate::key::Key;
+    use crate::record::Record;
+    use bytes::Bytes;
+    use std::time::Duration;
+    use varve_cache::nonblocking::Attributes;
+
+    const WINDOW: Duration = Duration::from_secs(3600);
+    const BODY_BYTES: usize = 40_000;
+
+    fn object(group: u64, number: usize) -> Box<Object> {
+        let main = Key::of_url(&format!("http://site.test/{group}/{number}")).unwrap();
+        Box::new(Object {
+            key: main.bytes().to_vec(),
+            body: Bytes::from(vec![7; BODY_BYTES]),
+            record: Record::Variants(Vec::new()),
+            attributes: Attributes::default(),
+            hold: Hold {
+                group,
+                main,
+                turn: Turn { change: 0, purge: 0 },
+            },
+            version: 0,
+        })
+    }
+
+    #[test]
+    fn groups_are_due_before_their_window_ends_when_half_of_the_room_is_taken() {
+        let held = Held::default();
+        for n in 0..4 {
+            held.add(object(1, n)).unwrap();
+        }
+        assert!(
+            held.due(WINDOW, false).is_empty(),
+            "there is room, and an hour left"
+        );
+        for n in 0..BYTES_MAX / 2 / BODY_BYTES {
+            held.add(object(2 + n as u64 / 8, n)).unwrap();
+        }
+        let due = held.due(WINDOW, false);
+        let first = due.iter().find(|members| members[0].hold.group == 1).unwrap();
+        assert_eq!(first.len(), 4, "a group is written whole");
+        due.iter().for_each(|members| held.written(members));
+        held.add(object(1, 9)).unwrap();
+        assert!(held.due(WINDOW, false).is_empty(), "there is room again");
+    }
+
+    #[test]
+    fn objects_find_room_when_groups_are_taken_as_often_as_they_come() {
+        let held = Held::default();
+        let mut refused = 0;
+        for page in 0..400 {
+            for n in 0..16 {
+                refused += usize::from(held.add(object(page, n)).is_err());
+            }
+            for members in held.due(WINDOW, false) {
+                held.written(&members);
+            }
+        }
+        assert_eq!(refused, 0, "256 MB came, 16 MB fit");
     }
 }
