@@ -77,10 +77,19 @@ class Loop:
         self.device = None
 
     def __enter__(self):
+        try:
+            return self.made()
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def made(self):
         data = sum(os.stat(image).st_blocks * 512 for image in self.images)
         with open(self.file, "wb") as file:
             file.truncate(data * 5 // 4 + (1 << 30))
         self.device = run("losetup", "--find", "--show", "--direct-io=on", self.file).strip()
+        # The device may have been another file system's just before.
+        run("wipefs", "-aq", self.device)
         run("mkfs." + self.kind, "-q", self.device)
         os.makedirs(self.at, exist_ok=True)
         run("mount", self.device, self.at)

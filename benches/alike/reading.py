@@ -6,6 +6,7 @@ move up. `in turn`
 reads one image after the other; `again` does it once more after ten seconds, with the kernel's pages dropped. Seconds: of the
 first image, of the others on average, of all at once. VARVE names the program; VARVE_BEFORE another one that is run by turns."""
 import glob
+import json
 import os
 import shutil
 import subprocess
@@ -47,10 +48,10 @@ def at_once(files):
     return time.monotonic() - started
 
 
-def moved(varve, pool):
-    """Blocks that the daemon has moved up so far, by its metrics."""
-    lines = run(varve, "status", pool).splitlines()
-    return "; ".join(line.strip() for line in lines if "moving warm" in line)
+def on_nvm(varve, pool):
+    """MiB in use on NVM."""
+    tiers = json.loads(run(varve, "status", "--json", pool))["tiers"]
+    return tiers[0]["used_bytes"] // MIB
 
 
 class Pool:
@@ -81,7 +82,7 @@ class Pool:
         shutil.rmtree(self.dir, ignore_errors=True)
 
 
-def side(name, varve, tier, images, mib, work):
+def side(name, varve, tier, what, images, mib, work):
     pool = Pool(varve, work, tier, mib)
     try:
         filler = pool.dir + "/mnt/filler"
@@ -94,20 +95,20 @@ def side(name, varve, tier, images, mib, work):
             run("dd", f"if={image}", f"of={files[-1]}", "bs=1M", f"count={mib}", "conv=fsync,sparse", "status=none")
         run(varve, "digest", pool.dir)
         os.unlink(filler)
-        for what in ["apart", "shared"]:
-            if what == "shared":
-                print("  " + run(varve, "dedup", "apply", *files).strip().splitlines()[-1])
-            pool.again()
-            first, others = in_turn(files)
-            for file in files:
-                drop(file)
-            time.sleep(10)
-            again = in_turn(files)
-            told = moved(varve, pool.dir)
-            pool.again()
-            together = at_once(files)
-            print(f"| {tier} | {name} | {what} | {first:.2f} | {others:.2f} | {again[0]:.2f} | {again[1]:.2f} | {together:.2f} |")
-            print(f"  {told or 'nothing was moved up'}", flush=True)
+        if what == "shared":
+            run(varve, "dedup", "apply", *files)
+        pool.again()
+        before = on_nvm(varve, pool.dir)
+        first, others = in_turn(files)
+        for file in files:
+            drop(file)
+        time.sleep(10)
+        again = in_turn(files)
+        up = on_nvm(varve, pool.dir) - before
+        pool.again()
+        together = at_once(files)
+        print(f"| {tier} | {name} | {what} | {first:.2f} | {others:.2f} | {again[0]:.2f} | {again[1]:.2f} | {together:.2f} | {up} |")
+        sys.stdout.flush()
     finally:
         pool.end()
 
@@ -120,12 +121,12 @@ def main():
     if before := os.environ.get("VARVE_BEFORE"):
         sides.insert(0, ("before", before))
     print(f"{len(images)} images of {mib} MiB, {os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}")
-    print("| tier | program | blocks | first | others | first, again | others, again | all at once |")
-    print("| --- | --- | --- | ---: | ---: | ---: | ---: | ---: |")
+    print("| tier | program | blocks | first | others | first, again | others, again | all at once | moved up, MiB |")
+    print("| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |")
     for tier in os.environ.get("TIERS", "ssd hdd").split():
-        for name, varve in sides:
+        for what, name, varve in [(what, name, varve) for what in ["apart", "shared"] for name, varve in sides]:
             with tempfile.TemporaryDirectory(prefix="varve-reading.", dir=os.environ.get("TMPDIR", "/var/tmp")) as work:
-                side(name, varve, tier, images, mib, work)
+                side(name, varve, tier, what, images, mib, work)
     print(f"load {os.getloadavg()[0]:.1f} at the end")
 
 
