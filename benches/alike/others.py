@@ -88,7 +88,7 @@ class Loop:
         with open(self.file, "wb") as file:
             file.truncate(data * 5 // 4 + (1 << 30))
         self.device = run("losetup", "--find", "--show", "--direct-io=on", self.file).strip()
-        # The device may have been another file system's just before.
+        # mkfs refuses a device on which it finds another file system.
         run("wipefs", "-aq", self.device)
         run("mkfs." + self.kind, "-q", self.device)
         os.makedirs(self.at, exist_ok=True)
