@@ -174,12 +174,12 @@ def measure(title, args, work):
         subprocess.run(["sync", "-f", str(peer.folder)])
         time.sleep(4)
         slow.model("hdd")
+        # What is left to do afterwards, the end of the program included, need not take the disk's time.
+        stack.callback(slow.model, "none")
         print(file=driver.stdin, flush=True)
         line("begin")
         counts, used = slow.counts(), processor_seconds(peer.process.pid)
         line("end")
-        # What is left to do, the end of the program included, need not take the disk's time.
-        stack.callback(slow.model, "none")
         counts = {name: value - counts[name] for name, value in slow.counts().items()}
         used = processor_seconds(peer.process.pid) - used
         rss = peer.rss()

@@ -88,7 +88,7 @@ impl Object {
 
     /// Whether a cache may store it: 90 %, so that 75 % of the misses at 60 % hits are stored (§2.3.6).
     pub fn is_cacheable(self) -> bool {
-        matches!(self, Self::Download(_)) || self.draw(3) % 10 != 0
+        matches!(self, Self::Download(_)) || !self.draw(3).is_multiple_of(10)
     }
 
     /// Lifetime, seconds.
