@@ -1,6 +1,6 @@
 //! Seeks of a hit, a miss and a write of each policy, counted by the disk below: `seeks_on FILE COUNTS [POLICIES…]`
 //! makes a store of 256 MiB in FILE for one policy after the other; COUNTS is the file `counts` of
-//! `media/examples/slow_disk`. What lies between, a pool's reads of its trees for one, counts as well. The load is that
+//! `crates/media/examples/slow_disk.rs`. What lies between, a pool's reads of its trees for one, counts as well. The load is that
 //! of `tests/seeks.rs`; before each phase the disk below is given time to be done with what was put off.
 
 use std::path::{Path, PathBuf};
