@@ -190,7 +190,7 @@ fn command_line_that_is_wrong_ends_with_2() {
     for (option, value, said_part) in [
         ("--nvm", "lots", "not a size"),
         ("--nvm", "1K", "too small"),
-        ("--nvm", "/dev/pmem0", "not supported"),
+        ("--nvm", "/dev/pmem0", "dax:/dev/dax"),
         ("--ssd", "-4G", "not a size"),
         ("--hdd", "3", "too small"),
     ] {
