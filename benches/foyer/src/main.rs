@@ -1,10 +1,10 @@
-//! Memory an object, and hits a second: the cache store of this repository beside foyer 0.22, both as libraries, on a
-//! file of the same file system, past the page cache, with hardly any memory for objects.
+//! Memory an object, and hits a second: the cache store of this repository beside foyer 0.22, both as
+//! libraries, on a file of the same file system, past the page cache, with hardly any memory for objects.
 //!
-//! `varve-bench-foyer [OBJECTS] [FOLDER]`: stores OBJECTS objects (default 2,000,000) of 150 bytes under keys as URLs
-//! are, each library in a process of its own; resident bytes are compared with those after the first 2,000. foyer
-//! rounds each object up to 4 KiB on disk. Then 16 readers ask for 200,000 of them, evenly spread, in a scattered
-//! order; each body is compared.
+//! `varve-bench-foyer [OBJECTS] [FOLDER]`: stores OBJECTS objects (default 2,000,000) of 150 bytes under keys
+//! as URLs are, each library in a process of its own; resident bytes are compared with those after the first
+//! 2,000. foyer rounds each object up to 4 KiB on disk. Then 16 readers ask for 200,000 of them, evenly
+//! spread, in a scattered order; each body is compared.
 
 use foyer::{
     BlockEngineConfig, DeviceBuilder, FsDeviceBuilder, HybridCache, HybridCacheBuilder, HybridCachePolicy,
@@ -125,7 +125,16 @@ fn ours(policy: Policy, objects: u64, folder: &Path) -> Done {
     let read_s = began.elapsed().as_secs_f64();
     let found = found.load(Ordering::Relaxed);
     let title = format!("varve, {policy}");
-    Row { title, objects, put_s, empty, full, found, read_s }.print();
+    Row {
+        title,
+        objects,
+        put_s,
+        empty,
+        full,
+        found,
+        read_s,
+    }
+    .print();
     Ok(())
 }
 
@@ -135,7 +144,10 @@ fn foyers(objects: u64, folder: &Path) -> Done {
     runtime.block_on(async {
         // 4 KiB an object, the indexes of its blobs, and blocks that are kept clean.
         let capacity = (objects as usize * 4096 / 100 * 103).max(1 << 30);
-        let device = FsDeviceBuilder::new(folder).with_capacity(capacity).with_direct(true).build()?;
+        let device = FsDeviceBuilder::new(folder)
+            .with_capacity(capacity)
+            .with_direct(true)
+            .build()?;
         let cache: HybridCache<String, Vec<u8>> = HybridCacheBuilder::new()
             .with_policy(HybridCachePolicy::WriteOnInsertion)
             .memory(HOT_BYTES)
@@ -180,7 +192,16 @@ fn foyers(objects: u64, folder: &Path) -> Done {
         }
         let read_s = began.elapsed().as_secs_f64();
         let title = "foyer 0.22".into();
-        Row { title, objects, put_s, empty, full, found, read_s }.print();
+        Row {
+            title,
+            objects,
+            put_s,
+            empty,
+            full,
+            found,
+            read_s,
+        }
+        .print();
         cache.close().await?;
         Ok(())
     })
@@ -197,7 +218,9 @@ fn main() -> Done {
     }
     let objects: u64 = args.first().map_or(Ok(2_000_000), |text| text.parse())?;
     let base = args.get(1).map_or_else(std::env::temp_dir, Into::into);
-    println!("{objects} objects of 150 bytes, {HOT_BYTES} bytes of memory for objects, {READERS} readers; VmRSS in MiB");
+    println!(
+        "{objects} objects of 150 bytes, {HOT_BYTES} bytes of memory for objects, {READERS} readers; VmRSS in MiB"
+    );
     println!(
         "{:<20} {:>8} {:>9} {:>9} {:>9} {:>10} {:>7} {:>8}",
         "", "puts/s", "empty", "full", "B/object", "B/one held", "hits", "hits/s"

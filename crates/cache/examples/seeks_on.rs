@@ -1,7 +1,8 @@
-//! Seeks of a hit, a miss and a write of each policy, counted by the disk below: `seeks_on FILE COUNTS [POLICIES…]`
-//! makes a store of 256 MiB in FILE for one policy after the other; COUNTS is the file `counts` of
-//! `crates/media/examples/slow_disk.rs`. What lies between, a pool's reads of its trees for one, counts as well. The load is that
-//! of `tests/seeks.rs`; before each phase the disk below is given time to be done with what was put off.
+//! Seeks of a hit, a miss and a write of each policy, counted by the disk below: `seeks_on FILE COUNTS
+//! [POLICIES…]` makes a store of 256 MiB in FILE for one policy after the other; COUNTS is the file `counts`
+//! of `crates/media/examples/slow_disk.rs`. What lies between, a pool's reads of its trees for one, counts as
+//! well. The load is that of `tests/seeks.rs`; before each phase the disk below is given time to be done with
+//! what was put off.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -96,7 +97,8 @@ fn measure(policy: Policy, file: &Path, counted: &Path) -> Done<()> {
         }
     }
     let hit = counts(counted)?;
-    // Whatever is there, old and new: what lies in a pool's NVM, or has its position in memory, is a part of it.
+    // Whatever is there, old and new: what lies in a pool's NVM, or has its position in memory, is a part of
+    // it.
     let (mut others, span) = (0u64, room * 4 / 5);
     for n in 0..OTHERS {
         let n = objects - 1 - n * 7919 % span;

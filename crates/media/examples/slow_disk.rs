@@ -1,10 +1,10 @@
-//! A disk that takes the time of `media::emulated`'s model, as a file of a FUSE mount: a loop device over it meets
-//! programs that know nothing of Varve with the seeks of a disk, counted in one place.
+//! A disk that takes the time of `media::emulated`'s model, as a file of a FUSE mount: a loop device over it
+//! meets programs that know nothing of Varve with the seeks of a disk, counted in one place.
 //!
-//! `slow_disk BACKING LENGTH_BYTES MOUNTPOINT` mounts three files: `disk` is the disk, over the sparse file BACKING;
-//! `model` says `none` (a disk that takes no time) or `hdd`, and takes either as a write; `counts` says what was
-//! transferred under the model in force, a `name value` a line. Runs in the foreground until it is unmounted or gets SIGTERM. Owns the mount, not
-//! the backing file, which it makes if it is missing.
+//! `slow_disk BACKING LENGTH_BYTES MOUNTPOINT` mounts three files: `disk` is the disk, over the sparse file
+//! BACKING; `model` says `none` (a disk that takes no time) or `hdd`, and takes either as a write; `counts`
+//! says what was transferred under the model in force, a `name value` a line. Runs in the foreground until it
+//! is unmounted. Owns the mount, not the backing file, which it makes if it is missing.
 //!
 //! Requests are served in the order in which they come: the disk has no queue of its own to sort.
 

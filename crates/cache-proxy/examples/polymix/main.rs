@@ -1,15 +1,17 @@
-//! Load after Polymix-4 as the thesis describes it (§2.5.1), against a reverse proxy, with the origin in this process.
+//! Load after Polymix-4 as the thesis describes it (§2.5.1), against a reverse proxy, with the origin in this
+//! process.
 //!
-//! `polymix [--robots N] [--fill-pages N] [--warm-s N] [--seconds N] [--seed N]`: prints `origin ADDRESS` and reads
-//! the proxy's address from standard input; asks for the first pages once (`--fill-pages`), prints `filled`, and reads
-//! a line; then each robot loads pages, one object after the other over a connection that it keeps, without pauses.
-//! After `--warm-s` it prints `begin`, `--seconds` later `end` and a line of JSON.
+//! `polymix [--robots N] [--fill-pages N] [--warm-s N] [--seconds N] [--seed N]`: prints `origin ADDRESS` and
+//! reads the proxy's address from standard input; asks for the first pages once (`--fill-pages`), prints
+//! `filled`, and reads a line; then each robot loads pages, one object after the other over a connection that
+//! it keeps, without pauses. After `--warm-s` it prints `begin`, `--seconds` later `end` and a line of JSON.
 //!
-//! 60 % of the requests and 40 % of the bytes can be hits: 69 % of the page views are of a page that somebody loaded
-//! before (a tenth of them of 1 % of the pages, the others evenly, the smaller of two), 90 % of the objects may be
-//! stored, objects above 64 KiB hardly repeat, downloads of 300 KB and more mostly do. One request in ten for something
-//! known asks with its validator, one in a hundred as a reload; 5 % of the objects live 30 s and are validated. For
-//! five seconds of thirty, a page that nobody knew gets 5 % of all page views.
+//! 60 % of the requests and 40 % of the bytes can be hits: 69 % of the page views are of a page that somebody
+//! loaded before (a tenth of them of 1 % of the pages, the others evenly, the smaller of two), 90 % of the
+//! objects may be stored, objects above 64 KiB hardly repeat, downloads of 300 KB and more mostly do. One
+//! request in ten for something known asks with its validator, one in a hundred as a reload; 5 % of the
+//! objects live 30 s and are validated. For five seconds of thirty, a page that nobody knew gets 5 % of all
+//! page views.
 
 mod http;
 mod origin;

@@ -1,5 +1,5 @@
-//! What there is to ask for: pages with embedded objects, and large objects that belong to no page. Sizes, and what
-//! may be stored, follow from an object's number alone. Knows no sockets.
+//! What there is to ask for: pages with embedded objects, and large objects that belong to no page. Sizes,
+//! and what may be stored, follow from an object's number alone. Knows no sockets.
 
 /// Objects of pages are below this; what is larger stands alone.
 const EMBEDDED_MAX: u64 = 64 << 10;

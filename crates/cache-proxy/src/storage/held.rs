@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use varve_cache::nonblocking::Attributes;
 
-/// Most bytes of all objects that wait. The windows shrink as half of it fills, so that groups are written earlier,
-/// not torn: an object that finds no room is written alone, and a lookup of it brings no others.
+/// Most bytes of all objects that wait. The windows shrink as half of it fills, so that groups are written
+/// earlier, not torn: an object that finds no room is written alone, and a lookup of it brings no others.
 const BYTES_MAX: usize = 16 << 20;
 /// Most bytes of a group: what one read returns. An index entry has room for 255 blocks of 4 KiB at least.
 const GROUP_BYTES_MAX: usize = 512 << 10;
@@ -123,9 +123,8 @@ impl Held {
         self.0.lock().objects.remove(key);
     }
 
-    /// Takes the groups whose window is over, or all of them; the fuller the memory for what waits, the shorter the window.
-    /// Their objects stay visible until
-    /// [`written`](Self::written).
+    /// Takes the groups whose window is over, or all of them; the fuller the memory for what waits, the
+    /// shorter the window. Their objects stay visible until [`written`](Self::written).
     pub fn due(&self, window: Duration, all: bool) -> Vec<Vec<Arc<Object>>> {
         let now = Instant::now();
         let mut inner = self.0.lock();
