@@ -174,6 +174,11 @@ fn program_of_a_few_calls_opens_no_session_and_one_that_does_more_does() {
             "exec 3<> many; read a <&3; echo new >&3; exec 3>&-; test $(sed -n 2p many) = new",
             0,
         ),
+        // What a shell opens for its commands stays the mount's, however many there are.
+        (
+            "for i in $(seq 40); do /bin/echo $i >> all; done; test \"$(cat all)\" = \"$(seq 40)\"",
+            0,
+        ),
         // The working directory is where it was moved to, for the mount and for the session.
         (
             "mkdir up up/here; cd up/here; mv ../../up ../../to; for i in $(seq 40); do echo $i >> f; done",

@@ -23,7 +23,7 @@ pub struct Pool {
     session_uid: AtomicU32,
     /// Whom the session acts for, if it is an ordinary user's.
     session_cred: RwLock<Option<Cred>>,
-    /// Calls on inherited files, and calls that only look, while there was no session.
+    /// Calls that the mount made since the process began, or last made a child, while there was no session.
     missed: AtomicU32,
     /// `O_PATH` descriptor of the mount, from which placeholders are duplicated; -1 before the first.
     anchor: AtomicI32,
@@ -79,6 +79,12 @@ impl Pool {
     /// two, many a child only starts a program.
     pub(super) fn is_worth_a_session(&self, after: u32) -> bool {
         self.has_session() || self.missed.fetch_add(1, Ordering::Relaxed) >= after
+    }
+
+    /// Counts the calls anew: a process that makes a child after a few calls, as a shell does for each command,
+    /// would hand the files that it has opened from its session to the mount each time.
+    pub(super) fn makes_child(&self) {
+        self.missed.store(0, Ordering::Relaxed);
     }
 
     /// A path below the mount as an absolute one, ended for the kernel.

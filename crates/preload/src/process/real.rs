@@ -85,8 +85,13 @@ impl Process {
         }
     }
 
+    fn makes_child(&self) {
+        self.pools().for_each(|(_, pool)| pool.makes_child());
+    }
+
     /// Makes all descriptors real for a `vfork` child, which runs in this process' memory.
     pub fn lend(&self) {
+        self.makes_child();
         let _gate = self.gate.write();
         self.realise_many(&self.table.descriptions());
         thread::with(|thread| thread.vfork_of.set(kernel::getpid()));
@@ -165,6 +170,7 @@ impl Process {
     /// Shares all descriptions, with their offsets, with a child that is about to be forked. The caller holds
     /// the gate for writing.
     pub fn share_all(&self) {
+        self.makes_child();
         self.copies.give_all(self);
         let all = self.table.descriptions();
         self.realise_many(&all);
