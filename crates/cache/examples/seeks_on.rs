@@ -76,11 +76,7 @@ fn measure(policy: Policy, file: &Path, counted: &Path) -> Done<()> {
         let related: Vec<_> = keys
             .iter()
             .zip(&bodies)
-            .map(|(key, body)| Related {
-                key,
-                body,
-                options: PutOptions::default(),
-            })
+            .map(|(key, body)| Related::new(key, body))
             .collect();
         cache.put_related(&related)?;
     }

@@ -35,6 +35,18 @@ pub struct Related<'a> {
     pub options: PutOptions<'a>,
 }
 
+impl<'a> Related<'a> {
+    /// An object with a body and nothing else.
+    #[must_use]
+    pub fn new(key: &'a [u8], body: &'a [u8]) -> Self {
+        Self {
+            key,
+            body,
+            options: PutOptions::default(),
+        }
+    }
+}
+
 /// A cache. All calls may come from several threads at once.
 #[derive(Debug)]
 pub struct Cache {

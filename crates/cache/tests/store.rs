@@ -230,11 +230,7 @@ fn related_objects_are_read_with_the_first_one() {
         let objects: Vec<_> = keys
             .iter()
             .zip(&bodies)
-            .map(|(key, body)| Related {
-                key,
-                body,
-                options: PutOptions::default(),
-            })
+            .map(|(key, body)| Related::new(key, body))
             .collect();
         cache.put_related(&objects).unwrap();
         cache.close().unwrap();

@@ -119,24 +119,28 @@ pub(crate) struct Served {
 impl<F: Filesystem> Session<F> {
     /// Mounts `fs` at `mountpoint`.
     pub(crate) fn new(fs: F, mountpoint: &Path, rings: Rings, config: &Config) -> io::Result<Self> {
-        let (fs, rings) = (Arc::new(fs), Arc::new(rings));
-        let handshake = Handshake {
-            fs: Arc::clone(&fs),
-            rings: Arc::clone(&rings),
-        };
-        let mounted = fuser::Session::new(handshake, mountpoint, config)?;
-        Ok(Self { mounted, fs, rings })
+        Self::with(fs, rings, |handshake| {
+            fuser::Session::new(handshake, mountpoint, config)
+        })
     }
 
     /// Serves an existing mount over its device. The caller has to unmount it.
     pub(crate) fn over(fs: F, device: OwnedFd, rings: Rings, config: Config) -> io::Result<Self> {
+        Self::with(fs, rings, |handshake| {
+            fuser::Session::from_fd(handshake, device, config.acl, config)
+        })
+    }
+
+    fn with(
+        fs: F,
+        rings: Rings,
+        mount: impl FnOnce(Handshake<F>) -> io::Result<fuser::Session<Handshake<F>>>,
+    ) -> io::Result<Self> {
         let (fs, rings) = (Arc::new(fs), Arc::new(rings));
-        let handshake = Handshake {
+        let mounted = mount(Handshake {
             fs: Arc::clone(&fs),
             rings: Arc::clone(&rings),
-        };
-        let acl = config.acl;
-        let mounted = fuser::Session::from_fd(handshake, device, acl, config)?;
+        })?;
         Ok(Self { mounted, fs, rings })
     }
 

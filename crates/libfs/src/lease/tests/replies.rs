@@ -99,6 +99,15 @@ impl World {
         self.rig.take(Event::Revoke { key, number });
     }
 
+    /// This session gives a lease back for want of room, as on `Event::Trim`.
+    fn trimmed(&mut self, key: InodeKey) -> Arc<Node> {
+        let node = self.rig.leases.get(key).unwrap();
+        let number = node.held_number().unwrap();
+        let around = &self.rig.around;
+        self.rig.recalls.begin_unwanted(Arc::clone(&node), number, around);
+        node
+    }
+
     fn later(&mut self, ms: u64) {
         self.clock.pause(Duration::from_millis(ms));
         self.rig.recalls.tick(&self.rig.around);
@@ -137,13 +146,7 @@ fn name_found_under_an_expiring_lease_that_was_trimmed_gets_no_timeout_under_the
     world.sees(DIR);
     world.sees(FILE);
     assert!(world.is_cached(recalls, Some(DIR), Some(FILE)));
-    let number = world.rig.leases.get(DIR).unwrap().held_number().unwrap();
-    let node = world.rig.leases.get(DIR).unwrap();
-    // As `Event::Trim` does.
-    world
-        .rig
-        .recalls
-        .begin_unwanted(Arc::clone(&node), number, &world.rig.around);
+    let node = world.trimmed(DIR);
     assert_eq!(node.state().phase, Phase::Expiring);
     let slow = world.rig.leases.recalls();
     world.sees(DIR);
@@ -221,12 +224,7 @@ fn recall_that_joins_a_trim_makes_its_directory_contended() {
         world.sees(DIR);
         world.sees(FILE);
         let _ = world.is_cached(recalls, Some(DIR), Some(FILE));
-        let node = world.rig.leases.get(FILE).unwrap();
-        let number = node.held_number().unwrap();
-        world
-            .rig
-            .recalls
-            .begin_unwanted(Arc::clone(&node), number, &world.rig.around);
+        let node = world.trimmed(FILE);
         world.recalled(FILE);
         waits += u32::from(node.state().phase == Phase::Expiring);
         world.later(400);
