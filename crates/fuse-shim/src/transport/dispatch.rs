@@ -1,7 +1,7 @@
 //! Decodes a request and calls the method that answers it.
 
 use super::reply::{
-    Answer, Channel, Reply, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry,
+    Channel, PendingReply, Reply, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry,
     ReplyLink, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr,
 };
 use super::wire::{
@@ -33,31 +33,31 @@ pub(super) fn dispatch(fs: &impl Filesystem, device: &File, bytes: &[u8]) -> Nex
         warn!(len = bytes.len(), "the kernel sent less than a request");
         return Next::Go;
     };
-    answer(fs, header, args, None, Channel::Device(device))
+    handle(fs, header, args, None, Channel::Device(device))
 }
 
 /// Answers the request in `parts` of an entry into `reply`, or into the payload.
-pub(super) fn dispatch_entry(fs: &impl Filesystem, parts: Parts<'_>, reply: &RefCell<Answer>) -> u64 {
+pub(super) fn dispatch_entry(fs: &impl Filesystem, parts: Parts<'_>, reply: &RefCell<PendingReply>) -> u64 {
     let mut head = Args::new(parts.head);
     let header: InHeader = head.take().unwrap_or_default();
     // A read has no arguments but its structure: its data goes into the payload directly.
-    let (rest, place): (&[u8], _) = match header.opcode {
+    let (rest, payload): (&[u8], _) = match header.opcode {
         opcode::READ => (&[], Some(parts.payload)),
         _ => (&parts.payload[..parts.len], None),
     };
     let args = Args {
-        apart: Some(parts.op),
+        op_header: Some(parts.op),
         rest,
     };
-    let _ = answer(fs, header, args, place, Channel::Entry(reply));
+    let _ = handle(fs, header, args, payload, Channel::Entry(reply));
     header.unique
 }
 
-fn answer(
+fn handle(
     fs: &impl Filesystem,
     header: InHeader,
     mut args: Args<'_>,
-    place: Option<&mut [u8]>,
+    payload: Option<&mut [u8]>,
     channel: Channel<'_>,
 ) -> Next {
     let len = header.len;
@@ -65,7 +65,7 @@ fn answer(
         fs,
         request: Request { header },
         node: INodeNo(header.node),
-        place: Cell::new(place),
+        payload: Cell::new(payload),
         channel,
     };
     if header.opcode == opcode::DESTROY {
@@ -88,8 +88,8 @@ struct Call<'c, F> {
     fs: &'c F,
     request: Request,
     node: INodeNo,
-    /// The place that an entry has for the data of a read.
-    place: Cell<Option<&'c mut [u8]>>,
+    /// Payload buffer of the entry, for the data of a read.
+    payload: Cell<Option<&'c mut [u8]>>,
     channel: Channel<'c>,
 }
 
@@ -211,7 +211,7 @@ impl<F: Filesystem> Call<'_, F> {
                 let fh = FileHandle(read.fh);
                 let reply = ReplyData {
                     reply: self.reply(),
-                    place: self.place.take(),
+                    payload: self.payload.take(),
                 };
                 fs.read(request, node, fh, read.offset, read.size, owner, reply);
             }

@@ -21,12 +21,12 @@ pub(super) enum Channel<'d> {
     /// To a descriptor of `/dev/fuse`, at once.
     Device(&'d File),
     /// To the entry of a ring, once the request's operation has returned.
-    Entry(&'d RefCell<Answer>),
+    Entry(&'d RefCell<PendingReply>),
 }
 
 /// A reply that waits for its entry to be committed.
 #[derive(Debug, Default)]
-pub(super) struct Answer {
+pub(super) struct PendingReply {
     /// 0, or a positive error number.
     pub(super) error: i32,
     /// The payload.
@@ -221,7 +221,7 @@ impl ReplyLink<'_> {
 }
 
 thread_local! {
-    /// Where a thread reads data to, if the kernel gave no place for it.
+    /// Where a thread reads data to, if the request brought no payload buffer.
     static BUFFER: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
@@ -230,17 +230,17 @@ thread_local! {
 pub struct ReplyData<'d> {
     pub(super) reply: Reply<'d>,
     /// The payload of the entry.
-    pub(super) place: Option<&'d mut [u8]>,
+    pub(super) payload: Option<&'d mut [u8]>,
 }
 
 impl ReplyData<'_> {
     /// Replies with the bytes that `read` puts at the start of a buffer of `size` bytes, whose number it
     /// returns, or with its error.
     pub fn read(self, size: usize, read: impl FnOnce(&mut [u8]) -> Result<usize, Errno>) {
-        let Self { mut reply, place } = self;
-        if let (Some(place), Channel::Entry(answer)) = (place, reply.channel) {
-            let size = size.min(place.len());
-            match read(&mut place[..size]) {
+        let Self { mut reply, payload } = self;
+        if let (Some(payload), Channel::Entry(answer)) = (payload, reply.channel) {
+            let size = size.min(payload.len());
+            match read(&mut payload[..size]) {
                 Ok(len) => {
                     reply.put(0, &[]);
                     answer.borrow_mut().in_place = len;
@@ -431,7 +431,7 @@ impl<'d> ReplyDirectory<'d> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Answer, Channel, Listing, Reply, ReplyData, ReplyEmpty};
+    use super::{Channel, Listing, PendingReply, Reply, ReplyData, ReplyEmpty};
     use fuser::{Errno, FileType, INodeNo};
     use std::cell::RefCell;
     use std::io::{Read, Seek};
@@ -462,12 +462,12 @@ mod tests {
     }
     #[test]
     fn reply_to_an_entry_waits_there() {
-        let answer = RefCell::new(Answer::default());
+        let answer = RefCell::new(PendingReply::default());
         let reply = || Reply::new(Channel::Entry(&answer), 9);
-        let mut place = [0; 8];
+        let mut payload = [0; 8];
         ReplyData {
             reply: reply(),
-            place: Some(&mut place),
+            payload: Some(&mut payload),
         }
         .read(100, |out| {
             assert_eq!(out.len(), 8, "no more than there is room for");
@@ -475,7 +475,7 @@ mod tests {
             Ok(3)
         });
         assert_eq!((answer.borrow().error, answer.borrow().in_place), (0, 3));
-        assert!(answer.take().bytes.is_empty() && place[..3] == *b"abc");
+        assert!(answer.take().bytes.is_empty() && payload[..3] == *b"abc");
         ReplyEmpty(reply()).error(Errno::ENOENT);
         assert_eq!(answer.take().error, libc::ENOENT);
         drop(reply());

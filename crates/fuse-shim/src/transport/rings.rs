@@ -7,7 +7,7 @@
 
 use super::Filesystem;
 use super::dispatch::dispatch_entry;
-use super::reply::Answer;
+use super::reply::PendingReply;
 use super::wire::OutHeader;
 use crate::sys::Entry;
 use fuser::{InitFlags, KernelConfig};
@@ -183,7 +183,7 @@ fn serve(
     // Requests are copied in the context of the thread that registers.
     let _ = registered.send(entry.register(device));
     drop(registered);
-    let answer = RefCell::new(Answer::default());
+    let answer = RefCell::new(PendingReply::default());
     loop {
         if let Err(error) = entry.wait() {
             if !matches!(
@@ -201,7 +201,7 @@ fn serve(
 }
 
 /// Sends the reply to the request `unique`, and empties it for the next one.
-fn reply(entry: &mut Entry, device: &File, unique: u64, answer: &mut Answer) -> io::Result<()> {
+fn reply(entry: &mut Entry, device: &File, unique: u64, answer: &mut PendingReply) -> io::Result<()> {
     let mut len = answer.in_place;
     if !answer.bytes.is_empty() {
         len = answer.bytes.len();

@@ -141,8 +141,8 @@ pub(super) const FSYNC_DATA: u32 = 1;
 
 /// The arguments behind the header of a request, taken from front to back. `None`: the request is too short.
 pub(super) struct Args<'a> {
-    /// The structure of the opcode, where the kernel sends it apart from the rest.
-    pub(super) apart: Option<&'a [u8]>,
+    /// The structure of the opcode, where the kernel sends it as a buffer of its own.
+    pub(super) op_header: Option<&'a [u8]>,
     pub(super) rest: &'a [u8],
 }
 
@@ -150,14 +150,14 @@ impl<'a> Args<'a> {
     /// Arguments that follow each other in `bytes`.
     pub(super) const fn new(bytes: &'a [u8]) -> Self {
         Self {
-            apart: None,
+            op_header: None,
             rest: bytes,
         }
     }
 
     pub(super) fn take<T: FromBytes>(&mut self) -> Option<T> {
-        if let Some(apart) = self.apart.take() {
-            return Some(T::read_from_prefix(apart).ok()?.0);
+        if let Some(op_header) = self.op_header.take() {
+            return Some(T::read_from_prefix(op_header).ok()?.0);
         }
         let (taken, rest) = T::read_from_prefix(self.rest).ok()?;
         self.rest = rest;
@@ -320,9 +320,9 @@ mod tests {
 
     #[test]
     fn structure_that_comes_apart_is_taken_before_the_rest() {
-        let apart = 7_u64.to_le_bytes();
+        let op_header = 7_u64.to_le_bytes();
         let mut args = Args {
-            apart: Some(&apart),
+            op_header: Some(&op_header),
             rest: b"name\0",
         };
         assert_eq!(args.take::<LinkIn>().map(|link| link.node), Some(7));
