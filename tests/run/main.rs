@@ -27,11 +27,20 @@ fn cannot_run() -> bool {
     cannot_mount()
 }
 
-/// `varve run --stats` of a shell command in the mount.
+/// Numbers of calls that processes leave to the mount before they open a session, with which programs must do
+/// the same as with 0: the session comes in the middle of their work.
+const SESSIONS_AFTER: [u32; 4] = [1, 4, 16, 60];
+
+/// `varve run --stats` of a shell command in the mount; every call is served.
 fn served(pool: &Pool, script: &str) -> Command {
+    served_after(pool, 0, script)
+}
+
+/// As [`served`], of a shell that leaves so many calls to the mount.
+fn served_after(pool: &Pool, calls: u32, script: &str) -> Command {
     let mut command = varve();
     command
-        .args(["run", "--stats", "--session-after", "0", "--mount"])
+        .args(["run", "--stats", "--session-after", &calls.to_string(), "--mount"])
         .arg(pool.mnt())
         .args(["--", "sh", "-euc", script]);
     command.current_dir(pool.mnt());
@@ -117,24 +126,32 @@ fn alike(pool: &Pool, script: &str) -> u64 {
     );
     same_tree(&ours, &plain);
     std::fs::remove_dir_all(&ours).expect("removed");
+    for calls in SESSIONS_AFTER {
+        let ours = make("ours");
+        let output = run_ok(served_after(pool, calls, script).current_dir(&ours));
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(
+            said,
+            String::from_utf8_lossy(&expected.stdout),
+            "after {calls}: {script}"
+        );
+        same_tree(&ours, &plain);
+        std::fs::remove_dir_all(&ours).expect("removed");
+    }
     std::fs::remove_dir_all(&plain).expect("removed");
     let served = counters(&output)["served_total"].as_u64().expect("a number");
     assert!(served > 0, "nothing was served: {script}");
     served
 }
 
+/// The counters of a program, by default.
+fn by_default(pool: &Pool, script: &str) -> serde_json::Value {
+    counters(&run_ok(&mut served_after(pool, 16, script)))
+}
+
 /// Sessions that a program and its children opened, by default.
 fn sessions_of(pool: &Pool, script: &str) -> u64 {
-    let output = varve()
-        .args(["run", "--stats", "--mount"])
-        .arg(pool.mnt())
-        .args(["--", "sh", "-euc", script])
-        .current_dir(pool.mnt())
-        .output()
-        .expect("it starts");
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{script}: {said}");
-    counters(&output)["sessions"]["opened"]
+    by_default(pool, script)["sessions"]["opened"]
         .as_u64()
         .expect("a number")
 }
@@ -196,6 +213,30 @@ fn program_of_a_few_calls_opens_no_session_and_one_that_does_more_does() {
     let lines: String = (1..=40).map(|i| format!("{i}\n")).collect();
     let moved = std::fs::read_to_string(pool.mnt().join("to/here/f"));
     assert_eq!(moved.expect("a file"), lines);
+}
+
+/// The session takes over files that the mount has made a moment before, which the daemon does not know yet.
+#[test]
+fn file_that_the_mount_has_made_is_served_once_there_is_a_session() {
+    if cannot_run() {
+        return;
+    }
+    let pool = Pool::up(&["--nvm", "shm:64M", "--ssd", "0", "--hdd", "0"]);
+    let counts = by_default(&pool, "exec dd if=/dev/zero of=new bs=4k count=200");
+    let of = |side: &str| counts[side]["write"].as_u64().unwrap_or(0);
+    assert!(of("fell_back") <= 17 && of("served") >= 180, "{counts}");
+    let made = std::fs::metadata(pool.mnt().join("new")).expect("a file");
+    assert_eq!(made.len(), 200 * 4096);
+    // Each file in turn is the one after which tar has its session, with times and modes still to be set.
+    for files in 1..20 {
+        let script = format!(
+            "rm -rf src x; mkdir src x; for i in $(seq {files}); do echo $i > src/$i; done; chmod 600 src/*; \
+             tar cf s.tar src; tar xpf s.tar -C x; diff -r src x/src; stat -c '%n %a %Y' src/* > a; \
+             cd x; stat -c '%n %a %Y' src/* | cmp ../a -"
+        );
+        by_default(&pool, &script);
+    }
+    pool.fsck_clean();
 }
 
 #[test]

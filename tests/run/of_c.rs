@@ -1,6 +1,6 @@
 //! Programs of C (`tests/preload/*.c`) that try the calls one by one, on another file system and served.
 
-use super::{Talking, cannot_run, counters, has, served};
+use super::{SESSIONS_AFTER, Talking, cannot_run, counters, has, served, served_after};
 use crate::common::{Pool, run_ok, text_of};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -28,6 +28,11 @@ fn run_c(pool: &Pool, name: &str) -> serde_json::Value {
     run_program(pool, &compile(pool, name, &[]), "")
 }
 
+/// Programs that see what the mount's kernel does otherwise: it looks at a buffer before the end of the file
+/// (`faults`), and at its own idea of a file's length where `O_APPEND` meets `RLIMIT_FSIZE` (`refused`). And
+/// one that counts the library's descriptors, which come with the session (`own`).
+const ONLY_SERVED: [&str; 3] = ["faults", "refused", "own"];
+
 /// Runs such a program on another file system and served, after `before` in the shell that starts it.
 fn run_program(pool: &Pool, program: &Path, before: &str) -> serde_json::Value {
     let script = format!("{before} exec {}", program.display());
@@ -41,6 +46,18 @@ fn run_program(pool: &Pool, program: &Path, before: &str) -> serde_json::Value {
     assert_eq!(elsewhere, "good\n");
     let output = run_ok(&mut served(pool, &script));
     assert_eq!(String::from_utf8_lossy(&output.stdout), "good\n");
+    let name = program.file_name().map(|name| name.to_string_lossy());
+    let is_for_sessions = name.is_some_and(|name| ONLY_SERVED.contains(&&*name));
+    for calls in SESSIONS_AFTER.iter().filter(|_| !is_for_sessions) {
+        let fresh = tempfile::tempdir_in(pool.mnt()).expect("a directory");
+        let output = served_after(pool, *calls, &script)
+            .current_dir(fresh.path())
+            .output()
+            .expect("it starts");
+        let said = String::from_utf8_lossy(&output.stderr);
+        let told = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(told, "good\n", "{script} after {calls} calls: {said}");
+    }
     counters(&output)
 }
 

@@ -370,12 +370,29 @@ impl Process {
                 return None;
             }
             let flags = open_flags(ofd.status())?;
-            let file = self.fs(ofd.pool).ok()?.open(ofd.key(), flags, &Cred::root()).ok();
+            let fs = self.fs(ofd.pool).ok()?;
+            let open = || fs.open(ofd.key(), flags, &Cred::root()).ok();
+            // The daemon may not know a file yet that the mount has just made. Looking its name up takes its
+            // directory from the mount, whose log is digested first.
+            let file = open().or_else(|| {
+                let start = self.start_at_root(ofd.pool, &ofd.route).ok()??;
+                self.walk(start, true).ok()?;
+                open()
+            });
             if file.is_none() {
                 ofd.set_lost();
             }
             file
         })
+    }
+
+    /// Returns the file of a description, to be changed in this process' session.
+    ///
+    /// # Errors
+    /// As [`file`](Self::file).
+    pub fn open_id(&self, ofd: &Ofd) -> Here<FileId> {
+        self.file(ofd)?;
+        Ok(ofd.id())
     }
 
     /// Whether a file system is mounted at a path below the mount of a pool. The mount is asked only where

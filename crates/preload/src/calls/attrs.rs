@@ -193,7 +193,7 @@ pub(super) fn chmod(p: &Process, a: &Args, dirfd: i32, i: usize, mode: u32, flag
     // The C library changes the mode of a directory entry that must not be a symbolic link by an `O_PATH`
     // descriptor and its path below `/proc/self/fd`.
     if follow && let Some(ofd) = a.path(i).ok().and_then(|path| p.named_open(path)) {
-        return Answer::of(change_mode(ofd.id()));
+        return Answer::of(p.open_id(&ofd).and_then(change_mode));
     }
     p.on_path(a, dirfd, i, |start| {
         let (pool, attr) = find(p, start, follow)?;
@@ -208,15 +208,11 @@ pub(super) fn fchmod(p: &Process, a: &Args) -> Answer {
     let Some(ofd) = p.table.get(a.int(0)) else {
         return Answer::NotOurs;
     };
-    let mode = Some(a.uint(1) & 0o7777);
-    Answer::of(change(
-        p,
-        ofd.id(),
-        &AttrChange {
-            mode,
-            ..AttrChange::default()
-        },
-    ))
+    let mode = AttrChange {
+        mode: Some(a.uint(1) & 0o7777),
+        ..AttrChange::default()
+    };
+    Answer::of(p.open_id(&ofd).and_then(|id| change(p, id, &mode)))
 }
 
 fn owners(a: &Args, i: usize) -> AttrChange {
@@ -231,7 +227,7 @@ fn owners(a: &Args, i: usize) -> AttrChange {
 pub(super) fn chown(p: &Process, a: &Args, dirfd: i32, i: usize, ids: usize, flags: i32) -> Answer {
     if means_fd(a, i, flags) && p.table.has(dirfd) {
         return p.table.get(dirfd).map_or(Answer::NotOurs, |ofd| {
-            Answer::of(change(p, ofd.id(), &owners(a, ids)))
+            Answer::of(p.open_id(&ofd).and_then(|id| change(p, id, &owners(a, ids))))
         });
     }
     if flags & !(libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH) != 0 {
@@ -247,7 +243,7 @@ pub(super) fn fchown(p: &Process, a: &Args) -> Answer {
     let Some(ofd) = p.table.get(a.int(0)) else {
         return Answer::NotOurs;
     };
-    Answer::of(change(p, ofd.id(), &owners(a, 1)))
+    Answer::of(p.open_id(&ofd).and_then(|id| change(p, id, &owners(a, 1))))
 }
 
 pub(super) fn truncate(p: &Process, a: &Args) -> Answer {
@@ -356,7 +352,7 @@ pub(super) fn utimensat(p: &Process, a: &Args) -> Answer {
             return Answer::NotOurs;
         };
         let set = || match given_times(a)? {
-            Some(set) => change(p, ofd.id(), &set),
+            Some(set) => change(p, p.open_id(&ofd)?, &set),
             None => Ok(0),
         };
         return Answer::of(set());
@@ -409,9 +405,9 @@ pub(super) fn getxattr(p: &Process, a: &Args, follow: bool) -> Answer {
 }
 
 pub(super) fn fgetxattr(p: &Process, a: &Args) -> Answer {
-    p.table
-        .get(a.int(0))
-        .map_or(Answer::NotOurs, |ofd| Answer::of(get(p, a, ofd.id())))
+    p.table.get(a.int(0)).map_or(Answer::NotOurs, |ofd| {
+        Answer::of(p.open_id(&ofd).and_then(|id| get(p, a, id)))
+    })
 }
 
 fn set(p: &Process, a: &Args, id: FileId) -> Here<isize> {
@@ -441,9 +437,9 @@ pub(super) fn setxattr(p: &Process, a: &Args, follow: bool) -> Answer {
 }
 
 pub(super) fn fsetxattr(p: &Process, a: &Args) -> Answer {
-    p.table
-        .get(a.int(0))
-        .map_or(Answer::NotOurs, |ofd| Answer::of(set(p, a, ofd.id())))
+    p.table.get(a.int(0)).map_or(Answer::NotOurs, |ofd| {
+        Answer::of(p.open_id(&ofd).and_then(|id| set(p, a, id)))
+    })
 }
 
 fn list(p: &Process, a: &Args, id: FileId) -> Here<isize> {
@@ -462,9 +458,9 @@ pub(super) fn listxattr(p: &Process, a: &Args, follow: bool) -> Answer {
 }
 
 pub(super) fn flistxattr(p: &Process, a: &Args) -> Answer {
-    p.table
-        .get(a.int(0))
-        .map_or(Answer::NotOurs, |ofd| Answer::of(list(p, a, ofd.id())))
+    p.table.get(a.int(0)).map_or(Answer::NotOurs, |ofd| {
+        Answer::of(p.open_id(&ofd).and_then(|id| list(p, a, id)))
+    })
 }
 
 fn remove(p: &Process, a: &Args, id: FileId) -> Here<isize> {
@@ -479,7 +475,7 @@ pub(super) fn removexattr(p: &Process, a: &Args, follow: bool) -> Answer {
 }
 
 pub(super) fn fremovexattr(p: &Process, a: &Args) -> Answer {
-    p.table
-        .get(a.int(0))
-        .map_or(Answer::NotOurs, |ofd| Answer::of(remove(p, a, ofd.id())))
+    p.table.get(a.int(0)).map_or(Answer::NotOurs, |ofd| {
+        Answer::of(p.open_id(&ofd).and_then(|id| remove(p, a, id)))
+    })
 }

@@ -102,7 +102,7 @@ pub(super) fn open(p: &Process, a: &Args, dirfd: i32, i: usize, flags: i32) -> O
     if let Ok(fd) = i32::try_from(result)
         && fd >= 0
     {
-        p.adopt_opened(fd, flags);
+        p.adopt_opened(fd, flags, p.early_route(path));
     }
     Some(Answer::FellBackMade(result))
 }

@@ -188,7 +188,7 @@ fn link_open_file(p: &Process, a: &Args, (fd, ofd): (i32, &Ofd), to: (i32, usize
         if ofd.unnamed == Some(Unnamed::ForGood) {
             return fail(libc::ENOENT);
         }
-        link_here(p, ofd.id(), dir, &name)
+        link_here(p, p.open_id(ofd)?, dir, &name)
     };
     match serve() {
         Err(Stop::Kernel) => p.on_real(&[fd, to.0]),

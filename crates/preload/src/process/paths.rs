@@ -38,9 +38,25 @@ impl Process {
             .is_some_and(|pool| !pool.is_off() && !pool.is_worth_a_session(self.config.session_after))
     }
 
+    /// Returns the route of an [early](Self::is_early) path.
+    pub fn early_route(&self, path: &[u8]) -> Route {
+        if path.starts_with(b"/") {
+            let route = self.config.under_mount(path);
+            return route.map_or_else(Route::new, |(_, route)| Route::from_slice(route));
+        }
+        let cwd = self.cwd.read();
+        let mut route = cwd
+            .route
+            .as_ref()
+            .map_or_else(Route::new, |(_, route)| route.clone());
+        route.push(b'/');
+        route.extend_from_slice(path);
+        route
+    }
+
     /// The root of a pool's mount, from where `rest` is to be walked; `None`: it is the kernel's, since no
     /// session is to be had.
-    fn start_at_root<'a>(&self, pool: PoolId, rest: &'a [u8]) -> Here<Option<Start<'a>>> {
+    pub(super) fn start_at_root<'a>(&self, pool: PoolId, rest: &'a [u8]) -> Here<Option<Start<'a>>> {
         if self.pool(pool).is_off() {
             return Ok(None);
         }

@@ -9,7 +9,7 @@ use crate::ofd::{Ofd, status_of};
 use crate::sys::reentry::{self, KernelFd};
 use crate::sys::shared_offset::Left;
 use crate::sys::{kernel, thread};
-use crate::walk::{FileId, Walked};
+use crate::walk::{FileId, Route, Walked};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -141,9 +141,10 @@ impl Process {
         }
     }
 
-    /// Takes over a file that the kernel has just opened for this process as `fd`, with `flags`: it is served
-    /// once enough calls were made. Another file, or one that is given to the kernel, stays the kernel's.
-    pub fn adopt_opened(&self, fd: i32, flags: i32) {
+    /// Takes over a file that the kernel has just opened for this process as `fd`, with `flags`, at `route`: it
+    /// is served once enough calls were made. Another file, or one that is given to the kernel, stays the
+    /// kernel's.
+    pub fn adopt_opened(&self, fd: i32, flags: i32, route: Route) {
         let Some((device, number)) = kernel::identity(fd) else {
             return;
         };
@@ -153,7 +154,8 @@ impl Process {
         if kernel::kind(fd) == Some((device, libc::S_IFREG))
             && !self.pool(pool).mapped.read().contains_key(&key)
         {
-            let ofd = Ofd::adopted(fd, FileId { pool, key }, status_of(flags));
+            let mut ofd = Ofd::adopted(fd, FileId { pool, key }, status_of(flags));
+            ofd.route = route;
             let _ = self.table.put(fd, Arc::new(ofd));
         }
     }
