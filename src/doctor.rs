@@ -48,7 +48,7 @@ const fn word(verdict: Verdict) -> &'static str {
 
 /// Prints the available and the missing features.
 pub fn doctor(args: &DoctorArgs) -> ExitCode {
-    let mut findings = dax::survey(&dax::Places::default());
+    let mut findings = dax::survey(&dax::KernelDirs::default());
     findings.extend(survey(&Places::default()));
     findings.push(requests_by_uring());
     let missing = findings.iter().any(|finding| finding.verdict == Verdict::Missing);

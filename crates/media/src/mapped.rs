@@ -132,7 +132,7 @@ impl MappedRegion {
         })?;
         let region = Self::with(file, name, map, backing);
         if backing == Backing::Dax && writable {
-            for (off, len) in dax::bad_parts(&dax::Places::default(), &region.file) {
+            for (off, len) in dax::bad_parts(&dax::KernelDirs::default(), &region.file) {
                 region.map.note_bad(off, len);
             }
         }
@@ -163,7 +163,7 @@ impl MappedRegion {
         region.is_device = true;
         if writable {
             let end = part.off + region.map.reserved_bytes();
-            for (off, len) in dax::bad_parts(&dax::Places::default(), &region.file) {
+            for (off, len) in dax::bad_parts(&dax::KernelDirs::default(), &region.file) {
                 let (from, to) = (off.max(part.off), (off + len).min(end));
                 if from < to {
                     region.map.note_bad(from - part.off, to - from);

@@ -1,11 +1,12 @@
-//! Persistent memory on the test machine (`tests/vm/dax`): a file system with DAX at `/tmp/pm`, a devdax device
+//! Persistent memory on the test machine (`tests/vm/dax`): a file system with DAX at `/tmp/pm`, a devdax
+//! device
 //! `/dev/dax1.0`. Skips loudly elsewhere. The tests of bad memory leave bad pages until the next boot.
 #![allow(clippy::unwrap_used, unsafe_code)]
 
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use varve_media::dax::{DaxDevice, Places, bad_parts, is_dax_dir};
+use varve_media::dax::{DaxDevice, KernelDirs, bad_parts, is_dax_dir};
 use varve_media::{Backing, DeviceState, MappedOptions, MappedRegion, MediaError, Region};
 
 const DEVICE: &str = "/dev/dax1.0";
@@ -216,7 +217,7 @@ fn poison_that_the_kernel_lists_is_found_by_its_place_in_the_file() {
             .custom_flags(libc::O_CLOEXEC)
             .open(&path.0)
     };
-    let before = bad_parts(&Places::default(), &open().unwrap());
+    let before = bad_parts(&KernelDirs::default(), &open().unwrap());
     assert!(before.is_empty(), "{before:?}");
     let frag = std::process::Command::new("filefrag")
         .args(["-v", "-b4096"])
@@ -241,7 +242,7 @@ fn poison_that_the_kernel_lists_is_found_by_its_place_in_the_file() {
         .unwrap();
     std::fs::write("/sys/block/pmem0/badblocks", format!("{} 8", (place + 3) * 8)).unwrap();
     assert_eq!(
-        bad_parts(&Places::default(), &open().unwrap()),
+        bad_parts(&KernelDirs::default(), &open().unwrap()),
         [(3 * 4096, 4096)]
     );
     let region = MappedRegion::open(&path.0, Backing::Dax, 0, true).unwrap();

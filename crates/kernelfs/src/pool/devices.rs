@@ -327,7 +327,8 @@ fn slowed(pool: &HostPool, region: Arc<dyn Region>) -> Arc<dyn Region> {
     }
 }
 
-/// Returns the host's shortcomings, a line each: they cost speed only, but for bad parts of persistent memory.
+/// Returns the host's shortcomings, a line each: they cost speed only, but for bad parts of persistent
+/// memory.
 pub(super) fn remarks(pool: &HostPool, devices: &Devices) -> Vec<String> {
     let tiers = [&devices.ssd, &devices.hdd].into_iter().flatten();
     let infos: Vec<DeviceInfo> = tiers.map(|device| device.info()).collect();
@@ -340,7 +341,7 @@ pub(super) fn remarks(pool: &HostPool, devices: &Devices) -> Vec<String> {
 
 /// Says how much of persistent memory the kernel lists as bad.
 fn bad_memory(path: &Path) -> Option<String> {
-    let bad = varve_media::dax::bad_parts(&varve_media::dax::Places::default(), &File::open(path).ok()?);
+    let bad = varve_media::dax::bad_parts(&varve_media::dax::KernelDirs::default(), &File::open(path).ok()?);
     let bytes: u64 = bad.iter().map(|(_, len)| len).sum();
     let (off, _) = bad.first()?;
     Some(format!(

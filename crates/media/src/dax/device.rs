@@ -5,7 +5,7 @@ use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use super::{Places, sysfs};
+use super::{KernelDirs, sysfs};
 use crate::error::{DeviceName, MediaError};
 use crate::pmem::DaxPart;
 
@@ -43,10 +43,10 @@ impl DaxDevice {
     /// # Errors
     /// As for `open`.
     pub fn open_unclaimed(path: &Path) -> Result<Self, MediaError> {
-        Self::open_at(path, &Places::default())
+        Self::open_at(path, &KernelDirs::default())
     }
 
-    fn open_at(path: &Path, places: &Places) -> Result<Self, MediaError> {
+    fn open_at(path: &Path, dirs: &KernelDirs) -> Result<Self, MediaError> {
         let name = DeviceName::from(path);
         let meta = fs::metadata(path).map_err(|error| MediaError::setup(&name, "look at it", &error))?;
         let refused = |why: String| MediaError::Refused {
@@ -56,7 +56,7 @@ impl DaxDevice {
         if !meta.file_type().is_char_device() {
             let commands = match meta.file_type().is_block_device() {
                 true => {
-                    let dir = sysfs::disk_dir(places, meta.rdev()).map(|(dir, _)| dir);
+                    let dir = sysfs::disk_dir(dirs, meta.rdev()).map(|(dir, _)| dir);
                     let namespace = dir.and_then(|dir| super::mount::namespace_of(&dir));
                     remake("devdax", namespace.as_deref())
                 }
@@ -68,7 +68,7 @@ impl DaxDevice {
                  with DAX"
             )));
         }
-        let (size_bytes, align_bytes) = Self::look(places, meta.rdev()).map_err(refused)?;
+        let (size_bytes, align_bytes) = Self::look(dirs, meta.rdev()).map_err(refused)?;
         let file = OpenOptions::new().read(true).write(true).open(path);
         let file = file.map_err(|error| MediaError::setup(&name, "open it", &error))?;
         Ok(Self {
@@ -81,9 +81,9 @@ impl DaxDevice {
     }
 
     /// Returns size and alignment of the device of this number, or why it cannot be used.
-    fn look(places: &Places, rdev: u64) -> Result<(u64, u64), String> {
+    fn look(dirs: &KernelDirs, rdev: u64) -> Result<(u64, u64), String> {
         let not_one = || format!("is not a devdax device; make one with {}", remake("devdax", None));
-        let dir = sysfs::char_dir(places, rdev).ok_or_else(not_one)?;
+        let dir = sysfs::char_dir(dirs, rdev).ok_or_else(not_one)?;
         if sysfs::link_name(&dir, "subsystem").as_deref() != Some("dax") {
             return Err(not_one());
         }
@@ -150,7 +150,7 @@ pub(super) fn remake(mode: &str, namespace: Option<&str>) -> String {
 #[cfg(test)]
 pub(super) mod tests {
     #![allow(clippy::unwrap_used)]
-    use super::{DaxDevice, Places};
+    use super::{DaxDevice, KernelDirs};
     use rustix::fs::makedev;
     use std::fs;
     use std::os::unix::fs::symlink;
@@ -160,8 +160,8 @@ pub(super) mod tests {
     pub(in crate::dax) struct Machine(tempfile::TempDir);
 
     impl Machine {
-        pub(in crate::dax) fn places(&self) -> Places {
-            Places {
+        pub(in crate::dax) fn dirs(&self) -> KernelDirs {
+            KernelDirs {
                 sys: self.0.path().join("sys"),
                 dev: self.0.path().join("dev"),
             }
@@ -182,7 +182,7 @@ pub(super) mod tests {
 
     pub(in crate::dax) fn machine() -> Machine {
         let machine = Machine(tempfile::tempdir().unwrap());
-        let (sys, dax) = (machine.places().sys, machine.dax());
+        let (sys, dax) = (machine.dirs().sys, machine.dax());
         fs::create_dir_all(&dax).unwrap();
         for dir in [
             "dev/char",
@@ -193,7 +193,7 @@ pub(super) mod tests {
         ] {
             fs::create_dir_all(sys.join(dir)).unwrap();
         }
-        fs::create_dir_all(machine.places().dev).unwrap();
+        fs::create_dir_all(machine.dirs().dev).unwrap();
         for driver in ["device_dax", "kmem"] {
             fs::create_dir_all(sys.join("bus/dax/drivers").join(driver)).unwrap();
         }
@@ -211,7 +211,7 @@ pub(super) mod tests {
     #[test]
     fn device_has_the_size_and_alignment_that_sysfs_says() {
         let machine = machine();
-        let look = || DaxDevice::look(&machine.places(), makedev(252, 0));
+        let look = || DaxDevice::look(&machine.dirs(), makedev(252, 0));
         assert_eq!(look(), Ok((64 << 20, 2 << 20)));
         machine.set(&machine.dax(), "size", "67112960");
         machine.set(&machine.dax(), "align", "4096");
@@ -221,7 +221,7 @@ pub(super) mod tests {
     #[test]
     fn device_that_cannot_be_used_is_refused_with_the_command() {
         let machine = machine();
-        let look = |number| DaxDevice::look(&machine.places(), makedev(252, number)).unwrap_err();
+        let look = |number| DaxDevice::look(&machine.dirs(), makedev(252, number)).unwrap_err();
         assert!(look(7).contains("ndctl create-namespace -m devdax"));
         machine.set(&machine.dax(), "align", "1073741824");
         assert!(look(0).contains("devdax -a 2M"));

@@ -20,14 +20,14 @@ use crate::sys::file_extents;
 
 /// Directories in which the kernel shows its devices. Others are for tests.
 #[derive(Debug, Clone)]
-pub struct Places {
+pub struct KernelDirs {
     /// `/sys`.
     pub sys: PathBuf,
     /// `/dev`.
     pub dev: PathBuf,
 }
 
-impl Default for Places {
+impl Default for KernelDirs {
     fn default() -> Self {
         Self {
             sys: "/sys".into(),
@@ -39,14 +39,14 @@ impl Default for Places {
 /// Parts of an open file, or of an open device, that the kernel lists as bad: first byte and length each.
 /// Empty where it does not say.
 #[must_use]
-pub fn bad_parts(places: &Places, file: &File) -> Vec<(u64, u64)> {
+pub fn bad_parts(dirs: &KernelDirs, file: &File) -> Vec<(u64, u64)> {
     let Ok(meta) = file.metadata() else {
         return Vec::new();
     };
     if meta.file_type().is_char_device() {
-        return sysfs::bad_of_device(places, meta.rdev());
+        return sysfs::bad_of_device(dirs, meta.rdev());
     }
-    let bad = sysfs::bad_of_disk(places, meta.dev());
+    let bad = sysfs::bad_of_disk(dirs, meta.dev());
     if bad.is_empty() {
         return bad;
     }
@@ -74,7 +74,7 @@ pub(crate) fn refused_map(error: MediaError, file: &File) -> MediaError {
             ..
         } => {
             let why = match file.metadata() {
-                Ok(meta) => mount::advice(&Places::default(), meta.dev()),
+                Ok(meta) => mount::advice(&KernelDirs::default(), meta.dev()),
                 Err(error) => error.to_string(),
             };
             MediaError::Refused {

@@ -5,7 +5,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use super::device::remake;
-use super::{Places, sysfs};
+use super::{KernelDirs, sysfs};
 use crate::error::DeviceName;
 use crate::host::allocate_file;
 use crate::pmem::{DaxPart, MapOptions, Mapping};
@@ -45,7 +45,7 @@ fn can_map(file: &File, path: &Path) -> bool {
 #[must_use]
 pub fn why_not(dir: &Path) -> String {
     match fs::metadata(dir) {
-        Ok(meta) => advice(&Places::default(), meta.dev()),
+        Ok(meta) => advice(&KernelDirs::default(), meta.dev()),
         Err(error) => format!("cannot be looked at: {error}"),
     }
 }
@@ -58,14 +58,14 @@ pub(super) fn namespace_of(dir: &Path) -> Option<String> {
 }
 
 /// Why a file system on the device of this number has no DAX, with the commands that mend it.
-pub(super) fn advice(places: &Places, dev: u64) -> String {
+pub(super) fn advice(dirs: &KernelDirs, dev: u64) -> String {
     let mount = "`mkfs.ext4 -b 4096 /dev/pmemN` (which ERASES it) and `mount -o dax=always /dev/pmemN DIR`";
     let none = format!(
         "its file system is not on persistent memory. Where the machine has some, make a namespace with {} \
          and a file system with {mount}",
         remake("fsdax", None)
     );
-    let Some((disk, _)) = sysfs::disk_dir(places, dev) else {
+    let Some((disk, _)) = sysfs::disk_dir(dirs, dev) else {
         return none;
     };
     let name = disk
@@ -93,7 +93,7 @@ pub(super) fn advice(places: &Places, dev: u64) -> String {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::{advice, is_dax_dir};
-    use crate::dax::Places;
+    use crate::dax::KernelDirs;
     use rustix::fs::makedev;
     use std::fs;
     use std::os::unix::fs::symlink;
@@ -101,7 +101,7 @@ mod tests {
     #[test]
     fn advice_names_the_commands_for_the_disk_that_is_there() {
         let dir = tempfile::tempdir().unwrap();
-        let places = Places {
+        let dirs = KernelDirs {
             sys: dir.path().into(),
             dev: dir.path().into(),
         };
@@ -116,18 +116,18 @@ mod tests {
             fs::write(disk.join("queue/dax"), dax).unwrap();
             symlink(&disk, dir.path().join(format!("dev/block/259:{number}"))).unwrap();
         }
-        let raw = advice(&places, makedev(259, 0));
+        let raw = advice(&dirs, makedev(259, 0));
         assert!(
             raw.contains("`ndctl create-namespace -f -e namespace0.0 -m fsdax`"),
             "{raw}"
         );
-        let unmounted = advice(&places, makedev(259, 1));
+        let unmounted = advice(&dirs, makedev(259, 1));
         assert!(
             unmounted.contains("mount -o dax=always /dev/pmem0.1"),
             "{unmounted}"
         );
         for number in [2, 9] {
-            let none = advice(&places, makedev(259, number));
+            let none = advice(&dirs, makedev(259, number));
             assert!(none.contains("not on persistent memory"), "{none}");
         }
     }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use super::device::remake;
 use super::mount::namespace_of;
-use super::{Places, sysfs};
+use super::{KernelDirs, sysfs};
 use crate::finding::{Finding, Verdict};
 use crate::pmem::persist::Persist;
 
@@ -13,9 +13,9 @@ const TOPIC: &str = "persistent memory";
 
 /// Checks every device of persistent memory.
 #[must_use]
-pub fn survey(places: &Places) -> Vec<Finding> {
-    let devices = entries(places, "bus/dax/devices");
-    let disks: Vec<PathBuf> = entries(places, "class/block")
+pub fn survey(dirs: &KernelDirs) -> Vec<Finding> {
+    let devices = entries(dirs, "bus/dax/devices");
+    let disks: Vec<PathBuf> = entries(dirs, "class/block")
         .into_iter()
         .filter(|dir| name(dir).starts_with("pmem") && !dir.join("partition").exists())
         .collect();
@@ -34,8 +34,8 @@ pub fn survey(places: &Places) -> Vec<Finding> {
 }
 
 /// Entries of a directory of links, resolved, by name.
-fn entries(places: &Places, dir: &str) -> Vec<PathBuf> {
-    let entries = fs::read_dir(places.sys.join(dir)).into_iter().flatten().flatten();
+fn entries(dirs: &KernelDirs, dir: &str) -> Vec<PathBuf> {
+    let entries = fs::read_dir(dirs.sys.join(dir)).into_iter().flatten().flatten();
     let mut paths: Vec<_> = entries.map(|entry| entry.path()).collect();
     paths.sort();
     paths
@@ -111,25 +111,25 @@ mod tests {
         let disk = machine.region().join("namespace0.0/block/pmem0");
         fs::create_dir_all(disk.join("queue")).unwrap();
         machine.set(&disk.join("queue"), "dax", "0");
-        symlink(&disk, machine.places().sys.join("class/block/pmem0")).unwrap();
-        let found = survey(&machine.places());
+        symlink(&disk, machine.dirs().sys.join("class/block/pmem0")).unwrap();
+        let found = survey(&machine.dirs());
         assert!(found[1].verdict == Verdict::Good && found[1].text.contains("--nvm dax:/dev/dax0.0"));
         assert_eq!(found[2].verdict, Verdict::Note);
         assert!(found[2].commands[0].starts_with("ndctl create-namespace -f -e namespace0.0 -m fsdax"));
         machine.set(&disk.join("queue"), "dax", "1");
-        assert_eq!(survey(&machine.places())[2].verdict, Verdict::Good);
+        assert_eq!(survey(&machine.dirs())[2].verdict, Verdict::Good);
         machine.set(&disk, "badblocks", "8 8");
-        let found = survey(&machine.places());
+        let found = survey(&machine.dirs());
         assert!(found[2].verdict == Verdict::Missing && found[2].text.contains("4096 bytes"));
     }
 
     #[test]
     fn machine_without_any_is_told_so() {
         let dir = tempfile::tempdir().unwrap();
-        let places = crate::dax::Places {
+        let dirs = crate::dax::KernelDirs {
             sys: dir.path().into(),
             dev: dir.path().into(),
         };
-        assert_eq!(survey(&places).len(), 1);
+        assert_eq!(survey(&dirs).len(), 1);
     }
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{major, minor};
 
-use super::Places;
+use super::KernelDirs;
 
 /// Bytes of a sector of a list of bad blocks.
 const SECTOR_BYTES: u64 = 512;
@@ -31,19 +31,19 @@ pub(super) fn link_name(dir: &Path, name: &str) -> Option<String> {
     Some(target.file_name()?.to_string_lossy().into_owned())
 }
 
-fn of_number(places: &Places, kind: &str, number: u64) -> Option<PathBuf> {
+fn of_number(dirs: &KernelDirs, kind: &str, number: u64) -> Option<PathBuf> {
     let name = format!("{}:{}", major(number), minor(number));
-    fs::canonicalize(places.sys.join("dev").join(kind).join(name)).ok()
+    fs::canonicalize(dirs.sys.join("dev").join(kind).join(name)).ok()
 }
 
 /// Directory of a character device.
-pub(super) fn char_dir(places: &Places, rdev: u64) -> Option<PathBuf> {
-    of_number(places, "char", rdev)
+pub(super) fn char_dir(dirs: &KernelDirs, rdev: u64) -> Option<PathBuf> {
+    of_number(dirs, "char", rdev)
 }
 
 /// Directory of a block device: of the whole disk, with the first byte of the partition in it.
-pub(super) fn disk_dir(places: &Places, dev: u64) -> Option<(PathBuf, u64)> {
-    let dir = of_number(places, "block", dev)?;
+pub(super) fn disk_dir(dirs: &KernelDirs, dev: u64) -> Option<(PathBuf, u64)> {
+    let dir = of_number(dirs, "block", dev)?;
     if dir.join("partition").exists() {
         let start = number(&dir, "start")? * SECTOR_BYTES;
         return Some((dir.parent()?.to_owned(), start));
@@ -62,8 +62,8 @@ pub(super) fn parse_bad_blocks(text: &str) -> Vec<(u64, u64)> {
 }
 
 /// Bad parts of a disk or partition, by its own offsets.
-pub(super) fn bad_of_disk(places: &Places, dev: u64) -> Vec<(u64, u64)> {
-    let Some((dir, start)) = disk_dir(places, dev) else {
+pub(super) fn bad_of_disk(dirs: &KernelDirs, dev: u64) -> Vec<(u64, u64)> {
+    let Some((dir, start)) = disk_dir(dirs, dev) else {
         return Vec::new();
     };
     let bad = parse_bad_blocks(&text(&dir, "badblocks").unwrap_or_default());
@@ -75,9 +75,9 @@ pub(super) fn bad_of_disk(places: &Places, dev: u64) -> Vec<(u64, u64)> {
 }
 
 /// Bad parts of a devdax device, by its own offsets: the list of its region, which begins before it.
-pub(super) fn bad_of_device(places: &Places, rdev: u64) -> Vec<(u64, u64)> {
+pub(super) fn bad_of_device(dirs: &KernelDirs, rdev: u64) -> Vec<(u64, u64)> {
     let shifted = || {
-        let dir = char_dir(places, rdev)?;
+        let dir = char_dir(dirs, rdev)?;
         let own = number(&dir, "resource")?;
         let region = dir.ancestors().find(|dir| dir.join("badblocks").is_file())?;
         let shift = own.checked_sub(number(region, "resource")?)?;
@@ -96,7 +96,7 @@ pub(super) fn bad_of_device(places: &Places, rdev: u64) -> Vec<(u64, u64)> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::{bad_of_device, bad_of_disk, parse_bad_blocks};
-    use crate::dax::Places;
+    use crate::dax::KernelDirs;
     use crate::dax::device::tests::machine;
     use rustix::fs::makedev;
     use std::fs;
@@ -119,15 +119,15 @@ mod tests {
             "0 8\n8190 4\n8200 8\n999999 1\n",
         )
         .unwrap();
-        let places = machine.places();
-        assert_eq!(bad_of_device(&places, makedev(252, 0)), [(0, 1024), (4096, 4096)]);
-        assert!(bad_of_device(&places, makedev(252, 9)).is_empty());
+        let dirs = machine.dirs();
+        assert_eq!(bad_of_device(&dirs, makedev(252, 0)), [(0, 1024), (4096, 4096)]);
+        assert!(bad_of_device(&dirs, makedev(252, 9)).is_empty());
     }
 
     #[test]
     fn bad_blocks_of_a_partition_are_those_of_the_disk_behind_its_start() {
         let dir = tempfile::tempdir().unwrap();
-        let places = Places {
+        let dirs = KernelDirs {
             sys: dir.path().into(),
             dev: dir.path().into(),
         };
@@ -140,9 +140,9 @@ mod tests {
         fs::create_dir_all(dir.path().join("dev/block")).unwrap();
         std::os::unix::fs::symlink(&partition, dir.path().join("dev/block/259:1")).unwrap();
         std::os::unix::fs::symlink(&disk, dir.path().join("dev/block/259:0")).unwrap();
-        assert_eq!(bad_of_disk(&places, makedev(259, 1)), [(0, 512), (1 << 20, 4096)]);
+        assert_eq!(bad_of_disk(&dirs, makedev(259, 1)), [(0, 512), (1 << 20, 4096)]);
         assert_eq!(
-            bad_of_disk(&places, makedev(259, 0)),
+            bad_of_disk(&dirs, makedev(259, 0)),
             [(2047 * 512, 1024), (2 << 20, 4096)]
         );
     }
