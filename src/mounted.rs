@@ -30,8 +30,8 @@ pub fn mount_minor(path: &Path) -> Option<u32> {
     mount_device(path)?.split_once(':')?.1.parse().ok()
 }
 
-/// Returns the processes of `varve mount` that serve the connection `minor`, as far as this user may see them.
-/// Needs Linux 6.10.
+/// Returns the processes of `varve mount` that serve the connection `minor`, as far as this user may see
+/// them. Needs Linux 6.10.
 pub fn servers(minor: u32) -> Vec<Pid> {
     let own = std::process::id();
     let pids = std::fs::read_dir("/proc").into_iter().flatten().flatten();

@@ -10,9 +10,10 @@
 //!
 //! *run* is the script under `varve run`, *mount* on the pool's mount, *company* there too while another
 //! program changes files elsewhere in the pool, *uring* on the mount of a second pool that takes its requests
-//! by io_uring, where the kernel has it and this is root; *tmpfs* persists nothing; with `--disk` *disk* is the file
-//! system of the directory for temporary files (`TMPDIR`). Milliseconds, the median of the rounds. In each
-//! round all sides take their turn. A row whose names differ between the sides afterwards is a failure.
+//! by io_uring, where the kernel has it and this is root; *tmpfs* persists nothing; with `--disk` *disk* is
+//! the file system of the directory for temporary files (`TMPDIR`). Milliseconds, the median of the rounds.
+//! In each round all sides take their turn. A row whose names differ between the sides afterwards is a
+//! failure.
 
 #[path = "../common/mod.rs"]
 #[allow(dead_code, reason = "shared with other benches")]

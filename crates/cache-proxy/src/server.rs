@@ -221,8 +221,8 @@ async fn drive<C: Future<Output = hyper::Result<()>>>(
     client: Client,
 ) {
     let mut connection = std::pin::pin!(connection);
-    // A poll of `stopping` takes a lock that all connections share. It registers the waker of this task, which
-    // does not change, so one poll is enough until the value does.
+    // A poll of `stopping` takes a lock that all connections share. It registers the waker of this task,
+    // which does not change, so one poll is enough until the value does.
     let value = stop.clone();
     let mut stop = stop;
     let mut stopping = std::pin::pin!(stopped(&mut stop));

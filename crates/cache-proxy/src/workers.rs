@@ -1,10 +1,10 @@
 //! The threads that serve connections: one for each processor, each with a runtime of its own. A connection
-//! stays on one thread from its first byte to its last, so that no request wakes another thread. Knows nothing
-//! of what is served.
+//! stays on one thread from its first byte to its last, so that no request wakes another thread. Knows
+//! nothing of what is served.
 //!
-//! One task accepts the connections and gives each to the thread that has the fewest. A listener for each thread
-//! (`SO_REUSEPORT`) would save the hand-over, but the kernel spreads connections by hash, unevenly where they
-//! are few, and a second process of the same user could take a part of them unnoticed.
+//! One task accepts the connections and gives each to the thread that has the fewest. A listener for each
+//! thread (`SO_REUSEPORT`) would save the hand-over, but the kernel spreads connections by hash, unevenly
+//! where they are few, and a second process of the same user could take a part of them unnoticed.
 
 use std::io;
 use std::num::NonZeroUsize;
@@ -56,8 +56,8 @@ impl Workers {
         Ok(workers)
     }
 
-    /// Serves a connection on the thread that has the fewest. Its future is made there, so that the task holds
-    /// its state once.
+    /// Serves a connection on the thread that has the fewest. Its future is made there, so that the task
+    /// holds its state once.
     pub fn spawn<F: Future<Output = ()> + Send>(&self, connection: impl FnOnce() -> F + Send + 'static) {
         let fewest = self
             .0

@@ -206,7 +206,8 @@ impl Cache {
         self.shard(hash)?.get(key, hash)
     }
 
-    /// Looks an object up without waiting for a device. [`get`](Self::get) has the answer where this has none.
+    /// Looks an object up without waiting for a device. [`get`](Self::get) has the answer where this has
+    /// none.
     pub fn get_in_memory(&self, key: &[u8]) -> MemoryLookup {
         let hash = self.hash(key);
         self.shard(hash)

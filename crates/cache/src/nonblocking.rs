@@ -217,8 +217,8 @@ impl Body {
         self.range.end.saturating_sub(self.range.start)
     }
 
-    /// Returns the next piece, which ends at a multiple of [`PIECE_BYTES`] at the latest; `None` at the end. A
-    /// cancelled call consumes nothing.
+    /// Returns the next piece, which ends at a multiple of [`PIECE_BYTES`] at the latest; `None` at the end.
+    /// A cancelled call consumes nothing.
     ///
     /// # Errors
     /// As [`Hit::read`].

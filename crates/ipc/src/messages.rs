@@ -665,8 +665,8 @@ pub enum Upcall {
         /// Files whose blocks moved or were replaced.
         keys: Vec<InodeKey>,
     },
-    /// Other sessions come (sent to mounts, once until [`Upcall::Exclusive`]): open files for writing past the
-    /// kernel's page cache, send [`Request::SharingNoted`].
+    /// Other sessions come (sent to mounts, once until [`Upcall::Exclusive`]): open files for writing past
+    /// the kernel's page cache, send [`Request::SharingNoted`].
     Sharing,
     /// Space is short: return unused reserved blocks with [`Request::ReturnReservation`] within `lease_ms`,
     /// even if there are none.

@@ -115,8 +115,8 @@ pub(crate) fn file_extents(file: &File) -> io::Result<Vec<FileExtent>> {
             reserved: 0,
             extents: [empty; EXTENTS_AT_ONCE],
         });
-        // SAFETY: `map` has the layout that the request expects, with room for as many extents as it says; the
-        // descriptor is open as long as `file` is borrowed.
+        // SAFETY: `map` has the layout that the request expects, with room for as many extents as it says;
+        // the descriptor is open as long as `file` is borrowed.
         let done = unsafe { libc::ioctl(file.as_raw_fd(), FS_IOC_FIEMAP as _, &raw mut *map) };
         if done < 0 {
             return Err(io::Error::last_os_error());

@@ -51,8 +51,8 @@ fn online(mode: Mode, views: &[Arc<View>]) -> (Tree, f64) {
     (tree, started.elapsed().as_secs_f64())
 }
 
-/// Lists of packages of real releases: the seconds and operations of the default at each number of them, and of
-/// the paper's tree up to 1,000.
+/// Lists of packages of real releases: the seconds and operations of the default at each number of them, and
+/// of the paper's tree up to 1,000.
 fn manifests(dir: &std::path::Path) {
     let entries = std::fs::read_dir(dir).expect("a directory of lists");
     let mut paths: Vec<_> = entries.map(|entry| entry.expect("read").path()).collect();

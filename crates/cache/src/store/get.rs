@@ -62,9 +62,9 @@ impl Hit {
         self.content(0..u64::from(self.object.record.head.meta_len))
     }
 
-    /// The metadata as `decode` decodes it, once for as long as the object stays in memory. `None` if `decode`
-    /// refuses it, if it is not all in memory ([`meta`](Self::meta) has it then), or if it was decoded to another
-    /// type before.
+    /// The metadata as `decode` decodes it, once for as long as the object stays in memory. `None` if
+    /// `decode` refuses it, if it is not all in memory ([`meta`](Self::meta) has it then), or if it was
+    /// decoded to another type before.
     pub fn decoded<T: Any + Send + Sync>(&self, decode: impl FnOnce(&[u8]) -> Option<T>) -> Option<Arc<T>> {
         self.object.decoded(decode)
     }

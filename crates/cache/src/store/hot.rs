@@ -14,7 +14,8 @@ use std::sync::{Arc, OnceLock};
 /// Bytes of a body that are read and kept at once; a piece begins at a multiple of it.
 pub const PIECE_BYTES: u64 = 256 << 10;
 
-/// Returns the end of the piece of a body that `offset` lies in, bytes from the beginning of a body without end.
+/// Returns the end of the piece of a body that `offset` lies in, bytes from the beginning of a body without
+/// end.
 pub const fn piece_end(offset: u64) -> u64 {
     (offset / PIECE_BYTES + 1) * PIECE_BYTES
 }
@@ -40,8 +41,8 @@ impl HotObject {
         }
     }
 
-    /// Returns the metadata as `decode` decodes it, once. `None` if the metadata is not all in memory, if `decode`
-    /// refuses it, or if it was decoded to another type before.
+    /// Returns the metadata as `decode` decodes it, once. `None` if the metadata is not all in memory, if
+    /// `decode` refuses it, or if it was decoded to another type before.
     pub fn decoded<T: Any + Send + Sync>(&self, decode: impl FnOnce(&[u8]) -> Option<T>) -> Option<Arc<T>> {
         if let Some(decoded) = self.decoded.get() {
             return Arc::clone(decoded).downcast().ok();
@@ -160,8 +161,8 @@ impl Hot {
     }
 
     /// Adds an object and drops the least recently used ones beyond the limit. An object larger than an
-    /// eighth of the limit is not added, and one that has more bytes than those beside its head is added at its
-    /// second use.
+    /// eighth of the limit is not added, and one that has more bytes than those beside its head is added at
+    /// its second use.
     pub fn insert(&mut self, hash: KeyHash, object: Arc<HotObject>) {
         let key = HotKey::object(hash);
         if object.record.tail_len() == 0 || self.admits(key) {

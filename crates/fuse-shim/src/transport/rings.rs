@@ -1,6 +1,6 @@
-//! Requests by io_uring (Linux 6.14, where `/sys/module/fuse/parameters/enable_uring` is on): a queue for each
-//! processor, from which threads on that processor take requests. One system call a request replies and waits
-//! for the next, and no other processor is woken.
+//! Requests by io_uring (Linux 6.14, where `/sys/module/fuse/parameters/enable_uring` is on): a queue for
+//! each processor, from which threads on that processor take requests. One system call a request replies and
+//! waits for the next, and no other processor is woken.
 //!
 //! A request waits for a free entry of its caller's processor, so a queue has as many entries, each with a
 //! thread of its own, as requests may wait for leases there.

@@ -1,5 +1,5 @@
-//! Forwarded operations: the daemon executes one operation for a client. Has the caller's rights checked, then
-//! folds and executes it as an entry of a log.
+//! Forwarded operations: the daemon executes one operation for a client. Has the caller's rights checked,
+//! then folds and executes it as an entry of a log.
 //!
 //! `ESTALE` tells the client that names have changed: it looks them up and decides again. Any other error is
 //! the call's result.

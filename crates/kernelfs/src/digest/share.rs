@@ -114,8 +114,8 @@ fn end_of(size: u64, offset: u64, len: u64) -> u64 {
     }
 }
 
-/// Checks an undo of shares and returns its blocks; `None`: it is another operation, or has no bytes. The file
-/// is a live regular file.
+/// Checks an undo of shares and returns its blocks; `None`: it is another operation, or has no bytes. The
+/// file is a live regular file.
 ///
 /// # Errors
 /// `EINVAL` if more than [`UNSHARE_MAX`] bytes are in the range.

@@ -356,7 +356,8 @@ impl<'k> Reads<'k> {
     }
 }
 
-/// Whether the session may know which of a file's blocks are those of another file, as [`Reads::owners`] does.
+/// Whether the session may know which of a file's blocks are those of another file, as [`Reads::owners`]
+/// does.
 fn may_know_numbers(session: &Session, attr: &InodeAttr) -> bool {
     session.privileged || attr.uid == session.peer.uid
 }

@@ -103,8 +103,8 @@ impl<'k> Sharing<'k> {
         }
     }
 
-    /// Waits until the kernels of mounts with sealed sessions have no cached replies. To be called with leases
-    /// on the inodes that are about to change: a mount that is sealed later cannot have had them.
+    /// Waits until the kernels of mounts with sealed sessions have no cached replies. To be called with
+    /// leases on the inodes that are about to change: a mount that is sealed later cannot have had them.
     ///
     /// # Errors
     /// The session, or the daemon, has ended: nothing may be changed.

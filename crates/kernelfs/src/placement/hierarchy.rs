@@ -1,6 +1,6 @@
 //! The default policy: new data goes to the fastest tier with room; the least recently used ranges of a full
-//! tier move down, and ranges that are read repeatedly move up while there is room. Shared blocks are ranges of
-//! their own, which all their owners use. Knows nothing of how data moves.
+//! tier move down, and ranges that are read repeatedly move up while there is room. Shared blocks are ranges
+//! of their own, which all their owners use. Knows nothing of how data moves.
 
 use super::heat::{Heat, RANGE_BLOCKS, RangeId, Space, Uses};
 use super::{At, Catalog, Cause, Job, Move, Placement, Use};

@@ -1,10 +1,10 @@
-//! A devdax device as a pool's fast tier: NVM, journal and the logs of privileged sessions, each a part of the
-//! one range that the device is. Owns the place of each part and the table of logs; the bytes of header and
-//! table are `varve_format::dax`'s.
+//! A devdax device as a pool's fast tier: NVM, journal and the logs of privileged sessions, each a part of
+//! the one range that the device is. Owns the place of each part and the table of logs; the bytes of header
+//! and table are `varve_format::dax`'s.
 //!
-//! A slot is not used again while a process maps it: its client may have been sealed and not know it yet. Each
-//! client's descriptor has a lock on the first byte of its slot, which the kernel takes back with the last
-//! descriptor and the last mapping.
+//! A slot is not used again while a process maps it: its client may have been sealed and not know it yet.
+//! Each client's descriptor has a lock on the first byte of its slot, which the kernel takes back with the
+//! last descriptor and the last mapping.
 
 use super::devices::journal_bytes;
 use super::size;

@@ -200,8 +200,8 @@ impl SessionTable {
         }
     }
 
-    /// Notes that the session of a mount is sealed at `now`, a [moment](varve_ipc::Clock::moment) of the clock.
-    /// Its kernel goes on using cached replies.
+    /// Notes that the session of a mount is sealed at `now`, a [moment](varve_ipc::Clock::moment) of the
+    /// clock. Its kernel goes on using cached replies.
     pub(crate) fn note_sealed_mount(&mut self, id: SessionId, now: Duration) {
         self.sealed_mounts
             .retain(|(other, until)| *other != id && *until > now);

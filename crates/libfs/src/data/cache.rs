@@ -1,6 +1,6 @@
 //! Blocks read from SSD and HDD, bounded, least recently used out first. Knows no tiers; stale blocks cannot
-//! be found, since the key holds the version of the inode's extents, or the number of a shared block, which stands
-//! for equal bytes for ever. So files that share a block share its copy here.
+//! be found, since the key holds the version of the inode's extents, or the number of a shared block, which
+//! stands for equal bytes for ever. So files that share a block share its copy here.
 
 use lru::LruCache;
 use parking_lot::Mutex;

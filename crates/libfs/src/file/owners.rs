@@ -51,8 +51,8 @@ impl OpenFile {
     }
 
     /// Returns the processes of other sessions, of linked programs or under `varve run`, that have this file
-    /// open or have a lease on it, at most 16; 0 for another user's. Takes no lease away. Users of a mount are
-    /// not seen.
+    /// open or have a lease on it, at most 16; 0 for another user's. Takes no lease away. Users of a mount
+    /// are not seen.
     ///
     /// # Errors
     /// As [`for_each_owned`](Self::for_each_owned).

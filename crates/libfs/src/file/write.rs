@@ -206,8 +206,8 @@ impl OpenFile {
         })
     }
 
-    /// Changes the data by `local`, under the lease, or has the daemon carry out `op`: if the file is contended,
-    /// if the session's reservation has no space, or if `local` returns `Forward`.
+    /// Changes the data by `local`, under the lease, or has the daemon carry out `op`: if the file is
+    /// contended, if the session's reservation has no space, or if `local` returns `Forward`.
     fn change(
         &self,
         op: &LogOp<'_>,

@@ -4,8 +4,8 @@
 //! A reply depends on leases: a name on its directory's, attributes on their inode's. It gets a timeout
 //! ([`DENTRY_TTL`](varve_ipc::DENTRY_TTL)) only if these are held and no lease of the session was recalled
 //! since before the operation ([`ReplyVersion`]). A recalled lease is released when no reply that depends on
-//! it is in flight and the last one has expired. Requests that need no more than the lease go on meanwhile, and
-//! their replies get no timeout (`docs/adr/0038-dentry-timeouts-rest-on-leases.md`).
+//! it is in flight and the last one has expired. Requests that need no more than the lease go on meanwhile,
+//! and their replies get no timeout (`docs/adr/0038-dentry-timeouts-rest-on-leases.md`).
 //!
 //! That takes at most [`DENTRY_TTL_MAX`](varve_ipc::DENTRY_TTL_MAX). So that it is not paid for each inode,
 //! replies in [contended regions](super::regions) get no timeout.
@@ -85,8 +85,8 @@ pub struct ReplyVersion {
     pub(crate) forwarded: u64,
 }
 
-/// The timeouts of a reply, to be held until it is sent. A recall of a lease that it depends on waits for that,
-/// so the holder must not block.
+/// The timeouts of a reply, to be held until it is sent. A recall of a lease that it depends on waits for
+/// that, so the holder must not block.
 #[derive(Default)]
 pub struct CachedReply {
     leases: SmallVec<[Arc<CachedReplies>; 2]>,

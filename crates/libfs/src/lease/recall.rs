@@ -226,8 +226,8 @@ impl Recalls {
         self.begin(node, number, false, around);
     }
 
-    /// Begins to give a lease back, to other sessions or not, always as a whole. The daemon would let a reader
-    /// keep a read lease, unless a writer waits by then; but its answer does not say which.
+    /// Begins to give a lease back, to other sessions or not, always as a whole. The daemon would let a
+    /// reader keep a read lease, unless a writer waits by then; but its answer does not say which.
     fn begin(&mut self, node: Arc<Node>, number: LeaseNo, others: bool, around: &dyn Surroundings) {
         let key = node.key();
         if let Some(known) = self.under_way.get(&key) {
@@ -521,8 +521,8 @@ impl Recalls {
         state.phase = Phase::Settled;
         let gone = state.number == recall.number;
         if gone {
-            // An operation that began after the recall may have read what has changed when this session gets the
-            // next lease.
+            // An operation that began after the recall may have read what has changed when this session gets
+            // the next lease.
             if !armed(Bug::ReplyAcrossRecall) {
                 self.leases.count_recall();
             }

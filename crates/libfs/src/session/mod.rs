@@ -247,7 +247,8 @@ impl Session {
         self.shared.load(Ordering::SeqCst)
     }
 
-    /// Returns the version of the session's leases, before an operation whose reply the kernel above may cache.
+    /// Returns the version of the session's leases, before an operation whose reply the kernel above may
+    /// cache.
     pub(crate) fn reply_version(&self) -> ReplyVersion {
         // A recall must end within `lease_ms`, and may also wait for the kernel's pages.
         let in_time = 4 * DENTRY_TTL_MAX <= Duration::from_millis(self.welcome.lease_ms);

@@ -134,7 +134,8 @@ impl Drop for Poison {
     }
 }
 
-/// Replaces the bad page at `address` by zeros and notes it, if a watched mapping is there. Async-signal-safe.
+/// Replaces the bad page at `address` by zeros and notes it, if a watched mapping is there.
+/// Async-signal-safe.
 ///
 /// The signal also says how large the page was mapped, which is more than what is lost: not used.
 pub(super) fn mend(address: usize) -> bool {

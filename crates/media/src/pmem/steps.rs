@@ -13,8 +13,8 @@ pub(crate) fn of_copy(off: u64, src: &[u8], seed: u32, flush_lines: bool) -> (u3
     let mut scratch = vec![0u8; within + src.len() + LINE_BYTES];
     let base = scratch.as_mut_ptr();
     let base = base.wrapping_add(base.align_offset(LINE_BYTES));
-    // SAFETY: behind `base`, which is less than a line after its beginning, `scratch` has `within + src.len()`
-    // bytes; it does not overlap `src`, and is not used otherwise.
+    // SAFETY: behind `base`, which is less than a line after its beginning, `scratch` has `within +
+    // src.len()` bytes; it does not overlap `src`, and is not used otherwise.
     let (crc, mut steps) = traced(|| unsafe { persist.copy_in_crc(base.add(within), src, seed) });
     for step in &mut steps {
         if let Step::Cached(at, _) | Step::Streamed(at, _) | Step::WrittenBack(at) = step {

@@ -81,8 +81,8 @@ impl Pool {
         self.has_session() || self.missed.fetch_add(1, Ordering::Relaxed) >= after
     }
 
-    /// Counts the calls anew: a process that makes a child after a few calls, as a shell does for each command,
-    /// would hand the files that it has opened from its session to the mount each time.
+    /// Counts the calls anew: a process that makes a child after a few calls, as a shell does for each
+    /// command, would hand the files that it has opened from its session to the mount each time.
     pub(super) fn makes_child(&self) {
         self.missed.store(0, Ordering::Relaxed);
     }

@@ -141,8 +141,8 @@ impl Process {
         }
     }
 
-    /// Takes over a file that the kernel has just opened for this process as `fd`, with `flags`, at `route`: it
-    /// is served once enough calls were made. Another file, or one that is given to the kernel, stays the
+    /// Takes over a file that the kernel has just opened for this process as `fd`, with `flags`, at `route`:
+    /// it is served once enough calls were made. Another file, or one that is given to the kernel, stays the
     /// kernel's.
     pub fn adopt_opened(&self, fd: i32, flags: i32, route: Route) {
         let Some((device, number)) = kernel::identity(fd) else {

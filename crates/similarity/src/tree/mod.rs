@@ -140,8 +140,8 @@ pub struct Tree {
 
 /// Number of images at which a tree first places all again; see [`next_replace`].
 const FIRST_REPLACE: usize = 4;
-/// From this number of images on, the rarity of content is known well: a weight differs only down to 1/16 of the
-/// images ([`union`]), which is a share of 64 and more.
+/// From this number of images on, the rarity of content is known well: a weight differs only down to 1/16 of
+/// the images ([`union`]), which is a share of 64 and more.
 const KNOWN_WELL: usize = 1024;
 
 /// The number of images at which all are placed again after it was done at `at`: four times as many, and when

@@ -34,8 +34,8 @@ impl Tx<'_> {
 }
 
 impl Tx<'_> {
-    /// Copies `len` shared blocks with the numbers from `first` on, which lie in one piece at `from`, to another
-    /// tier, for all files that share them. Otherwise as [`migrate`](Self::migrate).
+    /// Copies `len` shared blocks with the numbers from `first` on, which lie in one piece at `from`, to
+    /// another tier, for all files that share them. Otherwise as [`migrate`](Self::migrate).
     ///
     /// # Errors
     /// `NoSpace`, `DataChecksum`.

@@ -410,8 +410,8 @@ impl Work {
         }
     }
 
-    /// Records rounds of operations of one or two sessions, nearly all possible ones; each round ends with one
-    /// of `ends` or a digest.
+    /// Records rounds of operations of one or two sessions, nearly all possible ones; each round ends with
+    /// one of `ends` or a digest.
     fn rounds(&mut self, ends: &[Act], mut some: impl FnMut(&mut Self) -> Op) {
         self.act(Act::Digest);
         self.recorded = true;

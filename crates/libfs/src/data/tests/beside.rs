@@ -133,7 +133,8 @@ fn read_amid_which_a_block_is_overwritten_in_place_shows_one_of_its_contents() {
         assert_eq!(out, [3; BLOCK_SIZE]);
         assert!(!tried, "what was tried does not count");
         if cfg!(debug_assertions) {
-            // A write that finds its lane taken by another test's thread ends the optimistic read in any case.
+            // A write that finds its lane taken by another test's thread ends the optimistic read in any
+            // case.
             let mut reads = (0..20).map(|_| read_amid(tries, Some(Bug::ReadUnderOverwrite)));
             let read = reads.find(|(_, tried)| *tried == tries);
             let (out, _) = read.expect("one of the reads is as asked for");
