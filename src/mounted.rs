@@ -1,8 +1,9 @@
 //! Queries on the table of mounts. They never access a mount itself, whose server may be dead or stopped.
 
 use crate::pool::Pool;
-use rustix::process::Pid;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::ffi::OsString;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use varve_libfs::mounts::pool_mounts;
 
@@ -31,13 +32,21 @@ pub fn mount_minor(path: &Path) -> Option<u32> {
 }
 
 /// Returns the processes of `varve mount` that serve the connection `minor`, as far as this user may see
-/// them. Needs Linux 6.10.
-pub fn servers(minor: u32) -> Vec<Pid> {
+/// them. The caller must know that the mount stays meanwhile: another one may get the number afterwards.
+/// Needs Linux 6.10.
+pub fn servers(minor: u32) -> Vec<OwnedFd> {
     let own = std::process::id();
     let pids = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
         .filter(|&pid| pid != own && is_server(pid, minor))
-        .filter_map(|pid| Pid::from_raw(pid as i32))
+        .filter_map(|pid| {
+            pidfd_open(Pid::from_raw(pid as i32)?, PidfdFlags::empty())
+                .ok()
+                .zip(Some(pid))
+        })
+        // The process that was looked at may have ended, and the descriptor be of its successor.
+        .filter(|&(_, pid)| is_server(pid, minor))
+        .map(|(process, _)| process)
         .collect()
 }
 

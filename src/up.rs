@@ -162,12 +162,13 @@ pub fn detach_mount(path: &Path) -> anyhow::Result<()> {
 
 /// Removes a mount whose process was killed or does not answer, and ends that process.
 fn clear_dead_mount(path: &Path) -> anyhow::Result<()> {
-    let minor = mount_minor(path);
+    // Looked up first: without the mount, its number may at once be that of another one.
+    let servers = mount_minor(path).map(servers).unwrap_or_default();
     abort_mount(path)?;
     // The kernel copies a request that comes by io_uring in the context of the thread that takes it. It
     // cannot end that request while the thread is stopped, but when it ends.
-    for server in minor.into_iter().flat_map(servers) {
-        let _ = rustix::process::kill_process(server, Signal::KILL);
+    for server in servers {
+        let _ = rustix::process::pidfd_send_signal(server, Signal::KILL);
     }
     Ok(())
 }

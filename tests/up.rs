@@ -4,11 +4,13 @@
 mod common;
 
 use common::{
-    LiveDirs, Pool, alive, cannot_mount, kill, plant, run_ok, same_tree, text_of, varve, wait_until,
+    LiveDirs, Pool, SecondMount, alive, cannot_mount, kill, plant, run_ok, same_tree, text_of, varve,
+    wait_until,
 };
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 const SMALL: [&str; 6] = ["--nvm", "shm:64M", "--ssd", "128M", "--hdd", "256M"];
 const SMALL_FILE: [&str; 6] = ["--nvm", "64M", "--ssd", "128M", "--hdd", "256M"];
@@ -249,6 +251,37 @@ fn second_mount_sees_what_the_first_does() {
     run_ok(varve().arg("umount").arg(&second));
     assert!(mount.wait().unwrap().success());
     pool.down();
+}
+
+/// The kernel gives the number of a mount that is gone to the next one.
+#[test]
+fn mounts_made_while_a_dead_one_is_taken_away_live() {
+    if cannot_mount() {
+        return;
+    }
+    let (mut dead, live) = (Pool::up(&SMALL), Pool::up(&SMALL));
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let others = [1, 2, 3].map(|number| {
+            let (live, done) = (&live, &done);
+            scope.spawn(move || {
+                let at = live.outside().join(format!("mount {number}"));
+                while !done.load(Ordering::Relaxed) {
+                    let ended = SecondMount::start(live, &at).end();
+                    assert!(ended.success(), "the server of another mount ended with {ended}");
+                    std::fs::remove_dir(&at).unwrap();
+                }
+            })
+        });
+        for _ in 0..60 {
+            dead.kill_all();
+            dead.start();
+            if others.iter().any(|other| other.is_finished()) {
+                break;
+            }
+        }
+        done.store(true, Ordering::Relaxed);
+    });
 }
 
 #[test]

@@ -458,21 +458,40 @@ impl SecondMount {
     pub fn start(pool: &Pool, at: &Path) -> Self {
         std::fs::create_dir(at).expect("a directory");
         let child = varve().arg("mount").arg(pool.dir()).arg(at).spawn();
-        let mount = Self {
+        let mut mount = Self {
             at: at.to_owned(),
             child: child.expect("varve mount starts"),
         };
         const FUSE: rustix::fs::FsWord = 0x6573_5546;
-        wait_until("the second mount", || {
-            rustix::fs::statfs(at).is_ok_and(|fs| fs.f_type == FUSE)
-        });
-        mount
+        let until = Instant::now() + LIMIT;
+        loop {
+            let found = rustix::fs::statfs(at).map(|fs| fs.f_type);
+            if found == Ok(FUSE) {
+                return mount;
+            }
+            let ended = mount.child.try_wait();
+            assert!(
+                Instant::now() < until && matches!(ended, Ok(None)),
+                "no second mount: statfs says {found:x?}, the server {ended:?}, the table {:?}",
+                std::fs::read_to_string("/proc/self/mountinfo")
+            );
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl SecondMount {
+    /// Unmounts; how the server ended.
+    #[allow(dead_code)]
+    pub fn end(mut self) -> std::process::ExitStatus {
+        run_ok(Command::new("umount").arg(&self.at));
+        self.child.wait().expect("the server ends")
     }
 }
 
 impl Drop for SecondMount {
     fn drop(&mut self) {
-        let _ = Command::new("umount").arg(&self.at).status();
+        let _ = Command::new("umount").arg(&self.at).output();
         let until = Instant::now() + Duration::from_secs(20);
         while self.child.try_wait().is_ok_and(|ended| ended.is_none()) {
             if Instant::now() > until {
