@@ -59,6 +59,14 @@ pub enum Command {
     Clone(CloneArgs),
     /// Say what files of a mounted pool take: bytes that are theirs alone, and bytes that they share
     Usage(crate::dedup::args::UsageArgs),
+    /// Want the data of files and directories on one tier, for good
+    Pin(crate::pin::args::PinArgs),
+    /// Let the policy place data again that was pinned or excluded
+    Unpin(crate::pin::args::UnpinArgs),
+    /// Keep the data of files and directories from being moved
+    Exclude(crate::pin::args::ExcludeArgs),
+    /// Say on which tiers the data of files is, and why
+    WhichTier(crate::pin::args::WhichTierArgs),
     /// Check every structure and cross-reference of a pool
     Fsck(FsckArgs),
     /// Verify all data against its checksums

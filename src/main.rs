@@ -23,6 +23,7 @@ mod mount_options;
 mod mounted;
 mod observe;
 mod out;
+mod pin;
 mod pool;
 mod pool_session;
 mod run;
@@ -96,6 +97,10 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Digest(args) => status::digest(&args).map(done),
         Command::Sync(args) => sync::sync(&args).map(done),
         Command::Clone(args) => clone::clone(&args).map(done),
+        Command::Pin(args) => pin::pin(&args).map(done),
+        Command::Unpin(args) => pin::unpin(&args).map(done),
+        Command::Exclude(args) => pin::exclude(&args).map(done),
+        Command::WhichTier(args) => pin::which_tier(&args).map(done),
         Command::Usage(args) => share::usage(&args).map(done),
         Command::Fsck(args) => Ok(check::fsck(&args)),
         Command::Scrub(args) => check::scrub(&args),

@@ -285,7 +285,8 @@ fn sync_command_makes_durable_what_all_programs_have_written() {
         let said = text_of(varve().args(["sync", "--json"]).arg(place.pool.dir()));
         let said: serde_json::Value = serde_json::from_str(&said).unwrap();
         assert!(said["sessions"].as_u64() >= Some(2), "{said}");
-        assert!(said["entries"].as_u64() >= Some(1), "{said}");
+        // None, if the daemon has digested them by itself.
+        assert!(said["entries"].is_u64(), "{said}");
         let again = text_of(varve().arg("sync").arg(place.pool.dir()));
         assert!(again.contains("in the pool"), "{again}");
     };

@@ -2,7 +2,7 @@
 //! blocks have no header.
 
 use crate::{
-    BLOCK_BYTES, BlockNo, DirRoot, FileKind, Generation, Ino, InodeAttr, InodeKey, ROOT_SIZE, TreeForm,
+    BLOCK_BYTES, BlockNo, DirRoot, FileKind, Generation, Ino, InodeAttr, InodeKey, Pin, ROOT_SIZE, TreeForm,
     TreeRoot, XattrRoot,
 };
 use std::mem::{offset_of, size_of};
@@ -25,7 +25,8 @@ struct InodeImage {
     ino: U64,
     state: u8,
     flags: u8,
-    reserved0: [u8; 2],
+    pin: u8,
+    reserved0: u8,
     mode: U32,
     uid: U32,
     gid: U32,
@@ -48,6 +49,7 @@ struct InodeImage {
 const _: () = {
     assert!(size_of::<InodeImage>() == INODE_SIZE);
     assert!(offset_of!(InodeImage, ino) == 8);
+    assert!(offset_of!(InodeImage, pin) == 18);
     assert!(offset_of!(InodeImage, size) == 40);
     assert!(offset_of!(InodeImage, project) == 104);
     assert!(offset_of!(InodeImage, root) == 128);
@@ -83,6 +85,8 @@ pub struct Inode {
     pub content: Content,
     /// Extended attributes.
     pub xattrs: XattrRoot,
+    /// An operator's wish about the place of its data.
+    pub pin: Pin,
     /// Neighbours in the orphan list, if the inode is in it (0: none).
     pub orphan: Option<OrphanLinks>,
 }
@@ -134,6 +138,7 @@ impl Inode {
             attr,
             content,
             xattrs: XattrRoot::default(),
+            pin: Pin::NONE,
             orphan: None,
         }
     }
@@ -238,6 +243,7 @@ impl InodeImage {
             self.orphan_next = U64::new(links.next.0);
             self.orphan_prev = U64::new(links.prev.0);
         }
+        self.pin = inode.pin.encode();
         self.xattrs.copy_from_slice(inode.xattrs.as_bytes());
         match (&inode.content, kind) {
             (Content::Dir(root), FileKind::Directory) => self.root.copy_from_slice(root.as_bytes()),
@@ -269,6 +275,7 @@ impl InodeImage {
         if self.project.get() != 0 {
             return Err(InodeFault::Nonsense("its project: the pool has none"));
         }
+        let pin = Pin::decode(self.pin).ok_or(InodeFault::Nonsense("its pin"))?;
         let bad_root = |_| InodeFault::Nonsense("its root");
         let content = match kind {
             FileKind::Directory => {
@@ -317,6 +324,7 @@ impl InodeImage {
             },
             content,
             xattrs,
+            pin,
             orphan: (self.flags & FLAG_ORPHAN != 0).then(|| OrphanLinks {
                 next: Ino(self.orphan_next.get()),
                 prev: Ino(self.orphan_prev.get()),
@@ -331,6 +339,7 @@ impl InodeImage {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::{PinTo, Tier};
     use proptest::prelude::{any, prop, proptest};
 
     fn attr(mode: u32) -> InodeAttr {
@@ -354,7 +363,11 @@ mod tests {
     #[test]
     fn image_comes_back_equal_when_decoded() {
         let file = Inode::new(attr(0o100_644));
-        let dir = Inode::new(attr(0o040_755));
+        let mut dir = Inode::new(attr(0o040_755));
+        dir.pin = Pin {
+            to: PinTo::Tier(Tier::Hdd),
+            own: true,
+        };
         let mut link = Inode::new(attr(0o120_777));
         link.attr.size_bytes = 3;
         link.content = Content::Symlink(b"a/b".to_vec());
@@ -389,7 +402,7 @@ mod tests {
     #[test]
     fn image_is_refused_when_it_has_fields_of_features_that_are_not_built() {
         let slot = InodeSlot::Used(Box::new(Inode::new(attr(0o040_755))));
-        for (at, value) in [(17, 4), (104, 1)] {
+        for (at, value) in [(17, 4), (18, 5), (104, 1)] {
             let mut bytes = slot.encode(Ino(33)).unwrap();
             bytes[at] |= value;
             let crc = crc32c::crc32c(&bytes[4..]);

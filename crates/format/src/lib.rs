@@ -17,6 +17,7 @@ pub mod inode;
 pub mod journal;
 pub mod log;
 mod node;
+mod pin;
 pub mod seeded;
 pub mod session;
 pub mod space;
@@ -47,4 +48,5 @@ pub use ids::{
 };
 pub use log::{EntryFlags, EntryHeader, EntryMeta, FallocateMode, LogOp, OpCode, SetAttr, SetAttrMask};
 pub use node::{NODE_CAPACITY, NodeFault, NodeMut, NodeRef, RECORD_OVERHEAD};
+pub use pin::{Pin, PinTo};
 pub use session::LastForwarded;

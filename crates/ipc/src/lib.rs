@@ -18,9 +18,9 @@ pub use inproc::InprocLink;
 pub use messages::{
     Admin, ClientFault, ClientKind, CopiesAt, Cred, DATA_MAX, DaxAt, DaxMaps, DirEntry, ForwardedOp,
     ForwardedResult, Grant, HELD_MAX, Hello, ITEMS_MAX, IpcError, LeaseMode, Link, MappedExtent, NEAR_MAX,
-    NUMBERS_MAX, Near, NumberedBlocks, Owned, OwnedBlocks, PROTOCOL_VERSION, RELEASED_MAX, ReleaseItem,
-    Request, Response, SYNC_RANGES_MAX, StatFs, USERS_MAX, Upcall, WATCHED_MAX, WINDOW_BLOCKS, Want, Watched,
-    Welcome,
+    NUMBERS_MAX, Near, NumberedBlocks, Owned, OwnedBlocks, PINS_MAX, PROTOCOL_VERSION, RELEASED_MAX,
+    ReleaseItem, Request, Response, SYNC_RANGES_MAX, StatFs, USERS_MAX, Upcall, WATCHED_MAX, WINDOW_BLOCKS,
+    Want, Watched, Welcome,
 };
 pub use page::{Page, PageState, SessionPage, heavy_barrier, light_barrier};
 pub use service::{Descriptors, Opened, Peer, Service, UPCALLS_MAX, UpcallQueue};

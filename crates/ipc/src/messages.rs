@@ -4,12 +4,12 @@
 
 use serde::{Deserialize, Serialize};
 use varve_format::{
-    BlockNo, FileBlock, FileKind, HashKey, Ino, InodeAttr, InodeKey, LastForwarded, LeaseNo, LogSeq, Seal,
-    SessionId, Tier, TxId,
+    BlockNo, FileBlock, FileKind, HashKey, Ino, InodeAttr, InodeKey, LastForwarded, LeaseNo, LogSeq, Pin,
+    Seal, SessionId, Tier, TxId,
 };
 
 /// Version of this protocol; it must be equal on both sides.
-pub const PROTOCOL_VERSION: u32 = 18;
+pub const PROTOCOL_VERSION: u32 = 19;
 
 /// Most processes in [`Owned::users`].
 pub const USERS_MAX: usize = 16;
@@ -582,7 +582,27 @@ pub enum Admin {
     Shutdown,
     /// One session: its leases, and which sessions wait for each other. `ENOENT` if it does not exist.
     Session(u64),
+    /// Sets the pin of inodes, at most [`PINS_MAX`]. Those with a pin of their own keep it, unless
+    /// `over_own`. `ENXIO` if the pool has no such tier.
+    Pin {
+        /// Inodes; of a directory, for what is made in it from now on.
+        keys: Vec<InodeKey>,
+        /// Pin.
+        pin: Pin,
+        /// Replaces pins of their own.
+        over_own: bool,
+    },
+    /// Where a file's data is, from a block on. `ENOENT` if there is no such inode.
+    Placed {
+        /// File.
+        key: InodeKey,
+        /// First block.
+        from: FileBlock,
+    },
 }
+
+/// Most inodes of one [`Admin::Pin`].
+pub const PINS_MAX: usize = 1024;
 
 /// Free and total space in blocks, as `statvfs`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]

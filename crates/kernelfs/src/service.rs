@@ -12,6 +12,7 @@ use crate::ops::lifecycle::{self, Shutdown, Upkeep};
 use crate::ops::log::LogRequests;
 use crate::ops::migrate::Mover;
 use crate::ops::numbers::InodeNumbers;
+use crate::ops::pin::Pinning;
 use crate::ops::read::{Reads, stat_fs};
 use crate::ops::release::Releases;
 use crate::ops::reserve::Reservations;
@@ -202,6 +203,14 @@ impl KernelFs {
             Admin::Session(id) => {
                 let detail = self.session_detail(SessionId(id)).ok_or(no(libc::ENOENT))?;
                 serde_json::to_string(&detail).map_err(|_| no(libc::EIO))?
+            }
+            Admin::Pin { keys, pin, over_own } => {
+                let set = Pinning::of(self).set(&keys, pin, over_own)?;
+                serde_json::to_string(&set).map_err(|_| no(libc::EIO))?
+            }
+            Admin::Placed { key, from } => {
+                let placed = Pinning::of(self).placed(key, from)?;
+                serde_json::to_string(&placed).map_err(|_| no(libc::EIO))?
             }
             Admin::Shutdown => {
                 self.lifecycle

@@ -93,7 +93,8 @@ pub(super) fn of_many_records(
     if missing <= PIECE_BLOCKS {
         return Ok(None);
     }
-    let target = env.placement.target(key, missing * BLOCK_BYTES, &store.space());
+    let pin = store.get(key.ino)?.pin;
+    let target = env.target(key, pin, missing * BLOCK_BYTES, &store.space());
     Ok(Some(PreStep::Allocate(key.ino, offset, len, target)))
 }
 

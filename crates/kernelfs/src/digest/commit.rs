@@ -450,6 +450,7 @@ pub(super) fn execute(
         rows: BTreeMap::new(),
         granted: Vec::new(),
         unfinished: Vec::new(),
+        dir_pin: None,
     };
     carrier.carry_out(plan)?;
     Ok((carrier.applied, carrier.unfinished))

@@ -11,7 +11,7 @@ use std::ops::Range;
 use varve_digest::{Fate, FilePlan, InodePlan, NameChange, Plan, WriteData};
 use varve_format::seeded::{Bug, armed};
 use varve_format::session::GrantRow;
-use varve_format::{BLOCK_BYTES, FileBlock, FileKind, Ino, InodeAttr, InodeKey, LeaseNo, SessionId};
+use varve_format::{BLOCK_BYTES, FileBlock, FileKind, Ino, InodeAttr, InodeKey, LeaseNo, Pin, SessionId};
 use varve_store::{DataTarget, OP_ROOM, PayloadSource, Progress, SpaceStats, StoreError, Tx};
 
 /// Most extents or names that a digest's own transaction frees at once.
@@ -82,6 +82,8 @@ pub(super) struct PlanExecutor<'c, 's> {
     pub(super) granted: Vec<GrantRow>,
     /// Deleted inodes that still have blocks or names to free.
     pub(super) unfinished: Vec<InodeKey>,
+    /// The pin of the last directory that got a name.
+    pub(super) dir_pin: Option<(Ino, Pin)>,
 }
 
 impl PlanExecutor<'_, '_> {
@@ -118,10 +120,11 @@ impl PlanExecutor<'_, '_> {
         Ok(())
     }
 
-    fn target(&self, inode: &InodePlan<'_>) -> DataTarget {
+    fn target(&self, inode: &InodePlan<'_>) -> Result<DataTarget, StoreError> {
         let allocated: u64 = inode.file.allocate.iter().map(|range| range.len).sum();
         let bytes = inode.file.data_bytes().saturating_add(allocated);
-        self.env.placement.target(inode.attr.key, bytes, &self.space)
+        let pin = self.tx.pin(inode.attr.key.ino)?;
+        Ok(self.env.target(inode.attr.key, pin, bytes, &self.space))
     }
 
     fn make(&mut self, inode: &InodePlan<'_>) -> Result<(), CommitFailure> {
@@ -145,6 +148,25 @@ impl PlanExecutor<'_, '_> {
                 self.tx.dir_replace(change.dir, &change.name, key, kind)?;
             }
             (None, None) => {}
+        }
+        if let Some((key, _)) = change.new {
+            self.inherit_pin(change.dir, key.ino)?;
+        }
+        Ok(())
+    }
+
+    /// Gives an inode the pin of the directory where it got a name. With several names that of the last one
+    /// counts.
+    fn inherit_pin(&mut self, dir: Ino, ino: Ino) -> Result<(), StoreError> {
+        let of_dir = match self.dir_pin {
+            Some((known, pin)) if known == dir => pin,
+            _ => self.tx.pin(dir)?,
+        };
+        self.dir_pin = Some((dir, of_dir));
+        let pin = self.tx.pin(ino)?;
+        if !pin.own && pin != of_dir.inherited() {
+            self.tx.set_pin(ino, of_dir.inherited())?;
+            self.dir_pin = None;
         }
         Ok(())
     }
@@ -179,7 +201,7 @@ impl PlanExecutor<'_, '_> {
 
     fn data(&mut self, inode: &InodePlan<'_>) -> Result<(), CommitFailure> {
         let (ino, file) = (inode.attr.key.ino, &inode.file);
-        let target = self.target(inode);
+        let target = self.target(inode)?;
         if let Some(size) = file.truncate {
             self.room()?;
             if self.tx.truncate(ino, size)? != Progress::Done {

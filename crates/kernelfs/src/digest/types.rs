@@ -1,12 +1,12 @@
 //! Inputs of a digest besides the log, and its results for the rest of the daemon. Plain values.
 
 use crate::config::DedupScope;
-use crate::placement::Placement;
+use crate::placement::{Pins, Placement};
 use varve_digest::{Batch, Counts, RefusedTx};
 use varve_format::session::GrantRow;
-use varve_format::{InodeKey, LeaseNo, LogSeq, SessionId, TimeNs, TxId};
+use varve_format::{InodeKey, LeaseNo, LogSeq, Pin, SessionId, TimeNs, TxId};
 use varve_media::Region;
-use varve_store::StoreError;
+use varve_store::{DataTarget, SpaceStats, StoreError};
 
 /// Rights of a grant row. A row without rights still lets its session add and remove names of the inode
 /// (given the directory's row).
@@ -83,10 +83,21 @@ pub struct Environment<'a> {
     pub leases: &'a dyn Leases,
     /// Placement of new data.
     pub placement: &'a dyn Placement,
+    /// Operators' wishes, which come before it.
+    pub pins: &'a Pins,
     /// The present: no time in a log counts as later.
     pub now_ns: TimeNs,
     /// Files that may share blocks after a comparison.
     pub dedup_scope: DedupScope,
+}
+
+impl Environment<'_> {
+    /// Returns the target of `bytes` of new data of an inode.
+    #[must_use]
+    pub fn target(&self, key: InodeKey, pin: Pin, bytes: u64, space: &SpaceStats) -> DataTarget {
+        let pinned = self.pins.target(pin, bytes, space);
+        pinned.unwrap_or_else(|| self.placement.target(key, bytes, space))
+    }
 }
 
 /// Result of one digest transaction. Everything in it is durable.

@@ -235,6 +235,7 @@ impl<'k> Digests<'k> {
         Environment {
             leases,
             placement: &*self.placer.policy,
+            pins: &self.placer.pins,
             now_ns: self.core.env.clock.now_ns(),
             dedup_scope: self.core.env.config.dedup_scope,
         }

@@ -46,6 +46,7 @@ pub(crate) fn open(parts: Parts) -> Result<KernelFs, KernelError> {
         scrub,
         tokens,
     } = parts;
+    let high_percent = config.placement_high_percent;
     let verify = config.verify_nvm_reads.on(logs.needs_sync());
     match verify {
         VerifyNvm::First => store.verify_nvm_once(new_verified(&store)),
@@ -91,7 +92,7 @@ pub(crate) fn open(parts: Parts) -> Result<KernelFs, KernelError> {
         },
         store,
         logs,
-        placer: Placer::new(placement),
+        placer: Placer::new(placement, high_percent.into()),
         segments: Segments::default(),
         health: Health::default(),
         counters: Counters::default(),

@@ -8,13 +8,13 @@ use crate::digest::Applied;
 use crate::kernel::{Change, Core, Faults, KernelFs, SpaceLimits};
 use crate::ops::digest::TakeOver;
 use crate::placement::jobs::Placer;
-use crate::placement::{At, Catalog, Cause, Job, Move, PlacementStatus};
+use crate::placement::{At, Catalog, Cause, Job, Move, PinnedFiles, PlacementStatus};
 use crate::session::table::Sessions;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use varve_format::inode::{Content, Inode, InodeSlot};
 use varve_format::seeded::{Bug, armed};
-use varve_format::{FileBlock, Ino, InodeKey, Tier, TxId};
+use varve_format::{FileBlock, Ino, InodeKey, Pin, PinTo, Tier, TxId};
 use varve_store::{DataTarget, MappedPart, OP_ROOM, SharedPart, Store, StoreError};
 
 /// Most blocks of one transaction of moves, which commits nothing else: 1 MiB.
@@ -31,17 +31,59 @@ struct StoreCatalog<'s>(&'s Store);
 
 impl Catalog for StoreCatalog<'_> {
     fn files(&self, from: Ino, most: usize) -> (Vec<InodeKey>, Option<Ino>) {
-        let (mut keys, mut next, mut slots) = (Vec::new(), None, 0);
+        let mut keys = Vec::new();
+        let next = self.scan(from, &mut |inode| {
+            if movable(inode) {
+                keys.push(inode.attr.key);
+            }
+            keys.len() < most
+        });
+        (keys, next)
+    }
+
+    fn extents(&self, key: InodeKey, from: FileBlock, most: usize) -> Vec<MappedPart> {
+        match self.0.get_key(key) {
+            Ok(inode) if !movable(&inode) => Vec::new(),
+            Ok(inode) if inode.pin.to != PinTo::Policy => self.shared_extents(key.ino, from, most),
+            Ok(_) => self.0.map_parts(key.ino, from, most).unwrap_or_default(),
+            Err(_) => Vec::new(),
+        }
+    }
+
+    fn shared(&self, numbers: Range<u64>, most: usize) -> Vec<SharedPart> {
+        self.0.shared_parts(numbers, most).unwrap_or_default()
+    }
+}
+
+impl StoreCatalog<'_> {
+    /// The extents of a file with shared blocks.
+    fn shared_extents(&self, ino: Ino, mut from: FileBlock, most: usize) -> Vec<MappedPart> {
+        if !self.0.shares_blocks(ino).unwrap_or(false) {
+            return Vec::new();
+        }
+        loop {
+            let mut parts = self.0.map_parts(ino, from, most).unwrap_or_default();
+            let Some(last) = parts.last() else { return parts };
+            from = last.extent.end();
+            parts.retain(|part| part.number.is_some());
+            if !parts.is_empty() {
+                return parts;
+            }
+        }
+    }
+
+    /// Calls `each` with inodes in use with numbers from `from` on until it returns false. Returns where to
+    /// continue; `None`: there are no more.
+    fn scan(&self, from: Ino, each: &mut dyn FnMut(&Inode) -> bool) -> Option<Ino> {
+        let (mut next, mut slots, mut more) = (None, 0, true);
         let walked = self.0.for_each_inode_from(from, &mut |ino, slot| {
-            if slots == SLOTS || keys.len() == most {
+            if slots == SLOTS || !more {
                 next = Some(ino);
                 return false;
             }
             slots += 1;
-            if let InodeSlot::Used(inode) = slot
-                && movable(&inode)
-            {
-                keys.push(inode.attr.key);
+            if let InodeSlot::Used(inode) = slot {
+                more = each(&inode);
             }
             true
         });
@@ -49,7 +91,20 @@ impl Catalog for StoreCatalog<'_> {
             tracing::warn!("the inode table cannot be read for placement: {error}");
             self.0.note_damage(&error);
         }
-        (keys, next)
+        next
+    }
+}
+
+impl PinnedFiles for StoreCatalog<'_> {
+    fn pinned(&self, from: Ino, most: usize) -> (Vec<(InodeKey, Pin)>, Option<Ino>) {
+        let mut found = Vec::new();
+        let next = self.scan(from, &mut |inode| {
+            if inode.pin.to != PinTo::Policy {
+                found.push((inode.attr.key, inode.pin));
+            }
+            found.len() < most
+        });
+        (found, next)
     }
 
     fn extents(&self, key: InodeKey, from: FileBlock, most: usize) -> Vec<MappedPart> {
@@ -57,10 +112,6 @@ impl Catalog for StoreCatalog<'_> {
             Ok(inode) if movable(&inode) => self.0.map_parts(key.ino, from, most).unwrap_or_default(),
             _ => Vec::new(),
         }
-    }
-
-    fn shared(&self, numbers: Range<u64>, most: usize) -> Vec<SharedPart> {
-        self.0.shared_parts(numbers, most).unwrap_or_default()
     }
 }
 
@@ -121,10 +172,11 @@ impl<'k> Mover<'k> {
             return 0;
         };
         let catalog = StoreCatalog(self.store);
-        let jobs = self
-            .placer
-            .policy
-            .plan(&self.store.space(), &catalog, self.step_blocks);
+        let space = self.store.space();
+        let mut jobs = self.placer.pins.plan(&space, &catalog, self.step_blocks);
+        let pinned: u64 = jobs.iter().map(Job::blocks).sum();
+        let left = self.step_blocks - pinned.min(self.step_blocks);
+        jobs.extend(self.placer.policy.plan(&space, &catalog, left));
         let mut total = 0;
         let mut shown = Vec::with_capacity(jobs.len());
         for mut job in jobs {
@@ -171,7 +223,7 @@ impl<'k> Mover<'k> {
     }
 
     fn carry_job(&self, job: &mut Job) -> u64 {
-        let need: u64 = job.moves.iter().map(|moved| u64::from(moved.len)).sum();
+        let need = job.blocks();
         if need == 0 {
             return 0;
         }
@@ -224,7 +276,10 @@ impl<'k> Mover<'k> {
                     let bad = job.moves[at];
                     tracing::error!(at = ?bad.at, "data cannot be moved: {error}");
                     self.store.note_damage(&error);
-                    self.placer.policy.failed(&bad);
+                    match job.cause {
+                        Cause::Pinned => self.placer.pins.failed(&bad),
+                        _ => self.placer.policy.failed(&bad),
+                    }
                     at += 1;
                     most = TX_MOVES;
                 }

@@ -5,7 +5,7 @@
 //! operation that needs another holds it as a field, and only one from an earlier line:
 //! - `rows`, `map`, `status`, `watch` need no other;
 //! - `digest`, `read`;
-//! - `holds`, `log`, `migrate`, `teardown`;
+//! - `holds`, `log`, `migrate`, `pin`, `teardown`;
 //! - `recovery`, `release`, `reserve`, `sharing`, `sync`;
 //! - `acquire`, `lifecycle`;
 //! - `forward`, `handshake`, `numbers`.
@@ -20,6 +20,7 @@ pub(crate) mod log;
 pub(crate) mod map;
 pub(crate) mod migrate;
 pub(crate) mod numbers;
+pub(crate) mod pin;
 pub(crate) mod read;
 pub(crate) mod recovery;
 pub(crate) mod release;

@@ -1,7 +1,7 @@
 //! Uses of data, per tier and range: of a file, or of the shared blocks, whose uses by all their owners count
 //! together. Owns order and bounds of this memory; draws no conclusions.
 
-use super::{At, Use};
+use super::{At, Reads, Use};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use varve_format::{FileBlock, InodeKey, Tier};
@@ -151,6 +151,15 @@ impl Heat {
 
     pub(super) fn knows(&self, tier: Tier, id: RangeId) -> bool {
         self.tiers[tier as usize].ranges.contains_key(&id)
+    }
+
+    /// Returns the reads of a range on a tier.
+    pub(super) fn reads(&self, tier: Tier, id: RangeId) -> Reads {
+        let warmth = self.tiers[tier as usize].ranges.get(&id);
+        warmth.map_or(Reads::default(), |warmth| Reads {
+            blocks: warmth.read,
+            steps: warmth.steps,
+        })
     }
 
     /// Notes that a range with `present` blocks on a tier was used in a step, `read` blocks of it through the

@@ -3,7 +3,7 @@
 //! of their own, which all their owners use. Knows nothing of how data moves.
 
 use super::heat::{Heat, RANGE_BLOCKS, RangeId, Space, Uses};
-use super::{At, Catalog, Cause, Job, Move, Placement, Use};
+use super::{At, Catalog, Cause, Job, Move, Placement, Reads, Use};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use varve_format::{BlockNo, FileBlock, Ino, InodeKey, Tier};
@@ -40,14 +40,14 @@ impl Marks {
 
 /// Fill level of a tier, for data.
 #[derive(Debug, Clone, Copy)]
-struct Fill {
+pub(super) struct Fill {
     usable: u64,
     left: u64,
 }
 
 impl Fill {
     /// `freed` counts freed blocks that may not be reused yet as free.
-    fn of(tier: Tier, stats: &TierStats, freed: bool) -> Self {
+    pub(super) fn of(tier: Tier, stats: &TierStats, freed: bool) -> Self {
         let kept = match tier {
             Tier::Nvm => stats.kept,
             Tier::Ssd | Tier::Hdd => stats.unit_blocks,
@@ -63,12 +63,12 @@ impl Fill {
         self.usable.saturating_sub(self.left)
     }
 
-    fn percent(self) -> u64 {
+    pub(super) fn percent(self) -> u64 {
         (self.used() * 100).checked_div(self.usable).unwrap_or(100)
     }
 
     /// Returns the number of blocks until the tier is `mark` percent full.
-    fn below(self, mark: u64) -> u64 {
+    pub(super) fn below(self, mark: u64) -> u64 {
         (self.usable * mark / 100).saturating_sub(self.used())
     }
 
@@ -173,12 +173,16 @@ impl Placement for Hierarchy {
         for pair in tiers.windows(2).rev() {
             let job = state.down(pair[0], pair[1], self.marks, space, catalog, left);
             if let Some(job) = job {
-                left -= blocks(&job.moves);
+                left -= job.blocks();
                 jobs.push(job);
             }
         }
         jobs.extend(state.up(&tiers, self.marks, space, catalog, left));
         jobs
+    }
+
+    fn reads(&self, at: At, tier: Tier) -> Reads {
+        self.state.lock().heat.reads(tier, RangeId::of(at))
     }
 
     fn moved(&self, job: &Job, moved: &Move) {
@@ -374,7 +378,7 @@ impl State {
             self.oldest(from, want, &mut looks, catalog, &mut job.moves);
         }
         if job.moves.is_empty() && want > 0 && looks > 0 {
-            job.waiting = Some("waiting: nothing but metadata is left to move".into());
+            job.waiting = Some("waiting: nothing but metadata and pinned data is left".into());
         }
         Some(job)
     }

@@ -1,7 +1,7 @@
 //! The policy in use, its jobs for operators, and the numbers of moved blocks. Moves nothing (`ops::migrate`
 //! does).
 
-use super::{Cause, Placement};
+use super::{Cause, Pins, Placement};
 use crate::bell::Bell;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -30,6 +30,7 @@ impl fmt::Display for PlacementStatus {
             Cause::Full => "cold data",
             Cause::Warm => "warm data",
             Cause::Metadata => "cold metadata",
+            Cause::Pinned => "pinned data",
         };
         let Self { from, to, .. } = self;
         write!(
@@ -48,6 +49,8 @@ impl fmt::Display for PlacementStatus {
 pub(crate) struct Placer {
     /// Decides where new data goes, and which data moves.
     pub(crate) policy: Box<dyn Placement>,
+    /// Operators' wishes, which come first.
+    pub(crate) pins: Pins,
     /// Serializes steps; requests never wait for it.
     pub(crate) turn: Mutex<()>,
     /// A leaf of the lock order.
@@ -60,9 +63,11 @@ pub(crate) struct Placer {
 }
 
 impl Placer {
-    pub(crate) fn new(policy: Box<dyn Placement>) -> Self {
+    /// Tiers take pinned data until they are `high` percent full.
+    pub(crate) fn new(policy: Box<dyn Placement>, high: u64) -> Self {
         Self {
             policy,
+            pins: Pins::new(high),
             turn: Mutex::default(),
             jobs: Mutex::default(),
             moved: Default::default(),

@@ -1,12 +1,15 @@
 //! Placement over the tiers: targets of new data, and later moves. A policy ([`Hierarchy`]) decides and moves
-//! nothing; the mover carries its jobs out through store transactions and decides nothing.
+//! nothing; the mover carries its jobs out through store transactions and decides nothing. Operators' pins
+//! ([`Pins`]) come before the policy.
 
 mod heat;
 mod hierarchy;
 pub(crate) mod jobs;
+mod pins;
 
 pub use hierarchy::{Hierarchy, Marks};
 pub use jobs::PlacementStatus;
+pub use pins::{PinnedFiles, Pins};
 
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -24,14 +27,23 @@ pub enum Use {
     Written,
 }
 
+/// Reads of a part of a file through the daemon, or by sessions that map it. Older ones count half.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Reads {
+    /// Blocks of 4 KiB.
+    pub blocks: u64,
+    /// Steps of placement in which there were reads.
+    pub steps: u32,
+}
+
 /// The pool's files, for a policy.
 pub trait Catalog {
     /// Returns regular files with numbers from `from` on, at most `most`, and where to continue; `None`:
     /// there are no more. Several calls together do not show one consistent state.
     fn files(&self, from: Ino, most: usize) -> (Vec<InodeKey>, Option<Ino>);
 
-    /// Returns the extents of a file from a block on, at most `most`; none if the file is gone or must not be
-    /// moved now.
+    /// Returns the extents of a file from a block on, at most `most`, without those that a pin holds; none if
+    /// the file is gone or must not be moved now.
     fn extents(&self, key: InodeKey, from: FileBlock, most: usize) -> Vec<MappedPart>;
 
     /// Returns the shared blocks with these numbers, at most `most` runs.
@@ -79,6 +91,8 @@ pub enum Cause {
     Warm,
     /// They are unused metadata, and there is little room for more.
     Metadata,
+    /// An operator wants them on another tier.
+    Pinned,
 }
 
 /// Moves from one tier to another.
@@ -96,6 +110,14 @@ pub struct Job {
     pub waiting: Option<String>,
 }
 
+impl Job {
+    /// Blocks of its moves.
+    #[must_use]
+    pub fn blocks(&self) -> u64 {
+        self.moves.iter().map(|moved| u64::from(moved.len)).sum()
+    }
+}
+
 /// Decides where data goes; moves nothing. Called from many threads.
 pub trait Placement: Send + Sync {
     /// Returns the target of `bytes` of new data of an inode. Tiers with `space.tiers[t].total` of 0 do not
@@ -108,6 +130,11 @@ pub trait Placement: Send + Sync {
     /// Returns the jobs to do now, with at most `most` blocks in all, and jobs that wait.
     fn plan(&self, _space: &SpaceStats, _catalog: &dyn Catalog, _most: u64) -> Vec<Job> {
         Vec::new()
+    }
+
+    /// Returns the reads of the data around a block, which is on `tier`.
+    fn reads(&self, _at: At, _tier: Tier) -> Reads {
+        Reads::default()
     }
 
     /// Notes that a move of the last plan was done.

@@ -24,7 +24,7 @@ pub use unshare::Unshared;
 use crate::seeded::{Bug, armed};
 use crate::{DirItem, Progress, Result, StoreError};
 use varve_format::inode::{INODES_PER_BLOCK, Inode, InodeSlot};
-use varve_format::{FileKind, Ino, InodeAttr, InodeKey, MODE_KIND_MASK, SYMLINK_MAX, TxId};
+use varve_format::{FileKind, Ino, InodeAttr, InodeKey, MODE_KIND_MASK, Pin, SYMLINK_MAX, TxId};
 
 /// A transaction: sees its own changes, which are visible to others only after [`commit`](Self::commit).
 /// Dropped, it leaves no trace.
@@ -213,6 +213,26 @@ impl Tx<'_> {
             } else if inode.attr.nlink > 0 && old.nlink == 0 && !core.has_tail(&inode)? {
                 core.orphan_remove(&mut inode)?;
             }
+            core.put(&inode)
+        })
+    }
+
+    /// Returns an inode's pin.
+    ///
+    /// # Errors
+    /// `NoInode`, or damage.
+    pub fn pin(&self, ino: Ino) -> Result<Pin> {
+        Ok(self.core.reader().get(ino)?.pin)
+    }
+
+    /// Sets an inode's pin.
+    ///
+    /// # Errors
+    /// `NoInode`, or damage.
+    pub fn set_pin(&mut self, ino: Ino, pin: Pin) -> Result<()> {
+        self.guard(|core| {
+            let mut inode = core.reader().get(ino)?;
+            inode.pin = pin;
             core.put(&inode)
         })
     }

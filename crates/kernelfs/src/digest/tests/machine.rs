@@ -4,6 +4,7 @@ use crate::digest::{
     Applied, BatchLimit, Client, Digested, Environment, GatherLimits, Hierarchy, Leases, SessionLog, Source,
     digest,
 };
+use crate::placement::Pins;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use varve_format::log::{CHUNK_BYTES, crc_seed, entry_crc, entry_size, payload_crc};
@@ -64,6 +65,7 @@ pub(super) struct Machine {
     pub(super) leases: AllLeases,
     pub(super) reader: SessionLog,
     placement: Hierarchy,
+    pins: Pins,
     /// User of the session, if it has no privilege.
     pub(super) unprivileged: Option<u32>,
     pub(super) dedup_scope: crate::config::DedupScope,
@@ -137,6 +139,7 @@ impl Machine {
             leases: AllLeases::default(),
             reader: SessionLog::new(S),
             placement: Hierarchy::default(),
+            pins: Pins::new(95),
             unprivileged: None,
             dedup_scope: crate::config::DedupScope::User,
             seq: 1,
@@ -208,6 +211,7 @@ impl Machine {
         Environment {
             leases: &self.leases,
             placement: &self.placement,
+            pins: &self.pins,
             now_ns: NOW,
             dedup_scope: self.dedup_scope,
         }

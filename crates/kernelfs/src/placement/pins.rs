@@ -1,0 +1,250 @@
+//! Pins: where operators want the data of files (`varve pin`, `varve exclude`). Owns the target of new data
+//! of pinned files and the search for their data on other tiers; moves nothing. Policies do not see the data
+//! of pinned files.
+//!
+//! A pin never refuses a write: without room below the high mark of its tier, new data goes where the policy
+//! puts it, and comes back when there is room. Blocks that files share are the policy's: they move for all
+//! their owners, and these may have different pins.
+
+use super::hierarchy::Fill;
+use super::{At, Cause, Job, Move};
+use parking_lot::Mutex;
+use std::collections::BTreeSet;
+use varve_format::{BlockNo, FileBlock, Ino, InodeKey, Pin, Tier};
+use varve_store::{DataTarget, MappedPart, SpaceStats};
+
+/// Files asked for at once.
+const FILES: usize = 256;
+/// Extents asked for at once.
+const EXTENTS: usize = 128;
+/// Most files and extents checked in one step.
+const LOOKS: usize = 4096;
+/// Most blocks of one move.
+const MOVE_BLOCKS: u64 = 256;
+/// Most runs remembered whose data cannot be read.
+const BAD_MAX: usize = 4096;
+/// Steps between two passes: new data of a pinned file may have gone elsewhere.
+const PASS_STEPS: u64 = 600;
+
+/// The pinned inodes of a pool.
+pub trait PinnedFiles {
+    /// Returns inodes with a pin, directories too, with numbers from `from` on, at most `most`, and where to
+    /// continue; `None`: there are no more.
+    fn pinned(&self, from: Ino, most: usize) -> (Vec<(InodeKey, Pin)>, Option<Ino>);
+
+    /// Returns the extents of a regular file from a block on, at most `most`; none if the file is gone or
+    /// must not be moved now.
+    fn extents(&self, key: InodeKey, from: FileBlock, most: usize) -> Vec<MappedPart>;
+}
+
+/// State of the search.
+#[derive(Debug, Default)]
+struct Search {
+    ino: Ino,
+    block: FileBlock,
+    /// This pass has seen a pin.
+    seen: bool,
+    step: u64,
+    /// The step at which the next pass begins, if none is under way.
+    rests_until: Option<u64>,
+    bad: BTreeSet<At>,
+}
+
+/// The pins of a pool.
+#[derive(Debug)]
+pub struct Pins {
+    /// Fill level, in percent, up to which a tier takes pinned data.
+    high: u64,
+    search: Mutex<Search>,
+}
+
+impl Pins {
+    /// Tiers take pinned data until they are `high` percent full.
+    #[must_use]
+    pub fn new(high: u64) -> Self {
+        Self {
+            high,
+            search: Mutex::default(),
+        }
+    }
+
+    /// Returns the target of `bytes` of new data; `None`: the policy decides.
+    #[must_use]
+    pub fn target(&self, pin: Pin, bytes: u64, space: &SpaceStats) -> Option<DataTarget> {
+        let tier = pin.tier()?;
+        let blocks = bytes.div_ceil(varve_format::BLOCK_BYTES);
+        (self.room(tier, space) > blocks).then(|| DataTarget::prefer(tier).with_reserve())
+    }
+
+    /// Blocks that a tier still takes.
+    fn room(&self, tier: Tier, space: &SpaceStats) -> u64 {
+        let stats = &space.tiers[tier as usize];
+        if stats.total == 0 {
+            return 0;
+        }
+        Fill::of(tier, stats, false).below(self.high)
+    }
+
+    /// Pins have changed: a new pass begins with the next step.
+    pub fn changed(&self) {
+        let mut search = self.search.lock();
+        search.bad.clear();
+        search.begin();
+    }
+
+    /// A move of the last plan can never be done: its data cannot be read.
+    pub fn failed(&self, failed: &Move) {
+        let mut search = self.search.lock();
+        if search.bad.len() < BAD_MAX {
+            search.bad.insert(failed.at);
+        }
+    }
+
+    /// Returns the moves of pinned data to its tiers, at most `most` blocks, and jobs that wait.
+    pub fn plan(&self, space: &SpaceStats, files: &dyn PinnedFiles, most: u64) -> Vec<Job> {
+        let mut search = self.search.lock();
+        search.step += 1;
+        if let Some(until) = search.rests_until {
+            if search.step < until {
+                return Vec::new();
+            }
+            search.begin();
+        }
+        let room = Tier::ALL.map(|tier| self.room(tier, space));
+        let mut plan = Plan {
+            space,
+            room,
+            left: most,
+            looks: LOOKS,
+            jobs: Vec::new(),
+        };
+        while plan.looks > 0 && plan.left > 0 {
+            let (pinned, next) = files.pinned(search.ino, FILES);
+            plan.looks = plan.looks.saturating_sub(FILES);
+            for (key, pin) in pinned {
+                search.go_to(key.ino, false);
+                search.seen = true;
+                if let Some(tier) = pin.tier()
+                    && !search.file(key, tier, files, &mut plan)
+                {
+                    return plan.jobs;
+                }
+            }
+            match next {
+                Some(next) => search.go_to(next, true),
+                None => {
+                    search.end();
+                    break;
+                }
+            }
+        }
+        plan.jobs
+    }
+}
+
+/// What one step may do, and its jobs.
+struct Plan<'s> {
+    space: &'s SpaceStats,
+    room: [u64; 3],
+    left: u64,
+    looks: usize,
+    jobs: Vec<Job>,
+}
+
+impl Plan<'_> {
+    /// The job between two tiers.
+    fn job(&mut self, from: Tier, to: Tier) -> &mut Job {
+        let same = |job: &Job| (job.from, job.to) == (from, to);
+        let at = self.jobs.iter().position(same).unwrap_or(self.jobs.len());
+        if at == self.jobs.len() {
+            self.jobs.push(Job {
+                from,
+                to,
+                cause: Cause::Pinned,
+                moves: Vec::new(),
+                waiting: None,
+            });
+        }
+        &mut self.jobs[at]
+    }
+
+    /// Adds moves of an extent's blocks to a tier. Returns the number of blocks that this step is done with.
+    fn add(&mut self, key: InodeKey, part: &MappedPart, to: Tier, bad: &BTreeSet<At>) -> u64 {
+        let (from, len) = (part.extent.tier, u64::from(part.extent.len));
+        let mut done = 0;
+        while done < len && self.left > 0 {
+            let blocks = (len - done).min(MOVE_BLOCKS).min(self.left);
+            let at = At::File(key, FileBlock(part.extent.file_block.0 + done));
+            if self.room[to as usize] < blocks {
+                let stats = &self.space.tiers[to as usize];
+                let waits = match stats.total {
+                    0 => format!("waiting: this pool has no {}", to.name()),
+                    _ => format!(
+                        "waiting: {} {} % full",
+                        to.name(),
+                        Fill::of(to, stats, false).percent()
+                    ),
+                };
+                self.job(from, to).waiting = Some(waits);
+                return len;
+            }
+            if !bad.contains(&at) {
+                self.left -= blocks;
+                self.room[to as usize] -= blocks;
+                self.job(from, to).moves.push(Move {
+                    at,
+                    len: blocks as u32,
+                    block: BlockNo(part.extent.block.0 + done),
+                });
+            }
+            done += blocks;
+        }
+        done
+    }
+}
+
+impl Search {
+    fn begin(&mut self) {
+        (self.ino, self.block, self.seen) = (Ino(0), FileBlock(0), false);
+        self.rests_until = None;
+    }
+
+    /// A pass has ended. Without pins there is nothing to search for until one is set.
+    fn end(&mut self) {
+        let rest = if self.seen { PASS_STEPS } else { u64::MAX };
+        self.rests_until = Some(self.step.saturating_add(rest));
+    }
+
+    /// Continues with an inode; from its first block if it is another one, or `anew`.
+    fn go_to(&mut self, ino: Ino, anew: bool) {
+        if self.ino != ino || anew {
+            (self.ino, self.block) = (ino, FileBlock(0));
+        }
+    }
+
+    /// Plans the moves of one file. False: the step has done its part, and the next one continues here.
+    fn file(&mut self, key: InodeKey, to: Tier, files: &dyn PinnedFiles, plan: &mut Plan<'_>) -> bool {
+        loop {
+            let parts = files.extents(key, self.block, EXTENTS);
+            if parts.is_empty() {
+                self.go_to(Ino(key.ino.0 + 1), true);
+                return true;
+            }
+            for part in &parts {
+                if plan.looks == 0 || plan.left == 0 {
+                    return false;
+                }
+                plan.looks -= 1;
+                let moves = part.number.is_none() && part.extent.tier != to;
+                let done = match moves {
+                    true => plan.add(key, part, to, &self.bad),
+                    false => part.extent.len.into(),
+                };
+                self.block = FileBlock(part.extent.file_block.0 + done);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
