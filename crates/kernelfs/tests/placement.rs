@@ -7,9 +7,10 @@ mod common;
 use common::{Client, ROOT, World};
 use varve_format::log::CHUNK_BYTES;
 use varve_format::seeded::{Bug, arm};
-use varve_format::{BLOCK_BYTES, FileBlock, Ino, InodeKey, LogOp, Tier};
-use varve_ipc::{Link, Request, Response, Upcall};
-use varve_kernelfs::{Config, KernelFs};
+use varve_format::{BLOCK_BYTES, FileBlock, Ino, InodeKey, LogOp, Pin, PinTo, Tier};
+use varve_ipc::{Admin, IpcError, Link, Peer, Request, Response, Upcall};
+use varve_kernelfs::placement::Cause;
+use varve_kernelfs::{Config, KernelFs, PinsSet, PlacementStatus};
 use varve_media::sim::Crash;
 use varve_store::ShareRange;
 
@@ -345,4 +346,195 @@ fn crash_in_a_migration_leaves_every_file_whole() {
             sound(&after.kernel);
         }
     }
+}
+
+const fn on(tier: Tier, own: bool) -> Pin {
+    Pin {
+        to: PinTo::Tier(tier),
+        own,
+    }
+}
+
+fn set_pin(kernel: &KernelFs, keys: &[InodeKey], pin: Pin) -> Result<PinsSet, IpcError> {
+    let asked = Admin::Pin {
+        keys: keys.to_vec(),
+        pin,
+        over_own: pin.own,
+    };
+    match kernel.admin_request(Peer::this_process(), asked)? {
+        Response::Json(json) => Ok(serde_json::from_str(&json).unwrap()),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn pin_of(kernel: &KernelFs, key: InodeKey) -> Pin {
+    kernel.store().get_key(key).unwrap().pin
+}
+
+#[test]
+fn what_is_made_in_a_pinned_directory_is_pinned_and_what_leaves_it_is_not() {
+    let world = world();
+    let kernel = &world.kernel;
+    set_pin(kernel, &[ROOT], on(Tier::Hdd, true)).unwrap();
+    let mut client = world.client();
+    client.write_lease(ROOT);
+    let keys: Vec<InodeKey> = client.alloc(3).into_iter().map(|(key, _)| key).collect();
+    let [file, dir, inner] = keys[..] else { panic!() };
+    let make = |dir, name, key, mode| LogOp::Create {
+        dir,
+        name,
+        key,
+        mode,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        target: b"",
+    };
+    // All in one batch, with data.
+    client.log_op(&make(ROOT, b"f", file, 0o100_644));
+    client.log_op(&make(ROOT, b"d", dir, 0o040_755));
+    client.log_op(&make(dir, b"g", inner, 0o100_644));
+    for key in [file, inner] {
+        client.log_op(&LogOp::Write {
+            key,
+            offset: 0,
+            data: &[7; 20_000],
+        });
+    }
+    kernel.digest_all().unwrap();
+    for key in keys {
+        assert_eq!(pin_of(kernel, key), on(Tier::Hdd, false));
+    }
+    assert_eq!(blocks_on(kernel, file.ino, Tier::Hdd), 5);
+    assert_eq!(blocks_on(kernel, inner.ino, Tier::Hdd), 5);
+
+    // A pin of its own stays with a file; another one is that of the directory where it is.
+    set_pin(kernel, &[dir], Pin::NONE).unwrap();
+    let rename = |name, key, from, to| LogOp::Rename {
+        dir: from,
+        name,
+        key,
+        new_dir: to,
+        new_name: name,
+        victim: None,
+        exchange: false,
+    };
+    client.log_op(&rename(b"f", file, ROOT, dir));
+    client.log_op(&rename(b"g", inner, dir, ROOT));
+    kernel.digest_all().unwrap();
+    assert_eq!(pin_of(kernel, file), Pin::NONE);
+    assert_eq!(pin_of(kernel, inner), on(Tier::Hdd, false));
+    set_pin(kernel, &[file], on(Tier::Ssd, true)).unwrap();
+    client.log_op(&rename(b"f", file, dir, ROOT));
+    kernel.digest_all().unwrap();
+    assert_eq!(pin_of(kernel, file), on(Tier::Ssd, true));
+    let kept = set_pin(kernel, &[file, inner], on(Tier::Nvm, false)).unwrap();
+    assert_eq!((kept.set, kept.kept), (1, vec![file]));
+    settle(kernel);
+    assert_eq!(blocks_on(kernel, file.ino, Tier::Ssd), 5);
+    assert_eq!(blocks_on(kernel, inner.ino, Tier::Nvm), 5);
+    sound(kernel);
+}
+
+#[test]
+fn full_tier_takes_pinned_data_when_others_have_made_room() {
+    let world = world();
+    let kernel = &world.kernel;
+    // The policy has filled the SSD to its mark.
+    let (mut files, mut cold) = (Vec::new(), Vec::new());
+    while cold.len() < 12 {
+        files.push(make(kernel, files.len() as u64).unwrap());
+        settle(kernel);
+        let on_disk = |key: &&InodeKey| blocks_on(kernel, key.ino, Tier::Hdd) == 256;
+        cold = files.iter().filter(on_disk).copied().collect();
+    }
+    set_pin(kernel, &cold, on(Tier::Ssd, true)).unwrap();
+    settle(kernel);
+    for key in &cold {
+        assert_eq!(
+            blocks_on(kernel, key.ino, Tier::Ssd),
+            256,
+            "{:?}",
+            kernel.status().placement
+        );
+    }
+    // More than it can hold: the rest waits, and says why.
+    set_pin(kernel, &files, on(Tier::Ssd, true)).unwrap();
+    settle(kernel);
+    let placement = kernel.status().placement;
+    let waits = |job: &PlacementStatus| job.cause == Cause::Pinned && job.waiting.is_some();
+    assert!(placement.iter().any(waits), "{placement:?}");
+    let ssd = kernel.store().space().tiers[Tier::Ssd as usize];
+    assert!(ssd.free * 100 / ssd.total >= 4, "{ssd:?}");
+    for (seed, key) in (0..).zip(&files) {
+        content_is_right(kernel, *key, seed);
+    }
+    // The policy moves nothing of it away.
+    let left = || -> u64 {
+        files
+            .iter()
+            .map(|key| blocks_on(kernel, key.ino, Tier::Ssd))
+            .sum()
+    };
+    let before = left();
+    settle(kernel);
+    assert_eq!(left(), before);
+    sound(kernel);
+}
+
+#[test]
+fn pins_are_there_after_a_crash_when_they_are_acknowledged() {
+    let world = world();
+    let keys: Vec<_> = (0..6)
+        .map(|number| make(&world.kernel, number).unwrap())
+        .collect();
+    let pin = on(Tier::Hdd, true);
+    let (recording, set) = world.sim.record(|| set_pin(&world.kernel, &keys, pin));
+    assert_eq!(set.unwrap().set, 6);
+    let points = recording.durability_points();
+    let last = points.last().unwrap().index;
+    let mut unset = 0;
+    for (at, point) in points.iter().enumerate() {
+        for crash in [Crash::PowerNone, Crash::PowerSeeded(at as u64), Crash::Kill] {
+            let image = recording.image(point.index, crash).into_world();
+            let after = World::start_on(image, &world.config);
+            let pins: Vec<_> = keys.iter().map(|key| pin_of(&after.kernel, *key)).collect();
+            // In one transaction: all or none.
+            assert!(pins.iter().all(|one| *one == pins[0]), "{pins:?}");
+            assert!([pin, Pin::NONE].contains(&pins[0]));
+            if point.index == last {
+                assert_eq!(pins[0], pin);
+            }
+            unset += u64::from(pins[0] == Pin::NONE);
+            settle(&after.kernel);
+            let on_disk = blocks_on(&after.kernel, keys[0].ino, Tier::Hdd);
+            assert_eq!(on_disk, if pins[0] == pin { 256 } else { 0 });
+            sound(&after.kernel);
+        }
+    }
+    assert!(unset > 0);
+}
+
+#[test]
+fn pins_are_refused_where_they_make_no_sense() {
+    let world = World::new();
+    let kernel = &world.kernel;
+    let refused = |errno| Err(IpcError::Errno(errno));
+    assert_eq!(
+        set_pin(kernel, &[ROOT], on(Tier::Hdd, true)),
+        refused(libc::ENXIO)
+    );
+    let many = vec![ROOT; varve_ipc::PINS_MAX + 1];
+    assert_eq!(set_pin(kernel, &many, on(Tier::Nvm, true)), refused(libc::EINVAL));
+    let gone = set_pin(kernel, &[InodeKey::new(40, 3)], on(Tier::Nvm, true)).unwrap();
+    assert_eq!((gone.set, gone.gone), (0, 1));
+    let asked = Admin::Pin {
+        keys: vec![ROOT],
+        pin: on(Tier::Nvm, true),
+        over_own: true,
+    };
+    assert_eq!(
+        kernel.admin_request(common::stranger(), asked),
+        Err(IpcError::Errno(libc::EPERM))
+    );
 }

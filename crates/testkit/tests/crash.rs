@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::Write;
 use std::sync::{Mutex, PoisonError};
+use varve_format::Tier;
 use varve_media::sim::SimMedium;
 use varve_testkit::crash::{
     Act, Effort, Flavour, Job, Known, Script, Strain, Syncs, Tally, explore_or_shrink, sequence, shared,
@@ -601,6 +602,43 @@ fn tiers_that_the_products_policy_fills_and_empties_are_whole_when_it_crashes() 
     assert!(sum.by_activity["migration"] > 100, "{sum:?}");
     on_both(&sum, "migration", 40);
     assert!(sum.promoted > 20 && sum.moved > 5 * sum.promoted, "{sum:?}");
+}
+
+#[test]
+fn pinned_files_are_whole_when_it_crashes() {
+    let mut jobs = Vec::new();
+    for medium in [SimMedium::Dax, SimMedium::File] {
+        let script = Script {
+            before: [setup(true), filled(0..4, 2)].concat(),
+            acts: [
+                vec![Act::Pin(Tier::Ssd), Act::Place],
+                ops(&[write("n0", 5000, 9000, 93), Op::Mkdir(vec!["pinned"])]),
+                vec![Act::Op(Op::Create(vec!["pinned", "g"])), Act::Digest, Act::Place],
+                // Half of it has moved when it is to go elsewhere; what is shared by no one goes again.
+                ops(&[
+                    write("n1", 0, 5000, 94),
+                    Op::Rename(vec!["n2"], vec!["pinned", "n2"]),
+                ]),
+                vec![Act::Pin(Tier::Hdd), Act::Digest, Act::Place, Act::Checkpoint],
+                ops(&[Op::Unlink(vec!["n3"])]),
+                vec![Act::Place, Act::Pin(Tier::Nvm), Act::Place, Act::Tick],
+            ]
+            .concat(),
+        };
+        jobs.push((script, brim(medium), effort(Effort::thorough(seed()))));
+        for run in 0..2 * scale() {
+            let seed = seed() * 1000 + run;
+            let mut script = shared(seed, 2, 20, Flavour::Moving);
+            for (number, tier) in Tier::ALL.into_iter().enumerate() {
+                let at = script.acts.len() * (number + 1) / 4;
+                script.acts.insert(at, Act::Pin(tier));
+            }
+            jobs.push((script, brim(medium), effort(Effort::ordinary(seed))));
+        }
+    }
+    let sum = explore("pinned files", &jobs);
+    assert!(sum.by_activity["pinning"] > 20, "{sum:?}");
+    assert!(sum.moved > 100, "{sum:?}");
 }
 
 #[test]

@@ -93,7 +93,7 @@ impl PlanExecutor<'_, '_> {
             self.make(inode)?;
         }
         for name in &plan.names {
-            self.name(name)?;
+            self.name(plan, name)?;
         }
         for inode in &plan.inodes {
             match inode.fate {
@@ -137,7 +137,7 @@ impl PlanExecutor<'_, '_> {
         Ok(())
     }
 
-    fn name(&mut self, change: &NameChange) -> Result<(), CommitFailure> {
+    fn name(&mut self, plan: &Plan<'_>, change: &NameChange) -> Result<(), CommitFailure> {
         self.room()?;
         match (change.old, change.new) {
             (Some(_), None) => {
@@ -150,14 +150,18 @@ impl PlanExecutor<'_, '_> {
             (None, None) => {}
         }
         if let Some((key, _)) = change.new {
-            self.inherit_pin(change.dir, key.ino)?;
+            let made = plan
+                .inodes
+                .binary_search_by_key(&key.ino, |inode| inode.attr.key.ino);
+            let made = made.is_ok_and(|at| plan.inodes[at].fate == Fate::Made);
+            self.inherit_pin(change.dir, key.ino, made)?;
         }
         Ok(())
     }
 
     /// Gives an inode the pin of the directory where it got a name. With several names that of the last one
     /// counts.
-    fn inherit_pin(&mut self, dir: Ino, ino: Ino) -> Result<(), StoreError> {
+    fn inherit_pin(&mut self, dir: Ino, ino: Ino, made: bool) -> Result<(), StoreError> {
         let of_dir = match self.dir_pin {
             Some((known, pin)) if known == dir => pin,
             _ => self.tx.pin(dir)?,
@@ -166,6 +170,7 @@ impl PlanExecutor<'_, '_> {
         let pin = self.tx.pin(ino)?;
         if !pin.own && pin != of_dir.inherited() {
             self.tx.set_pin(ino, of_dir.inherited())?;
+            self.applied.pinned |= !made;
             self.dir_pin = None;
         }
         Ok(())

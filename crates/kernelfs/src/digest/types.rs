@@ -118,6 +118,8 @@ pub struct Applied {
     /// Files whose mapped blocks were replaced or freed: direct readers must forget their extents before the
     /// blocks are used again.
     pub remapped: Vec<InodeKey>,
+    /// Inodes with data got another pin.
+    pub pinned: bool,
     /// Holds that a log gave up (last close after the last name was removed).
     pub unheld: Vec<(SessionId, InodeKey)>,
     /// Reserved blocks used up, to be given back.

@@ -107,6 +107,7 @@ pub(crate) struct TakeOver<'k> {
     core: Core<'k>,
     segments: &'k Segments,
     counters: &'k Counters,
+    placer: &'k Placer,
 }
 
 impl<'k> TakeOver<'k> {
@@ -116,6 +117,7 @@ impl<'k> TakeOver<'k> {
             core: Core::of(kernel),
             segments: &kernel.segments,
             counters: &kernel.counters,
+            placer: &kernel.placer,
         }
     }
 
@@ -124,6 +126,10 @@ impl<'k> TakeOver<'k> {
     pub(crate) fn take_over(&self, applied: &Applied) -> Vec<RowChange> {
         let until_ms = self.core.now_ms() + self.core.env.config.lease_ms;
         self.counters.add(&applied.counts);
+        if applied.pinned {
+            self.placer.pins.changed();
+            self.placer.bell.ring();
+        }
         // A hostile log may hold thousands of bad transactions.
         for (session, refused) in applied.refused.iter().take(8) {
             tracing::warn!(%session, seq = %refused.seq, "a transaction was refused: {}", refused.why);

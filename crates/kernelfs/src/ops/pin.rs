@@ -103,8 +103,6 @@ impl<'k> Pinning<'k> {
                 .map_err(|error| self.core.refused(&error))?;
             rest = rest.get(done..).unwrap_or_default();
         }
-        self.placer.pins.changed();
-        self.placer.bell.ring();
         Ok(result)
     }
 
@@ -150,6 +148,7 @@ impl<'k> Pinning<'k> {
         let tx = tx.commit()?;
         let changes = self.take_over.take_over(&Applied {
             tx,
+            pinned: true,
             ..Applied::default()
         });
         debug_assert!(changes.is_empty(), "a pin frees no inode");

@@ -44,9 +44,17 @@ struct Search {
     block: FileBlock,
     /// This pass has seen a pin.
     seen: bool,
+    /// Pins have changed since it began.
+    again: bool,
     step: u64,
-    /// The step at which the next pass begins, if none is under way.
+    /// The step at which the next pass begins, if none is under way; it begins earlier when a tier of `waits`
+    /// has room again.
     rests_until: Option<u64>,
+    /// Tiers without room for data that is pinned to them, as the last pass has found.
+    waits: [bool; 3],
+    /// Jobs without moves: what the last pass has found to wait, and what this one has.
+    told: Vec<Job>,
+    found: Vec<Job>,
     bad: BTreeSet<At>,
 }
 
@@ -73,7 +81,12 @@ impl Pins {
     pub fn target(&self, pin: Pin, bytes: u64, space: &SpaceStats) -> Option<DataTarget> {
         let tier = pin.tier()?;
         let blocks = bytes.div_ceil(varve_format::BLOCK_BYTES);
-        (self.room(tier, space) > blocks).then(|| DataTarget::prefer(tier).with_reserve())
+        if self.room(tier, space) > blocks {
+            return Some(DataTarget::prefer(tier).with_reserve());
+        }
+        // It follows when there is room.
+        self.search.lock().waits[tier as usize] = true;
+        None
     }
 
     /// Blocks that a tier still takes.
@@ -85,11 +98,11 @@ impl Pins {
         Fill::of(tier, stats, false).below(self.high)
     }
 
-    /// Pins have changed: a new pass begins with the next step.
+    /// Pins have changed: a pass begins with the next step, or when the present one has ended.
     pub fn changed(&self) {
         let mut search = self.search.lock();
         search.bad.clear();
-        search.begin();
+        search.again = true;
     }
 
     /// A move of the last plan can never be done: its data cannot be read.
@@ -104,20 +117,29 @@ impl Pins {
     pub fn plan(&self, space: &SpaceStats, files: &dyn PinnedFiles, most: u64) -> Vec<Job> {
         let mut search = self.search.lock();
         search.step += 1;
+        let room = Tier::ALL.map(|tier| self.room(tier, space));
         if let Some(until) = search.rests_until {
-            if search.step < until {
-                return Vec::new();
+            let has_room = |tier: Tier| search.waits[tier as usize] && room[tier as usize] > 0;
+            if search.step < until && !search.again && !Tier::ALL.into_iter().any(has_room) {
+                return search.told.clone();
             }
             search.begin();
         }
-        let room = Tier::ALL.map(|tier| self.room(tier, space));
         let mut plan = Plan {
             space,
             room,
+            waits: search.waits,
             left: most,
             looks: LOOKS,
             jobs: Vec::new(),
         };
+        Self::search(&mut search, files, &mut plan);
+        search.waits = plan.waits;
+        search.tell(plan.jobs)
+    }
+
+    /// Continues the search as far as the step may.
+    fn search(search: &mut Search, files: &dyn PinnedFiles, plan: &mut Plan<'_>) {
         while plan.looks > 0 && plan.left > 0 {
             let (pinned, next) = files.pinned(search.ino, FILES);
             plan.looks = plan.looks.saturating_sub(FILES);
@@ -125,20 +147,16 @@ impl Pins {
                 search.go_to(key.ino, false);
                 search.seen = true;
                 if let Some(tier) = pin.tier()
-                    && !search.file(key, tier, files, &mut plan)
+                    && !search.file(key, tier, files, plan)
                 {
-                    return plan.jobs;
+                    return;
                 }
             }
             match next {
                 Some(next) => search.go_to(next, true),
-                None => {
-                    search.end();
-                    break;
-                }
+                None => return search.end(),
             }
         }
-        plan.jobs
     }
 }
 
@@ -146,6 +164,8 @@ impl Pins {
 struct Plan<'s> {
     space: &'s SpaceStats,
     room: [u64; 3],
+    /// Tiers without room for data that is pinned to them.
+    waits: [bool; 3],
     left: u64,
     looks: usize,
     jobs: Vec<Job>,
@@ -173,9 +193,11 @@ impl Plan<'_> {
         let (from, len) = (part.extent.tier, u64::from(part.extent.len));
         let mut done = 0;
         while done < len && self.left > 0 {
-            let blocks = (len - done).min(MOVE_BLOCKS).min(self.left);
+            let room = self.room[to as usize];
+            let blocks = (len - done).min(MOVE_BLOCKS).min(self.left).min(room);
             let at = At::File(key, FileBlock(part.extent.file_block.0 + done));
-            if self.room[to as usize] < blocks {
+            if room == 0 {
+                self.waits[to as usize] = true;
                 let stats = &self.space.tiers[to as usize];
                 let waits = match stats.total {
                     0 => format!("waiting: this pool has no {}", to.name()),
@@ -206,13 +228,39 @@ impl Plan<'_> {
 impl Search {
     fn begin(&mut self) {
         (self.ino, self.block, self.seen) = (Ino(0), FileBlock(0), false);
-        self.rests_until = None;
+        self.again = false;
+        (self.rests_until, self.waits) = (None, [false; 3]);
+        self.found.clear();
     }
 
     /// A pass has ended. Without pins there is nothing to search for until one is set.
     fn end(&mut self) {
         let rest = if self.seen { PASS_STEPS } else { u64::MAX };
         self.rests_until = Some(self.step.saturating_add(rest));
+    }
+
+    /// Adds the jobs that wait, as far as they have no moves now; operators see them until the end of the next
+    /// pass.
+    fn tell(&mut self, mut jobs: Vec<Job>) -> Vec<Job> {
+        fn add(jobs: &mut Vec<Job>, job: &Job) {
+            let same = |other: &Job| (other.from, other.to) == (job.from, job.to);
+            if !jobs.iter().any(same) {
+                jobs.push(Job {
+                    moves: Vec::new(),
+                    ..job.clone()
+                });
+            }
+        }
+        for job in jobs.iter().filter(|job| job.waiting.is_some()) {
+            add(&mut self.found, job);
+        }
+        if self.rests_until.is_some() {
+            self.told = std::mem::take(&mut self.found);
+        }
+        for job in &self.told {
+            add(&mut jobs, job);
+        }
+        jobs
     }
 
     /// Continues with an inode; from its first block if it is another one, or `anew`.

@@ -25,6 +25,9 @@ use crate::rig::{MountNo, Rig, Shape};
 use crate::target;
 use oracle::History;
 use std::fmt::Display;
+use varve_format::inode::InodeSlot;
+use varve_format::{Ino, Pin, PinTo, Tier};
+use varve_ipc::{Admin, Peer};
 use varve_libfs::{Errno, Fs, OpenFile, OpenFlags};
 use varve_media::sim::Recording;
 
@@ -47,6 +50,8 @@ pub enum Act {
     Tick,
     /// A step of placement: data moves between tiers, and metadata is demoted.
     Place,
+    /// An operator pins everything to a tier: the root directory, for what is made in it later, and each inode.
+    Pin(Tier),
     /// A checkpoint, which empties the journal.
     Checkpoint,
     /// All sessions are sealed by force and resume.
@@ -99,6 +104,7 @@ impl Act {
             Self::Digest | Self::DigestBeside => "digest",
             Self::Tick | Self::Rest | Self::Hold(_) | Self::LetGo => "tick",
             Self::Place => "migration",
+            Self::Pin(_) => "pinning",
             Self::Read(..) => "reading",
             Self::Checkpoint => "checkpoint",
             Self::Seal | Self::SealOne(_) | Self::Amid(_) | Self::Freeze(_) | Self::Thaw(_) => "seal",
@@ -313,6 +319,33 @@ impl Stage {
         Ok(())
     }
 
+    fn pin(&mut self, tier: Tier) -> Result<(), String> {
+        let kernel = self.rig.kernel();
+        let mut keys = Vec::new();
+        kernel
+            .store()
+            .for_each_inode_from(Ino(0), &mut |_, slot| {
+                if let InodeSlot::Used(inode) = slot {
+                    keys.push(inode.attr.key);
+                }
+                true
+            })
+            .map_err(say)?;
+        let pin = Pin {
+            to: PinTo::Tier(tier),
+            own: false,
+        };
+        let asked = Admin::Pin {
+            keys,
+            pin,
+            over_own: true,
+        };
+        kernel
+            .admin_request(Peer::this_process(), asked)
+            .map_err(say)
+            .map(drop)
+    }
+
     fn place(&mut self) -> Result<(), String> {
         let kernel = self.rig.kernel();
         let promoted = || kernel.status().tiers[0].moved_in_bytes / varve_format::BLOCK_BYTES;
@@ -361,6 +394,7 @@ impl Stage {
             Act::Rest => self.rig.rest(),
             Act::Tick => self.rig.settle(),
             Act::Place => self.place()?,
+            Act::Pin(tier) => self.pin(*tier)?,
             Act::Read(session, path) => {
                 let read = target::content(&self.clients[*session].fs, path);
                 read.map_err(|errno| format!("read: {errno:?}"))?;

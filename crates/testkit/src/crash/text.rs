@@ -6,6 +6,7 @@ use crate::ops::{Op, Path};
 use crate::rig::{Policy, Shape};
 use std::fmt;
 use std::str::FromStr;
+use varve_format::Tier;
 use varve_media::sim::SimMedium;
 
 /// A text that is not a workload.
@@ -38,6 +39,7 @@ impl fmt::Display for Act {
             Self::Rest => f.write_str("rest"),
             Self::Tick => f.write_str("tick"),
             Self::Place => f.write_str("place"),
+            Self::Pin(tier) => write!(f, "pin {}", tier.name()),
             Self::Checkpoint => f.write_str("checkpoint"),
             Self::Seal => f.write_str("seal-all"),
             Self::SealOne(session) => write!(f, "seal {session}"),
@@ -126,6 +128,12 @@ impl<'t> Words<'t> {
     fn value<T: FromStr>(&mut self) -> Result<T, NotAScript> {
         let word = self.word()?;
         word.parse().map_err(|_| self.no())
+    }
+
+    fn tier(&mut self) -> Result<Tier, NotAScript> {
+        let word = self.word()?;
+        let tier = Tier::ALL.into_iter().find(|tier| tier.name() == word);
+        tier.ok_or_else(|| self.no())
     }
 
     /// Parses the value behind `name=`.
@@ -275,6 +283,7 @@ impl FromStr for Act {
             "rest" => Self::Rest,
             "tick" => Self::Tick,
             "place" => Self::Place,
+            "pin" => Self::Pin(words.tier()?),
             "checkpoint" => Self::Checkpoint,
             "seal-all" => Self::Seal,
             "seal" => Self::SealOne(words.value()?),
@@ -381,6 +390,7 @@ mod tests {
     use crate::ops::Op;
     use crate::rig::{Policy, Shape};
     use crate::workload;
+    use varve_format::Tier;
     use varve_media::sim::SimMedium;
 
     #[test]
@@ -389,6 +399,7 @@ mod tests {
             before: vec![
                 Act::Hold(vec!["d", "f"]),
                 Act::LetGo,
+                Act::Pin(Tier::Hdd),
                 Act::Seal,
                 Act::Read(1, vec!["f"]),
             ],

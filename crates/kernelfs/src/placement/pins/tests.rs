@@ -17,10 +17,13 @@ const fn to(tier: Tier) -> Pin {
     }
 }
 
-/// Files with a pin and extents: first block, blocks, tier, and whether they are shared.
+/// First block, blocks, tier, and whether they are shared.
+type Part = (u64, u32, Tier, bool);
+
+/// Files with a pin and extents.
 #[derive(Default)]
 struct Files {
-    files: BTreeMap<u64, (Pin, Vec<(u64, u32, Tier, bool)>)>,
+    files: BTreeMap<u64, (Pin, Vec<Part>)>,
     asked: RefCell<u64>,
 }
 
@@ -38,7 +41,7 @@ impl PinnedFiles for Files {
 
     fn extents(&self, key: InodeKey, from: FileBlock, most: usize) -> Vec<MappedPart> {
         let all = self.files[&key.ino.0].1.iter();
-        let part = |(at, len, tier, shared): &(u64, u32, Tier, bool)| MappedPart {
+        let part = |(at, len, tier, shared): &Part| MappedPart {
             extent: Extent {
                 file_block: FileBlock(*at),
                 len: *len,
