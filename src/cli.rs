@@ -60,13 +60,15 @@ pub enum Command {
     /// Say what files of a mounted pool take: bytes that are theirs alone, and bytes that they share
     Usage(crate::dedup::args::UsageArgs),
     /// Want the data of files and directories on one tier, for good
-    Pin(crate::pin::args::PinArgs),
+    Pin(crate::pin_args::PinArgs),
     /// Let the policy place data again that was pinned or excluded
-    Unpin(crate::pin::args::UnpinArgs),
+    Unpin(crate::pin_args::UnpinArgs),
     /// Keep the data of files and directories from being moved
-    Exclude(crate::pin::args::ExcludeArgs),
+    Exclude(crate::pin_args::ExcludeArgs),
+    /// Say which placement rule each file matches, or apply the rules
+    Rules(crate::pin_args::RulesArgs),
     /// Say on which tiers the data of files is, and why
-    WhichTier(crate::pin::args::WhichTierArgs),
+    WhichTier(crate::pin_args::WhichTierArgs),
     /// Check every structure and cross-reference of a pool
     Fsck(FsckArgs),
     /// Verify all data against its checksums

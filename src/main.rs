@@ -24,6 +24,7 @@ mod mounted;
 mod observe;
 mod out;
 mod pin;
+mod pin_args;
 mod pool;
 mod pool_session;
 mod run;
@@ -100,6 +101,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Pin(args) => pin::pin(&args).map(done),
         Command::Unpin(args) => pin::unpin(&args).map(done),
         Command::Exclude(args) => pin::exclude(&args).map(done),
+        Command::Rules(args) => pin::rules(&args).map(done),
         Command::WhichTier(args) => pin::which_tier(&args).map(done),
         Command::Usage(args) => share::usage(&args).map(done),
         Command::Fsck(args) => Ok(check::fsck(&args)),

@@ -136,3 +136,69 @@ fn pin_that_cannot_be_is_refused_or_says_what_it_waits_for() {
     pool.down();
     pool.fsck_clean();
 }
+
+#[test]
+fn rules_of_the_pool_say_which_files_they_match_and_move_them() {
+    if cannot_mount() {
+        return;
+    }
+    let mut pool = Pool::up(&TIERS);
+    pool.down();
+    let toml = pool.dir().join("varve.toml");
+    let settings = std::fs::read_to_string(&toml).unwrap();
+    let with = |rules: &str| std::fs::write(&toml, format!("{settings}\n{rules}")).unwrap();
+    for (rules, why) in [
+        (
+            "[[rule]]\nmatch = 'a['\ntier = 'ssd'",
+            "rule 1: \"a[\" is no pattern",
+        ),
+        ("[[rule]]\nmatch = '*'", "rule 1: give one of tier and exclude"),
+        ("[[rule]]\nmatch = '*'\ntier = 'tape'", "tape"),
+    ] {
+        with(rules);
+        let output = varve().arg("serve").arg(pool.dir()).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains(why), "{said}");
+    }
+    with(
+        "[[rule]]\nmatch = '*.log'\nlarger_than = '1MiB'\ntier = 'hdd'\n\
+         [[rule]]\nmatch = '/db/**'\ntier = 'ssd'\n\
+         [[rule]]\nmatch = '*.iso'\nexclude = true\n",
+    );
+    pool.start();
+    let mnt = pool.mnt();
+    std::fs::create_dir_all(mnt.join("db/deep")).unwrap();
+    let large = vec![3; 2 << 20];
+    for name in ["db/large.log", "small.log", "db/deep/table", "image.iso", "other"] {
+        let body = if name == "small.log" {
+            &large[..100]
+        } else {
+            &large
+        };
+        std::fs::write(mnt.join(name), body).unwrap();
+    }
+    let said = text_of(varve().args(["rules", "--why"]).arg(&mnt));
+    for line in [
+        "db/large.log: goes to hdd (rule 1)",
+        "db/deep/table: goes to ssd (rule 2)",
+        "small.log: where the policy puts it (no rule matches)",
+        "  not rule 1: not larger than 1048576 bytes",
+        "image.iso: is not moved (rule 3)",
+        "no rule: 2 files, 2.0 MiB",
+    ] {
+        assert!(said.contains(line), "{line:?} in {said}");
+    }
+    let said = text_of(varve().args(["rules", "--json"]).arg(mnt.join("db")));
+    let said: Value = serde_json::from_str(&said).unwrap();
+    assert_eq!(said["files"].as_array().unwrap().len(), 2);
+    let said = text_of(varve().args(["rules", "--apply"]).arg(&mnt));
+    assert!(said.contains("5 files looked at, 3 placed anew"), "{said}");
+    wait_until("the moves of the rules", || {
+        let there = placed(&mnt);
+        there["large.log"] == on("hdd", 2 << 20, "hdd") && there["table"] == on("ssd", 2 << 20, "ssd")
+    });
+    assert_eq!(placed(&mnt)["image.iso"], on("nvm", 2 << 20, "stay"));
+    assert_eq!(placed(&mnt)["other"], on("nvm", 2 << 20, "policy"));
+    pool.down();
+    pool.fsck_clean();
+}

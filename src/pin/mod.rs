@@ -1,22 +1,23 @@
 //! `varve pin`, `unpin`, `exclude`: where an operator wants the data of files. The daemon keeps the pins and
 //! moves the data; this walks the tree, since a pin holds for what is in a directory already.
 
-pub mod args;
+mod rules;
 mod tree;
 mod which;
 
+pub use rules::rules;
 pub use which::which_tier;
 
 use crate::out;
+use crate::pin_args::{ExcludeArgs, PinArgs, UnpinArgs};
 use crate::pool::Pool;
 use anyhow::{Context, bail};
-use args::{ExcludeArgs, PinArgs, UnpinArgs};
 use serde_json::json;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use tree::Paths;
-use varve_format::{InodeKey, Pin, PinTo};
+use varve_format::{InodeKey, Pin, PinTo, PinnedBy};
 use varve_ipc::{Admin, IpcError, PINS_MAX};
 use varve_kernelfs::PinsSet;
 
@@ -26,10 +27,7 @@ const STUCK_LIMIT: Duration = Duration::from_secs(5);
 /// `varve pin`.
 pub fn pin(args: &PinArgs) -> anyhow::Result<()> {
     let to = PinTo::Tier(args.tier.into());
-    let said = format!(
-        "pinned to {}",
-        Pin { to, own: true }.tier().map_or("", |tier| tier.name())
-    );
+    let said = format!("pinned to {}", varve_format::Tier::from(args.tier).name());
     set(&args.paths, to, args.json, &said)?;
     if args.wait {
         let paths = Paths::find(&args.paths)?;
@@ -66,7 +64,11 @@ fn set(paths: &[PathBuf], to: PinTo, as_json: bool, said: &str) -> anyhow::Resul
             }
             let pin = Pin {
                 to,
-                own: is_root && to != PinTo::Policy,
+                by: if is_root && to != PinTo::Policy {
+                    PinnedBy::Command
+                } else {
+                    PinnedBy::Directory
+                },
             };
             let done = ask(&paths.pool, keys, pin, is_root)?;
             whole.set += done.set;

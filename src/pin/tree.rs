@@ -7,7 +7,9 @@ use std::collections::BTreeSet;
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use varve_format::InodeKey;
+use varve_libfs::mounts::PoolMount;
 
 /// A file or directory of the pool.
 #[derive(Debug, Clone)]
@@ -15,6 +17,8 @@ pub struct Entry {
     pub path: PathBuf,
     pub key: InodeKey,
     pub size_bytes: u64,
+    /// Time since its data was last changed.
+    pub age: Duration,
     pub is_dir: bool,
     pub is_file: bool,
 }
@@ -25,6 +29,11 @@ impl Entry {
             path,
             key: InodeKey::of_number(meta.ino()),
             size_bytes: meta.len(),
+            age: meta
+                .modified()
+                .ok()
+                .and_then(|time| time.elapsed().ok())
+                .unwrap_or_default(),
             is_dir: meta.is_dir(),
             is_file: meta.is_file(),
         }
@@ -37,6 +46,7 @@ pub struct Paths {
     pub pool: Pool,
     /// The paths themselves; symbolic links are followed.
     pub roots: Vec<Entry>,
+    mount: PathBuf,
     device: u64,
 }
 
@@ -44,7 +54,7 @@ impl Paths {
     /// Finds the pool of paths that exist.
     pub fn find(paths: &[PathBuf]) -> anyhow::Result<Self> {
         let mounts = Mounts::read()?;
-        let (mut found, mut roots) = (None, Vec::new());
+        let (mut found, mut roots) = (None::<(PoolMount, u64)>, Vec::new());
         for path in paths {
             let real = path
                 .canonicalize()
@@ -52,7 +62,7 @@ impl Paths {
             let mount = mounts.locate(&real)?.mount;
             let meta = std::fs::metadata(&real)?;
             match &found {
-                None => found = Some((mount.pool, meta.dev())),
+                None => found = Some((mount, meta.dev())),
                 Some((_, device)) if *device == meta.dev() => {}
                 Some(_) => bail!(
                     "{} is in another mount than {}: name paths of one mount at a time",
@@ -62,12 +72,22 @@ impl Paths {
             }
             roots.push(Entry::new(path.clone(), &meta));
         }
-        let (pool, device) = found.context("no path was given")?;
+        let (mount, device) = found.context("no path was given")?;
         Ok(Self {
-            pool: Pool::open(&pool)?,
+            pool: Pool::open(&mount.pool)?,
             roots,
+            mount: mount.at,
             device,
         })
+    }
+
+    /// A path as the pool's root sees it.
+    pub fn in_pool(&self, path: &Path) -> anyhow::Result<String> {
+        let real = crate::mounted::absolute(path)?;
+        let inner = real
+            .strip_prefix(&self.mount)
+            .with_context(|| format!("{} is not below {}", path.display(), self.mount.display()))?;
+        Ok(format!("/{}", inner.to_string_lossy()))
     }
 
     /// Calls `each` with batches of entries, directories before what is in them. It returns the inodes that

@@ -1,13 +1,13 @@
 //! `varve which-tier`: where the data of files is, and why.
 
-use super::args::WhichTierArgs;
 use super::tree::{Entry, Paths};
 use crate::out;
+use crate::pin_args::WhichTierArgs;
 use crate::pool::Pool;
 use anyhow::Context;
 use serde::Serialize;
 use std::collections::BTreeMap;
-use varve_format::{FileBlock, Pin, PinTo};
+use varve_format::{FileBlock, Pin, PinTo, PinnedBy};
 use varve_ipc::{Admin, IpcError, PINS_MAX};
 use varve_kernelfs::pool::size::show;
 use varve_kernelfs::{PlacedExtent, PlacedFile};
@@ -21,8 +21,8 @@ pub struct Placed {
     tiers: BTreeMap<String, u64>,
     /// `policy`, `nvm`, `ssd`, `hdd`, or `stay`.
     pin: String,
-    /// The pin was set on this path itself.
-    own: bool,
+    /// Who has set the pin.
+    by: PinnedBy,
     /// What keeps pinned data from moving.
     pub waiting: Option<String>,
     extents: Vec<PlacedExtent>,
@@ -42,7 +42,11 @@ impl Placed {
     }
 
     fn sentence(&self) -> String {
-        let of = if self.own { "" } else { ", as its directory" };
+        let of = match self.by {
+            PinnedBy::Command => "",
+            PinnedBy::Directory => ", as its directory",
+            PinnedBy::Rule => ", by a rule",
+        };
         let why = match &*self.pin {
             "policy" => "where the policy puts it".to_owned(),
             "stay" => format!("not moved{of}"),
@@ -86,7 +90,7 @@ pub fn placed(pool: &Pool, entry: &Entry) -> anyhow::Result<Option<Placed>> {
             size_bytes: entry.size_bytes,
             tiers: BTreeMap::new(),
             pin: name(part.pin),
-            own: part.pin.own,
+            by: part.pin.by,
             waiting: part.waiting,
             extents: Vec::new(),
         });

@@ -339,7 +339,7 @@ impl InodeImage {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::{PinTo, Tier};
+    use crate::{PinTo, PinnedBy, Tier};
     use proptest::prelude::{any, prop, proptest};
 
     fn attr(mode: u32) -> InodeAttr {
@@ -366,7 +366,7 @@ mod tests {
         let mut dir = Inode::new(attr(0o040_755));
         dir.pin = Pin {
             to: PinTo::Tier(Tier::Hdd),
-            own: true,
+            by: PinnedBy::Command,
         };
         let mut link = Inode::new(attr(0o120_777));
         link.attr.size_bytes = 3;

@@ -48,5 +48,5 @@ pub use ids::{
 };
 pub use log::{EntryFlags, EntryHeader, EntryMeta, FallocateMode, LogOp, OpCode, SetAttr, SetAttrMask};
 pub use node::{NODE_CAPACITY, NodeFault, NodeMut, NodeRef, RECORD_OVERHEAD};
-pub use pin::{Pin, PinTo};
+pub use pin::{Pin, PinTo, PinnedBy};
 pub use session::LastForwarded;

@@ -4,8 +4,8 @@
 use crate::Tier;
 use serde::{Deserialize, Serialize};
 
-/// Set by a command on this inode, not taken over from its directory.
-const OWN: u8 = 0x80;
+const BY_COMMAND: u8 = 0x80;
+const BY_RULE: u8 = 0x40;
 const STAY: u8 = 4;
 
 /// Where an operator wants a file's data, and that of files made in a directory.
@@ -21,27 +21,43 @@ pub enum PinTo {
     Stay,
 }
 
+/// Who has set a pin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PinnedBy {
+    /// It comes from the directory where the inode got its name, and changes when the inode is renamed into
+    /// another one.
+    #[default]
+    Directory,
+    /// A command, on this inode.
+    Command,
+    /// A rule of the pool's configuration that matched the file.
+    Rule,
+}
+
 /// The pin of an inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Pin {
     /// The wish.
     pub to: PinTo,
-    /// Set by a command on this inode. Otherwise it comes from the directory where the inode was made, and
-    /// changes when the inode is renamed into another one.
-    pub own: bool,
+    /// Who has set it.
+    pub by: PinnedBy,
 }
 
 impl Pin {
     /// No wish.
     pub const NONE: Self = Self {
         to: PinTo::Policy,
-        own: false,
+        by: PinnedBy::Directory,
     };
 
     /// Returns what an inode takes over from a directory with this pin.
     #[must_use]
     pub const fn inherited(self) -> Self {
-        Self { own: false, ..self }
+        Self {
+            by: PinnedBy::Directory,
+            ..self
+        }
     }
 
     /// Whether data may not be moved away from `tier`.
@@ -70,12 +86,16 @@ impl Pin {
             PinTo::Tier(tier) => tier as u8 + 1,
             PinTo::Stay => STAY,
         };
-        if self.own { to | OWN } else { to }
+        match self.by {
+            PinnedBy::Directory => to,
+            PinnedBy::Command => to | BY_COMMAND,
+            PinnedBy::Rule => to | BY_RULE,
+        }
     }
 
     /// `None`: it is never written.
     pub(crate) const fn decode(byte: u8) -> Option<Self> {
-        let to = match byte & !OWN {
+        let to = match byte & !(BY_COMMAND | BY_RULE) {
             0 => PinTo::Policy,
             STAY => PinTo::Stay,
             number => match Tier::from_u8(number - 1) {
@@ -83,10 +103,13 @@ impl Pin {
                 None => return None,
             },
         };
-        Some(Self {
-            to,
-            own: byte & OWN != 0,
-        })
+        let by = match byte & (BY_COMMAND | BY_RULE) {
+            0 => PinnedBy::Directory,
+            BY_COMMAND => PinnedBy::Command,
+            BY_RULE => PinnedBy::Rule,
+            _ => return None,
+        };
+        Some(Self { to, by })
     }
 }
 
@@ -98,7 +121,7 @@ mod tests {
     fn pins_come_back_equal_and_others_are_refused() {
         for byte in 0..=u8::MAX {
             let pin = Pin::decode(byte);
-            assert_eq!(pin.is_some(), byte & 0x7f <= 4, "{byte:#x}");
+            assert_eq!(pin.is_some(), byte & 0x3f <= 4 && byte < 0xc0, "{byte:#x}");
             assert_eq!(pin.map_or(byte, Pin::encode), byte);
         }
     }

@@ -582,7 +582,7 @@ pub enum Admin {
     Shutdown,
     /// One session: its leases, and which sessions wait for each other. `ENOENT` if it does not exist.
     Session(u64),
-    /// Sets the pin of inodes, at most [`PINS_MAX`]. Those with a pin of their own keep it, unless
+    /// Sets the pin of inodes, at most [`PINS_MAX`]. Those that a command has pinned keep it, unless
     /// `over_own`. `ENXIO` if the pool has no such tier.
     Pin {
         /// Inodes; of a directory, for what is made in it from now on.
@@ -592,6 +592,8 @@ pub enum Admin {
         /// Replaces pins of their own.
         over_own: bool,
     },
+    /// Applies the placement rules of the pool's configuration to all files now.
+    ApplyRules,
     /// Where a file's data is, from a block on. `ENOENT` if there is no such inode.
     Placed {
         /// File.

@@ -18,6 +18,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use varve_format::TxId;
 use varve_ipc::{Clock, IpcError};
+use varve_placement::rules::Rules;
 use varve_store::{SpaceStats, Store, StoreError};
 
 /// A command for operators that a crate above implements. Answers JSON.
@@ -46,6 +47,8 @@ pub struct Parts {
     pub clock: Arc<dyn Clock>,
     /// Placement of new data, and later moves.
     pub placement: Box<dyn Placement>,
+    /// Operators' rules, which come before it.
+    pub rules: Rules,
     /// Owner of the pool: privileged besides root.
     pub owner_uid: u32,
     /// Implements `fsck` of the running pool.
@@ -69,6 +72,7 @@ impl Parts {
             config,
             clock,
             placement: Box::new(Hierarchy::new(marks)),
+            rules: Rules::default(),
             owner_uid: rustix::process::geteuid().as_raw(),
             fsck: None,
             scrub: None,

@@ -65,6 +65,7 @@ pub use logs::{LogStore, SessionArea, SimLogs};
 pub use ops::handshake::LocalSession;
 pub use ops::pin::{PinsSet, PlacedExtent, PlacedFile};
 pub use ops::status::{DigestStatus, LeaseStatus, SessionDetail, SessionStatus, Status, TierStatus};
+pub use placement::walk::RulesApplied;
 pub use placement::{PlacementStatus, Reads};
 pub use process::ProcessId;
 pub use user_segments::SegmentFile;

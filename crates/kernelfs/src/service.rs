@@ -16,6 +16,7 @@ use crate::ops::pin::Pinning;
 use crate::ops::read::{Reads, stat_fs};
 use crate::ops::release::Releases;
 use crate::ops::reserve::Reservations;
+use crate::ops::rules::Ruling;
 use crate::ops::sharing::Sharing;
 use crate::ops::status::{SessionDetail, Status, View};
 use crate::ops::sync::Syncer;
@@ -208,6 +209,10 @@ impl KernelFs {
                 let set = Pinning::of(self).set(&keys, pin, over_own)?;
                 serde_json::to_string(&set).map_err(|_| no(libc::EIO))?
             }
+            Admin::ApplyRules => {
+                let applied = Ruling::of(self).apply()?;
+                serde_json::to_string(&applied).map_err(|_| no(libc::EIO))?
+            }
             Admin::Placed { key, from } => {
                 let placed = Pinning::of(self).placed(key, from)?;
                 serde_json::to_string(&placed).map_err(|_| no(libc::EIO))?
@@ -239,6 +244,7 @@ impl KernelFs {
     /// of moved blocks. Durable when this returns. Background threads call it; a deterministic test calls it
     /// instead of them.
     pub fn place(&self) -> u64 {
+        Ruling::of(self).step();
         Mover::of(self).place()
     }
 

@@ -7,11 +7,12 @@ mod common;
 use common::{Client, ROOT, World};
 use varve_format::log::CHUNK_BYTES;
 use varve_format::seeded::{Bug, arm};
-use varve_format::{BLOCK_BYTES, FileBlock, Ino, InodeKey, LogOp, Pin, PinTo, Tier};
+use varve_format::{BLOCK_BYTES, FileBlock, Ino, InodeKey, LogOp, Pin, PinTo, PinnedBy, Tier};
 use varve_ipc::{Admin, IpcError, Link, Peer, Request, Response, Upcall};
 use varve_kernelfs::placement::Cause;
 use varve_kernelfs::{Config, KernelFs, PinsSet, PlacementStatus};
 use varve_media::sim::Crash;
+use varve_placement::rules::{RuleSpec, Rules};
 use varve_store::ShareRange;
 
 /// Bytes of one file of the tests.
@@ -351,7 +352,11 @@ fn crash_in_a_migration_leaves_every_file_whole() {
 const fn on(tier: Tier, own: bool) -> Pin {
     Pin {
         to: PinTo::Tier(tier),
-        own,
+        by: if own {
+            PinnedBy::Command
+        } else {
+            PinnedBy::Directory
+        },
     }
 }
 
@@ -359,7 +364,7 @@ fn set_pin(kernel: &KernelFs, keys: &[InodeKey], pin: Pin) -> Result<PinsSet, Ip
     let asked = Admin::Pin {
         keys: keys.to_vec(),
         pin,
-        over_own: pin.own,
+        over_own: pin.by == PinnedBy::Command,
     };
     match kernel.admin_request(Peer::this_process(), asked)? {
         Response::Json(json) => Ok(serde_json::from_str(&json).unwrap()),
@@ -537,4 +542,98 @@ fn pins_are_refused_where_they_make_no_sense() {
         kernel.admin_request(common::stranger(), asked),
         Err(IpcError::Errno(libc::EPERM))
     );
+}
+
+/// A world whose daemon has rules.
+fn ruled(rules: &str) -> World {
+    #[derive(serde::Deserialize)]
+    struct Written {
+        rule: Vec<RuleSpec>,
+    }
+    let written: Written = toml::from_str(rules).unwrap();
+    let rules = Rules::new(written.rule).unwrap();
+    let config = Config {
+        log_initial_bytes: CHUNK_BYTES,
+        ..Config::default()
+    };
+    World::with_rules(config, &[("ssd", 24 << 20), ("hdd", 96 << 20)], rules)
+}
+
+fn make_dir(kernel: &KernelFs, name: &[u8]) -> InodeKey {
+    let store = kernel.store();
+    let mut tx = store.begin().unwrap();
+    let key = tx.alloc_inodes(ROOT.ino, 1).unwrap()[0];
+    let attr = varve_format::InodeAttr {
+        key,
+        nlink: 2,
+        parent: ROOT.ino,
+        ..store.get(ROOT.ino).unwrap().attr
+    };
+    tx.create(&attr, b"").unwrap();
+    tx.dir_insert(ROOT.ino, name, key, varve_format::FileKind::Directory)
+        .unwrap();
+    tx.edit(ROOT.ino, |attr| attr.nlink += 1).unwrap();
+    tx.commit().unwrap();
+    key
+}
+
+fn by_rule(tier: Tier) -> Pin {
+    Pin {
+        to: PinTo::Tier(tier),
+        by: PinnedBy::Rule,
+    }
+}
+
+#[test]
+fn rules_give_files_pins_that_end_when_they_match_no_longer() {
+    let rules = "[[rule]]\nmatch = '*.log'\ntier = 'hdd'\n\
+                 [[rule]]\nmatch = '/f*'\nyounger_than = '1h'\ntier = 'ssd'\n";
+    let world = ruled(rules);
+    let kernel = &world.kernel;
+    let dir = make_dir(kernel, b"dir");
+    let files: Vec<_> = (0..3).map(|number| make(kernel, number).unwrap()).collect();
+    let log = make_named(kernel, b"x.log", &body(7)).unwrap();
+    // In a pinned directory, and by command: these come first.
+    let own = make_named(kernel, b"own.log", &body(8)).unwrap();
+    set_pin(kernel, &[dir], on(Tier::Ssd, true)).unwrap();
+    set_pin(kernel, &[own], on(Tier::Nvm, true)).unwrap();
+    let mut tx = kernel.store().begin().unwrap();
+    tx.dir_insert(dir.ino, b"in.log", files[2], varve_format::FileKind::Regular)
+        .unwrap();
+    tx.dir_remove(ROOT.ino, b"f2").unwrap();
+    tx.commit().unwrap();
+
+    settle(kernel);
+    let pins = |keys: &[InodeKey]| -> Vec<Pin> { keys.iter().map(|key| pin_of(kernel, *key)).collect() };
+    let expected = [
+        by_rule(Tier::Ssd),
+        by_rule(Tier::Ssd),
+        on(Tier::Ssd, false),
+        by_rule(Tier::Hdd),
+        on(Tier::Nvm, true),
+    ];
+    let keys = [files[0], files[1], files[2], log, own];
+    assert_eq!(pins(&keys), expected);
+    assert_eq!(blocks_on(kernel, files[0].ino, Tier::Ssd), 256);
+    assert_eq!(blocks_on(kernel, log.ino, Tier::Hdd), 256);
+
+    // An hour later they are too old for the second rule.
+    world.clock.advance_ms(2 * 3600 * 1000);
+    let apply = kernel
+        .admin_request(Peer::this_process(), Admin::ApplyRules)
+        .unwrap();
+    let Response::Json(said) = apply else { panic!() };
+    let applied: varve_kernelfs::RulesApplied = serde_json::from_str(&said).unwrap();
+    assert_eq!((applied.files, applied.changed), (5, 2));
+    assert_eq!(pins(&files[..2]), [Pin::NONE; 2]);
+    assert_eq!(pins(&keys[2..]), expected[2..]);
+
+    // Without the rules, what they have set ends.
+    let world = world.restart();
+    for _ in 0..3 {
+        world.kernel.place();
+    }
+    assert_eq!(pin_of(&world.kernel, log), Pin::NONE);
+    assert_eq!(pin_of(&world.kernel, own), on(Tier::Nvm, true));
+    sound(&world.kernel);
 }

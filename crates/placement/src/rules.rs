@@ -1,8 +1,7 @@
-//! Operators' rules about paths: pins set by command, and `[[rule]]` tables of `varve.toml`. Owns matching
-//! and its reasons; moves nothing, and knows no file system: the caller passes a file's path, size and age.
-//!
-//! Order: the nearest pin or exclusion on the way from the file to the root; else the first rule that
-//! matches; else the policy in use.
+//! Operators' rules about files: `[[rule]]` tables of `varve.toml`. Owns matching and its reasons; moves
+//! nothing, and knows no file system: the caller passes a file's path, size and age. The first rule that
+//! matches wins; what operators have said by command about a file or its directory comes before, and is not
+//! known here.
 //!
 //! ```toml
 //! [[rule]]
@@ -13,7 +12,7 @@
 //!
 //! [[rule]]
 //! match = "/db/**"
-//! pin = "ssd"
+//! tier = "ssd"
 //!
 //! [[rule]]
 //! match = "*.iso"
@@ -24,11 +23,10 @@ mod units;
 
 use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 use units::{Age, Size};
-use varve_format::Tier;
+use varve_format::{PinTo, Tier};
 
 /// One pattern or several.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -53,8 +51,6 @@ pub struct RuleSpec {
     smaller_than: Option<Size>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     tier: Option<TierName>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pin: Option<TierName>,
     #[serde(default)]
     exclude: bool,
 }
@@ -95,27 +91,13 @@ pub enum RuleError {
     #[error("rule {0}: match is empty; write match = \"**\" for all files")]
     Empty(usize),
     /// It has no action, or two.
-    #[error("rule {0}: give one of tier, pin and exclude")]
+    #[error("rule {0}: give one of tier and exclude")]
     NotOne(usize),
     /// No file can match it.
     #[error(
         "rule {0}: no file can match; older_than must be below younger_than, larger_than below smaller_than"
     )]
     Never(usize),
-}
-
-/// The wished placement of a file's data.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Wish {
-    /// Its tier is preferred while there is room; data may be moved away for lack of it.
-    Prefer(Tier),
-    /// It goes to a tier and stays there.
-    Pin(Tier),
-    /// It stays where it is.
-    Exclude,
-    /// The policy in use decides.
-    Policy,
 }
 
 /// Properties of a file that rules match.
@@ -169,57 +151,42 @@ impl fmt::Display for Miss {
     }
 }
 
-/// The origin of a wish.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Source {
-    /// `varve pin` or `varve exclude` of this path.
-    Command(String),
-    /// The rule with this number, from 1.
-    Rule(usize),
-    /// No command or rule matches.
-    Nothing,
-}
-
-/// A wish with its reasons (`varve place --explain`, the dry run).
+/// What a file's data is to be, with the reasons.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Explanation {
-    /// The wished placement.
-    pub wish: Wish,
-    /// Its origin.
-    pub source: Source,
+    /// The wished place.
+    pub to: PinTo,
+    /// The rule that matches, from 1.
+    pub rule: Option<usize>,
     /// Rules that were tried before, and why they do not match.
     pub passed: Vec<(usize, Miss)>,
 }
 
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.wish {
-            Wish::Prefer(tier) => write!(f, "goes to {}", tier.name())?,
-            Wish::Pin(tier) => write!(f, "pinned to {}", tier.name())?,
-            Wish::Exclude => f.write_str("is not moved")?,
-            Wish::Policy => f.write_str("where the policy puts it")?,
+        match self.to {
+            PinTo::Tier(tier) => write!(f, "goes to {}", tier.name())?,
+            PinTo::Stay => f.write_str("is not moved")?,
+            PinTo::Policy => f.write_str("where the policy puts it")?,
         }
-        match &self.source {
-            Source::Command(path) => write!(f, " (said of {path})"),
-            Source::Rule(rule) => write!(f, " (rule {rule})"),
-            Source::Nothing => f.write_str(" (no rule matches)"),
+        match self.rule {
+            Some(rule) => write!(f, " (rule {rule})"),
+            None => f.write_str(" (no rule matches)"),
         }
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Rule {
     paths: GlobSet,
     spec: RuleSpec,
-    wish: Wish,
+    to: PinTo,
 }
 
-/// Compiled rules and pins.
-#[derive(Debug, Default)]
+/// Compiled rules.
+#[derive(Debug, Clone, Default)]
 pub struct Rules {
     rules: Vec<Rule>,
-    said: BTreeMap<String, Wish>,
 }
 
 impl Rules {
@@ -234,67 +201,43 @@ impl Rules {
             .map(|(at, spec)| compile(at + 1, spec));
         Ok(Self {
             rules: compiled.collect::<Result<_, _>>()?,
-            said: BTreeMap::new(),
         })
     }
 
-    /// Sets the wish of `varve pin` or `varve exclude` for a path and everything below it. [`Wish::Policy`]
-    /// exempts a part of a pinned directory.
-    pub fn say(&mut self, path: &str, wish: Wish) {
-        self.said.insert(normal(path).into(), wish);
+    /// Whether there are none.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.rules.is_empty()
     }
 
-    /// Removes the wish of exactly this path (`varve unpin`). Returns `false` if there was none.
-    pub fn unsay(&mut self, path: &str) -> bool {
-        self.said.remove(normal(path)).is_some()
+    /// The tiers that they name.
+    pub fn tiers(&self) -> impl Iterator<Item = Tier> {
+        self.rules.iter().filter_map(|rule| match rule.to {
+            PinTo::Tier(tier) => Some(tier),
+            PinTo::Policy | PinTo::Stay => None,
+        })
     }
 
-    /// All wishes set by command, by path.
-    pub fn said(&self) -> impl Iterator<Item = (&str, Wish)> {
-        self.said.iter().map(|(path, wish)| (path.as_str(), *wish))
-    }
-
-    /// Returns the wish for a file, and its reasons.
+    /// Returns what the rules wish for a file, and the reasons.
     #[must_use]
     pub fn explain(&self, file: &File<'_>) -> Explanation {
-        if let Some((path, wish)) = self.nearest(file.path) {
-            return Explanation {
-                wish,
-                source: Source::Command(path.into()),
-                passed: Vec::new(),
-            };
-        }
         let mut passed = Vec::new();
-        for (at, rule) in self.rules.iter().enumerate() {
+        for (number, rule) in (1..).zip(&self.rules) {
             match rule.miss(file) {
                 None => {
                     return Explanation {
-                        wish: rule.wish,
-                        source: Source::Rule(at + 1),
+                        to: rule.to,
+                        rule: Some(number),
                         passed,
                     };
                 }
-                Some(miss) => passed.push((at + 1, miss)),
+                Some(miss) => passed.push((number, miss)),
             }
         }
         Explanation {
-            wish: Wish::Policy,
-            source: Source::Nothing,
+            to: PinTo::Policy,
+            rule: None,
             passed,
-        }
-    }
-
-    fn nearest(&self, path: &str) -> Option<(&str, Wish)> {
-        let mut at = normal(path);
-        loop {
-            if let Some((path, wish)) = self.said.get_key_value(at) {
-                return Some((path, *wish));
-            }
-            if at == "/" {
-                return None;
-            }
-            let (parent, _) = at.rsplit_once('/')?;
-            at = if parent.is_empty() { "/" } else { parent };
         }
     }
 }
@@ -330,10 +273,9 @@ fn compile(number: usize, spec: RuleSpec) -> Result<Rule, RuleError> {
         set.add(glob.map_err(|error| wrong(pattern, &error))?);
     }
     let paths = set.build().map_err(|error| wrong("match", &error))?;
-    let wish = match (spec.tier, spec.pin, spec.exclude) {
-        (Some(tier), None, false) => Wish::Prefer(tier.into()),
-        (None, Some(tier), false) => Wish::Pin(tier.into()),
-        (None, None, true) => Wish::Exclude,
+    let to = match (spec.tier, spec.exclude) {
+        (Some(tier), false) => PinTo::Tier(tier.into()),
+        (None, true) => PinTo::Stay,
         _ => return Err(RuleError::NotOne(number)),
     };
     let ages = spec.older_than.zip(spec.younger_than);
@@ -343,7 +285,7 @@ fn compile(number: usize, spec: RuleSpec) -> Result<Rule, RuleError> {
     {
         return Err(RuleError::Never(number));
     }
-    Ok(Rule { paths, spec, wish })
+    Ok(Rule { paths, spec, to })
 }
 
 impl Rule {

@@ -11,7 +11,9 @@ use std::ops::Range;
 use varve_digest::{Fate, FilePlan, InodePlan, NameChange, Plan, WriteData};
 use varve_format::seeded::{Bug, armed};
 use varve_format::session::GrantRow;
-use varve_format::{BLOCK_BYTES, FileBlock, FileKind, Ino, InodeAttr, InodeKey, LeaseNo, Pin, SessionId};
+use varve_format::{
+    BLOCK_BYTES, FileBlock, FileKind, Ino, InodeAttr, InodeKey, LeaseNo, Pin, PinTo, PinnedBy, SessionId,
+};
 use varve_store::{DataTarget, OP_ROOM, PayloadSource, Progress, SpaceStats, StoreError, Tx};
 
 /// Most extents or names that a digest's own transaction frees at once.
@@ -168,7 +170,13 @@ impl PlanExecutor<'_, '_> {
         };
         self.dir_pin = Some((dir, of_dir));
         let pin = self.tx.pin(ino)?;
-        if !pin.own && pin != of_dir.inherited() {
+        let keeps = match pin.by {
+            PinnedBy::Command => true,
+            // The next pass of the rules looks at its new path.
+            PinnedBy::Rule => of_dir.to == PinTo::Policy,
+            PinnedBy::Directory => pin == of_dir.inherited(),
+        };
+        if !keeps {
             self.tx.set_pin(ino, of_dir.inherited())?;
             self.applied.pinned |= !made;
             self.dir_pin = None;

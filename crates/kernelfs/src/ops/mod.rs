@@ -6,7 +6,7 @@
 //! - `rows`, `map`, `status`, `watch` need no other;
 //! - `digest`, `read`;
 //! - `holds`, `log`, `migrate`, `pin`, `teardown`;
-//! - `recovery`, `release`, `reserve`, `sharing`, `sync`;
+//! - `recovery`, `release`, `reserve`, `rules`, `sharing`, `sync`;
 //! - `acquire`, `lifecycle`;
 //! - `forward`, `handshake`, `numbers`.
 
@@ -26,6 +26,7 @@ pub(crate) mod recovery;
 pub(crate) mod release;
 pub(crate) mod reserve;
 pub(crate) mod rows;
+pub(crate) mod rules;
 pub(crate) mod sharing;
 pub(crate) mod status;
 pub(crate) mod sync;

@@ -10,7 +10,7 @@ use crate::placement::{At, Cause, Reads};
 use crate::session::table::Sessions;
 use serde::{Deserialize, Serialize};
 use varve_format::inode::Content;
-use varve_format::{BLOCK_BYTES, FileBlock, InodeKey, Pin, Tier};
+use varve_format::{BLOCK_BYTES, FileBlock, InodeKey, Pin, PinnedBy, Tier};
 use varve_ipc::{IpcError, PINS_MAX};
 use varve_store::{MappedPart, OP_ROOM, Store, StoreError};
 
@@ -96,10 +96,11 @@ impl<'k> Pinning<'k> {
             return Err(no(libc::ENXIO));
         }
         self.digest_if_new(keys)?;
-        let (mut rest, mut result) = (keys, PinsSet::default());
+        let pins: Vec<_> = keys.iter().map(|key| (*key, pin)).collect();
+        let (mut rest, mut result) = (&*pins, PinsSet::default());
         while !rest.is_empty() {
             let done = self
-                .set_some(rest, pin, over_own, &mut result)
+                .set_some(rest, over_own, &mut result)
                 .map_err(|error| self.core.refused(&error))?;
             rest = rest.get(done..).unwrap_or_default();
         }
@@ -117,28 +118,43 @@ impl<'k> Pinning<'k> {
             .map_err(|error| self.core.refused(&error))
     }
 
+    /// Sets the pins of inodes, each its own, but for those that commands have set. Returns the number that
+    /// have changed. Durable when this returns.
+    ///
+    /// # Errors
+    /// EIO, ENOSPC.
+    pub(crate) fn set_each(&self, pins: &[(InodeKey, Pin)]) -> Result<u64, IpcError> {
+        let (mut rest, mut result) = (pins, PinsSet::default());
+        while !rest.is_empty() {
+            let done = self
+                .set_some(rest, false, &mut result)
+                .map_err(|error| self.core.refused(&error))?;
+            rest = rest.get(done..).unwrap_or_default();
+        }
+        Ok(result.set)
+    }
+
     /// Sets pins in one transaction. Returns the number of inodes that are done with.
     fn set_some(
         &self,
-        keys: &[InodeKey],
-        pin: Pin,
+        pins: &[(InodeKey, Pin)],
         over_own: bool,
         result: &mut PinsSet,
     ) -> Result<usize, StoreError> {
         let change = Change::begin(self.store, self.sessions);
         let mut tx = self.store.begin_with_room()?;
         let (mut done, mut some) = (0, PinsSet::default());
-        for key in keys {
+        for (key, pin) in pins {
             if done > 0 && tx.room() < 2 * OP_ROOM {
                 break;
             }
             done += 1;
             match tx.get_key(*key) {
-                Ok(inode) if inode.pin.own && !over_own => some.kept.push(*key),
+                Ok(inode) if inode.pin.by == PinnedBy::Command && !over_own => some.kept.push(*key),
                 Ok(inode) => {
                     some.set += 1;
-                    if inode.pin != pin {
-                        tx.set_pin(key.ino, pin)?;
+                    if inode.pin != *pin {
+                        tx.set_pin(key.ino, *pin)?;
                     }
                 }
                 Err(StoreError::NoInode(_)) => some.gone += 1,

@@ -1,6 +1,7 @@
 //! The policy in use, its jobs for operators, and the numbers of moved blocks. Moves nothing (`ops::migrate`
 //! does).
 
+use super::walk::Walk;
 use super::{Cause, Pins, Placement};
 use crate::bell::Bell;
 use parking_lot::Mutex;
@@ -8,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use varve_format::Tier;
+use varve_placement::rules::Rules;
 
 /// A job, for operators.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -51,6 +53,10 @@ pub(crate) struct Placer {
     pub(crate) policy: Box<dyn Placement>,
     /// Operators' wishes, which come first.
     pub(crate) pins: Pins,
+    /// Operators' rules, which come before the policy and after commands.
+    pub(crate) rules: Rules,
+    /// The walk that applies them.
+    pub(crate) walk: Mutex<Walk>,
     /// Serializes steps; requests never wait for it.
     pub(crate) turn: Mutex<()>,
     /// A leaf of the lock order.
@@ -64,10 +70,12 @@ pub(crate) struct Placer {
 
 impl Placer {
     /// Tiers take pinned data until they are `high` percent full.
-    pub(crate) fn new(policy: Box<dyn Placement>, high: u64) -> Self {
+    pub(crate) fn new(policy: Box<dyn Placement>, rules: Rules, high: u64) -> Self {
         Self {
             policy,
             pins: Pins::new(high),
+            rules,
+            walk: Mutex::default(),
             turn: Mutex::default(),
             jobs: Mutex::default(),
             moved: Default::default(),

@@ -6,6 +6,7 @@ mod heat;
 mod hierarchy;
 pub(crate) mod jobs;
 mod pins;
+pub(crate) mod walk;
 
 pub use hierarchy::{Hierarchy, Marks};
 pub use jobs::PlacementStatus;

@@ -10,7 +10,7 @@ use super::hierarchy::Fill;
 use super::{At, Cause, Job, Move};
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
-use varve_format::{BlockNo, FileBlock, Ino, InodeKey, Pin, Tier};
+use varve_format::{BlockNo, FileBlock, Ino, InodeKey, Pin, PinnedBy, Tier};
 use varve_store::{DataTarget, MappedPart, SpaceStats};
 
 /// Files asked for at once.
@@ -44,6 +44,8 @@ struct Search {
     block: FileBlock,
     /// This pass has seen a pin.
     seen: bool,
+    /// This or an earlier pass has seen a pin that a rule has set.
+    seen_rules: bool,
     /// Pins have changed since it began.
     again: bool,
     step: u64,
@@ -98,6 +100,12 @@ impl Pins {
         Fill::of(tier, stats, false).below(self.high)
     }
 
+    /// Whether the search has seen pins that rules have set.
+    #[must_use]
+    pub fn has_seen_rules(&self) -> bool {
+        self.search.lock().seen_rules
+    }
+
     /// Pins have changed: a pass begins with the next step, or when the present one has ended.
     pub fn changed(&self) {
         let mut search = self.search.lock();
@@ -146,6 +154,7 @@ impl Pins {
             for (key, pin) in pinned {
                 search.go_to(key.ino, false);
                 search.seen = true;
+                search.seen_rules |= pin.by == PinnedBy::Rule;
                 if let Some(tier) = pin.tier()
                     && !search.file(key, tier, files, plan)
                 {

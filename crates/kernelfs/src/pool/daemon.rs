@@ -76,6 +76,7 @@ impl HostDaemon {
             )));
         }
         let mut parts = Parts::new(store, Arc::clone(&logs) as _, config, Arc::new(SystemClock));
+        parts.rules = pool.rules().clone();
         parts.fsck = Some(hook(CheckReport::of_structures));
         parts.scrub = Some(hook(CheckReport::of_data));
         let kernel = KernelFs::open(parts)?;

@@ -13,7 +13,9 @@ use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use varve_format::Tier;
 use varve_media::emulated::NvmModel;
+use varve_placement::rules::{RuleSpec, Rules};
 use varve_store::Devices;
 
 /// Version of the directory's layout and of `varve.toml`.
@@ -63,6 +65,8 @@ struct PoolToml {
     tiers: TiersToml,
     #[serde(default)]
     daemon: Config,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    rule: Vec<RuleSpec>,
 }
 
 /// A pool's place and settings; no file of it is open.
@@ -72,6 +76,7 @@ pub struct HostPool {
     uuid: [u8; 16],
     spec: PoolSpec,
     config: Config,
+    rules: Rules,
     live: PathBuf,
     owner_uid: u32,
 }
@@ -179,6 +184,7 @@ impl HostPool {
         }
         let file: PoolToml = toml::from_str(text).map_err(|error| wrong(error.to_string()))?;
         file.daemon.validate()?;
+        let rules = Rules::new(file.rule).map_err(|error| wrong(error.to_string()))?;
         let Some(uuid) = parse_uuid(&file.uuid) else {
             return Err(wrong(format!("`uuid = \"{}\"` is not a UUID", file.uuid)));
         };
@@ -188,6 +194,17 @@ impl HostPool {
             Some(&file.tiers.hdd),
         )
         .map_err(|what| wrong(format!("[tiers]: {what}")))?;
+        let lacks = |tier: &Tier| match tier {
+            Tier::Nvm => false,
+            Tier::Ssd => matches!(spec.ssd, TierSpec::None),
+            Tier::Hdd => matches!(spec.hdd, TierSpec::None),
+        };
+        if let Some(tier) = rules.tiers().find(lacks) {
+            return Err(wrong(format!(
+                "a [[rule]] names {}, and the pool has none",
+                tier.name()
+            )));
+        }
         let beside = toml_path.parent().filter(|parent| !parent.as_os_str().is_empty());
         let mut dir = beside.unwrap_or(Path::new(".")).to_owned();
         if let Some(other) = file.dir {
@@ -206,6 +223,7 @@ impl HostPool {
             uuid,
             spec,
             config: file.daemon,
+            rules,
             owner_uid,
         })
     }
@@ -238,6 +256,12 @@ impl HostPool {
     #[must_use]
     pub const fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// Returns the placement rules as configured.
+    #[must_use]
+    pub const fn rules(&self) -> &Rules {
+        &self.rules
     }
 
     /// Returns the path of the socket.
@@ -558,6 +582,7 @@ fn make_locked(
         uuid,
         spec: spec.clone(),
         config: Config::default(),
+        rules: Rules::default(),
         live: live::place(parent, &uuid_text(&uuid), owner_uid),
         owner_uid,
     };

@@ -13,6 +13,7 @@ use varve_ipc::{
 use varve_kernelfs::{Config, KernelFs, Parts, SimLogs};
 use varve_media::Region;
 use varve_media::sim::{SimMedium, SimWorld};
+use varve_placement::rules::Rules;
 use varve_store::{Devices, MkfsOptions, OpenOptions, Store};
 use zerocopy::IntoBytes;
 
@@ -58,6 +59,26 @@ impl World {
         let logs = Arc::new(SimLogs::new(sim.clone(), SimMedium::Dax));
         let clock = Arc::new(ManualClock::new(START_NS + 1_000_000_000));
         let kernel = start(&sim, &logs, &clock, &config);
+        Self {
+            sim,
+            logs,
+            clock,
+            config,
+            kernel,
+        }
+    }
+
+    /// Another daemon starts, with rules.
+    pub fn with_rules(config: Config, devices_bytes: &[(&str, u64)], rules: Rules) -> Self {
+        let Self {
+            sim,
+            logs,
+            clock,
+            config,
+            kernel,
+        } = Self::with_tiers(config, devices_bytes);
+        drop(kernel);
+        let kernel = start_with(&sim, &logs, &clock, &config, rules);
         Self {
             sim,
             logs,
@@ -125,13 +146,24 @@ pub fn devices(sim: &SimWorld) -> Devices {
 }
 
 fn start(sim: &SimWorld, logs: &Arc<SimLogs>, clock: &Arc<ManualClock>, config: &Config) -> Arc<KernelFs> {
+    start_with(sim, logs, clock, config, Rules::default())
+}
+
+fn start_with(
+    sim: &SimWorld,
+    logs: &Arc<SimLogs>,
+    clock: &Arc<ManualClock>,
+    config: &Config,
+    rules: Rules,
+) -> Arc<KernelFs> {
     let (store, _) = Store::open(devices(sim), OpenOptions::default()).unwrap();
-    let parts = Parts::new(
+    let mut parts = Parts::new(
         store,
         Arc::clone(logs) as _,
         config.clone(),
         Arc::clone(clock) as _,
     );
+    parts.rules = rules;
     KernelFs::open(parts).unwrap()
 }
 

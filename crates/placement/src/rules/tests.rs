@@ -32,7 +32,7 @@ tier = "hdd"
 
 [[rule]]
 match = "/db/**"
-pin = "ssd"
+tier = "ssd"
 
 [[rule]]
 match = "**"
@@ -44,15 +44,15 @@ tier = "nvm"
 fn first_rule_that_matches_wins_and_the_others_say_why_not() {
     let rules = rules(LOGS);
     let old = rules.explain(&file("/a/b/x.log", 2 << 20, 8));
-    assert_eq!((old.wish, old.source), (Wish::Prefer(Tier::Hdd), Source::Rule(1)));
+    assert_eq!((old.to, old.rule), (PinTo::Tier(Tier::Hdd), Some(1)));
     let young = rules.explain(&file("/db/x.log", 2 << 20, 1));
-    assert_eq!(young.wish, Wish::Pin(Tier::Ssd));
+    assert_eq!(young.to, PinTo::Tier(Tier::Ssd));
     let miss = Miss::Young {
         older_than_s: 7 * 86_400,
     };
     assert_eq!(young.passed, [(1, miss)]);
     let none = rules.explain(&file("/home/film", 2 << 30, 1));
-    assert_eq!((none.wish, none.source), (Wish::Policy, Source::Nothing));
+    assert_eq!((none.to, none.rule), (PinTo::Policy, None));
     assert_eq!(none.passed.len(), 3);
     assert_eq!(none.passed[2].1, Miss::Large { smaller_than: 16384 });
 }
@@ -68,41 +68,17 @@ fn star_stays_within_a_directory_and_two_cross_them() {
         ("/b/c", true),
         ("/c", false),
     ] {
-        let wish = rules.explain(&file(path, 0, 0)).wish;
-        assert_eq!(wish == Wish::Exclude, matches, "{path}");
+        let to = rules.explain(&file(path, 0, 0)).to;
+        assert_eq!(to == PinTo::Stay, matches, "{path}");
     }
-}
-
-#[test]
-fn nearest_command_wins_over_rules_and_farther_ones() {
-    let mut rules = rules(LOGS);
-    rules.say("/db/", Wish::Pin(Tier::Nvm));
-    rules.say("/db/cold", Wish::Pin(Tier::Hdd));
-    rules.say("/db/cold/free", Wish::Policy);
-    for (path, wish) in [
-        ("/db/x", Wish::Pin(Tier::Nvm)),
-        ("/db/cold/y/z", Wish::Pin(Tier::Hdd)),
-        ("/db/cold/free/z", Wish::Policy),
-        ("/dbx", Wish::Policy),
-    ] {
-        assert_eq!(rules.explain(&file(path, 1 << 20, 0)).wish, wish, "{path}");
-    }
-    assert_eq!(
-        rules.explain(&file("/db/x", 0, 0)).to_string(),
-        "pinned to nvm (said of /db)"
-    );
-    assert!(rules.unsay("/db") && !rules.unsay("/db"));
-    assert_eq!(rules.explain(&file("/db/x", 1 << 20, 0)).source, Source::Rule(2));
-    rules.say("/", Wish::Exclude);
-    assert_eq!(rules.explain(&file("/any", 0, 0)).wish, Wish::Exclude);
 }
 
 #[test]
 fn wrong_rules_are_refused_with_their_number_and_what_to_do() {
     let good = "[[rule]]\nmatch = 'a'\nexclude = true\n[[rule]]\n";
     for (text, part) in [
-        ("match = 'a'", "rule 2: give one of tier, pin and exclude"),
-        ("match = 'a'\ntier = 'ssd'\npin = 'ssd'", "give one of"),
+        ("match = 'a'", "rule 2: give one of tier and exclude"),
+        ("match = 'a'\ntier = 'ssd'\nexclude = true", "rule 2: give one of"),
         ("match = []\nexclude = true", "rule 2: match is empty"),
         ("match = 'a['\nexclude = true", "rule 2: \"a[\" is no pattern"),
         (
@@ -139,8 +115,8 @@ fn units_are_read_and_what_passes_the_largest_number_is_refused() {
             0 => assert!(read.is_err(), "a number in quotes needs a unit"),
             _ => {
                 let rules = Rules::new(read.unwrap().rule).unwrap();
-                assert_eq!(rules.explain(&file("/a", bytes, 0)).wish, Wish::Policy);
-                assert_eq!(rules.explain(&file("/a", bytes + 1, 0)).wish, Wish::Exclude);
+                assert_eq!(rules.explain(&file("/a", bytes, 0)).to, PinTo::Policy);
+                assert_eq!(rules.explain(&file("/a", bytes + 1, 0)).to, PinTo::Stay);
             }
         }
     }

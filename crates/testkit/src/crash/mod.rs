@@ -26,7 +26,7 @@ use crate::target;
 use oracle::History;
 use std::fmt::Display;
 use varve_format::inode::InodeSlot;
-use varve_format::{Ino, Pin, PinTo, Tier};
+use varve_format::{Ino, Pin, PinTo, PinnedBy, Tier};
 use varve_ipc::{Admin, Peer};
 use varve_libfs::{Errno, Fs, OpenFile, OpenFlags};
 use varve_media::sim::Recording;
@@ -333,7 +333,7 @@ impl Stage {
             .map_err(say)?;
         let pin = Pin {
             to: PinTo::Tier(tier),
-            own: false,
+            by: PinnedBy::Directory,
         };
         let asked = Admin::Pin {
             keys,

@@ -3,7 +3,7 @@ use super::{MOVE_BLOCKS, PASS_STEPS, PinnedFiles, Pins};
 use crate::placement::{At, Cause};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use varve_format::{BlockNo, Extent, ExtentFlags, FileBlock, Ino, InodeKey, Pin, PinTo, Tier};
+use varve_format::{BlockNo, Extent, ExtentFlags, FileBlock, Ino, InodeKey, Pin, PinTo, PinnedBy, Tier};
 use varve_store::{MappedPart, SpaceStats, TierStats};
 
 const fn key(ino: u64) -> InodeKey {
@@ -13,7 +13,7 @@ const fn key(ino: u64) -> InodeKey {
 const fn to(tier: Tier) -> Pin {
     Pin {
         to: PinTo::Tier(tier),
-        own: true,
+        by: PinnedBy::Command,
     }
 }
 
@@ -86,7 +86,7 @@ fn blocks_that_lie_elsewhere_move_to_the_tier_of_the_pin() {
     let mut files = Files::default();
     let stay = Pin {
         to: PinTo::Stay,
-        own: false,
+        by: PinnedBy::Directory,
     };
     files.files.insert(3, (stay, vec![(0, 5, Tier::Nvm, false)]));
     let parts = vec![

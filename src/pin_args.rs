@@ -84,6 +84,44 @@ pub struct ExcludeArgs {
     pub paths: Vec<PathBuf>,
 }
 
+/// Arguments of `rules`.
+#[derive(Debug, Args)]
+#[command(after_help = r#"Examples:
+  varve rules mnt                             which rule each file matches; changes nothing
+  varve rules --why mnt/var/log               with the rules that do not match, and why
+  varve rules --apply mnt                     has the daemon apply its rules now
+
+Rules are [[rule]] tables at the end of the pool's varve.toml; the first one that matches wins:
+
+  [[rule]]
+  match = ["*.log", "/var/spool/**"]          # without "/" a pattern matches names in all directories
+  older_than = "7d"                           # since the last change of the data; also younger_than
+  larger_than = "1MiB"                        # also smaller_than
+  tier = "hdd"
+
+  [[rule]]
+  match = "*.iso"
+  exclude = true                              # is not moved
+
+Paths begin at the pool's root. The daemon reads the rules when it starts, and applies them then, each ten minutes, and
+with --apply; new files are where the policy puts them until then. A file that matches no longer is placed by the policy
+again. What `varve pin` and `varve exclude` say of a file or its directory comes before the rules. Without --apply the
+rules are those that varve.toml has now."#)]
+pub struct RulesArgs {
+    /// Have the daemon apply the rules that it has read
+    #[arg(long, conflicts_with = "why")]
+    pub apply: bool,
+    /// Show the rules that were tried before, and why they do not match
+    #[arg(long)]
+    pub why: bool,
+    /// Print it as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Files and directories in a mount of a pool
+    #[arg(required = true)]
+    pub paths: Vec<PathBuf>,
+}
+
 /// Arguments of `which-tier`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
