@@ -113,8 +113,9 @@ pub struct TierArgs {
   cp -a /usr/share/doc ./pool/mnt/        (in another terminal)
   varve status ./pool
 
-Defaults of a new pool: --nvm 1G --ssd 16G --hdd 64G; the files are sparse. The sizes of an existing pool do not
-change. `up` runs the daemon and the mount as two processes and restarts either if it dies (five tries).")]
+Defaults of a new pool: --nvm 1G --ssd 16G --hdd 64G; the files are sparse. The sizes of an
+existing pool do not change. `up` runs the daemon and the mount as two processes and restarts
+either if it dies (five tries).")]
 pub struct UpArgs {
     /// Directory of the pool; made if it is not there
     pub dir: PathBuf,
@@ -150,8 +151,9 @@ pub struct UpArgs {
 /// Arguments of `down`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Waits until programs that use the mount have ended (it names them); then everything is digested and the daemon
-ends. Nothing happens to a pool that is not up, but a mount that a killed run left behind is taken away."
+    after_help = "Waits until programs that use the mount have ended (it names them); then everything is digested
+and the daemon ends. Nothing happens to a pool that is not up, but a mount that a killed run left
+behind is taken away."
 )]
 pub struct DownArgs {
     /// Directory of the pool
@@ -168,11 +170,12 @@ pub struct DownArgs {
   varve destroy ./pool --yes
   varve destroy --orphans         what pools left in /dev/shm whose directories were removed
 
-Removes the pool's images and logs, its memory in the live directory, and its directory if nothing else lies there. Tiers
-on devices or files outside of it stay as they are: their names may be another disk's by now. Refused while a daemon serves
-the pool or it is mounted. What `--orphans` removes is listed first: live directories of this user's pools (of everybody's,
-for root) in which no daemon works and whose pool is not where it was when its daemon was last started. A pool that was
-moved, or that another container or mount namespace holds, counts as gone: look at the list.")]
+Removes the pool's images and logs, its memory in the live directory, and its directory if nothing
+else lies there. Tiers on devices or files outside of it stay as they are: their names may be
+another disk's by now. Refused while a daemon serves the pool or it is mounted. What `--orphans`
+removes is listed first: live directories of this user's pools (of everybody's, for root) in which
+no daemon works and whose pool is not where it was when its daemon was last started. A pool that
+was moved, or that another container or mount namespace holds, counts as gone: look at the list.")]
 pub struct DestroyArgs {
     /// Directory of the pool
     #[arg(required_unless_present = "orphans", conflicts_with = "orphans")]
@@ -197,9 +200,10 @@ pub struct DestroyArgs {
   varve down ./pool && varve upgrade ./pool
   varve upgrade --check ./pool    only says which version it has
 
-Pools of older versions are served as they are. An upgrade lets a pool use features that came since; it changes nothing
-else, takes milliseconds, and may be cut off at any point and run again. What waits in logs stays there. There is no way
-back: older programs refuse the pool from then on. docs/reference/format.md lists the versions and features.")]
+Pools of older versions are served as they are. An upgrade lets a pool use features that came
+since; it changes nothing else, takes milliseconds, and may be cut off at any point and run again.
+What waits in logs stays there. There is no way back: older programs refuse the pool from then on.
+docs/reference/format.md lists the versions and features.")]
 pub struct UpgradeArgs {
     /// The pool: its directory or its TOML file
     pub pool: PathBuf,
@@ -220,8 +224,9 @@ pub struct UpgradeArgs {
   varve mkfs /var/lib/varve --nvm dax:/dev/dax0.0 --ssd /dev/nvme0n1    all of a devdax device
   varve mkfs /var/lib/varve --nvm 4G --ssd nvme:0000:00:04.0    drive the SSD from the daemon, without the kernel
 
-NVM holds all metadata and new data; the sizes cannot be changed later. A file or device given by its path must start
-with zeros, so that nothing is overwritten by mistake. `varve doctor` shows which ways to a device work here. Sparse files may promise more than the host's disk has: then
+NVM holds all metadata and new data; the sizes cannot be changed later. A file or device given by
+its path must start with zeros, so that nothing is overwritten by mistake. `varve doctor` shows
+which ways to a device work here. Sparse files may promise more than the host's disk has: then
 `df` shows the smaller number, and writes fail with ENOSPC before anything is lost.")]
 pub struct MkfsArgs {
     /// Directory of the new pool; must not hold a pool
@@ -237,9 +242,9 @@ pub struct MkfsArgs {
 /// Arguments of `serve`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Recovers whatever an earlier daemon or a power cut left, then listens on POOL/sock until Ctrl-C or SIGTERM; then it
-digests all logs and ends. `varve up` runs this and `varve mount` for you. Settings are in POOL/varve.toml, section
-[daemon]."
+    after_help = "Recovers whatever an earlier daemon or a power cut left, then listens on POOL/sock until Ctrl-C or
+SIGTERM; then it digests all logs and ends. `varve up` runs this and `varve mount` for you.
+Settings are in POOL/varve.toml, section [daemon]."
 )]
 pub struct ServeArgs {
     /// The pool: its directory or its TOML file
@@ -255,8 +260,8 @@ pub struct ServeArgs {
 /// Arguments of `mount`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Needs a running daemon (`varve serve` or `varve up`); a pool may be mounted several times at once. Root mounts
-directly; other users need fusermount3 (Debian: apt-get install fuse3).
+    after_help = "Needs a running daemon (`varve serve` or `varve up`); a pool may be mounted several times at once.
+Root mounts directly; other users need fusermount3 (Debian: apt-get install fuse3).
 
 Options (-o, separated by commas; the last of those that contradict each other counts):
   ro, rw                            no changes through this mount, or changes
@@ -269,8 +274,8 @@ Options (-o, separated by commas; the last of those that contradict each other c
                                     those of directories do not move
   uring, nouring                    take requests by io_uring where the kernel offers it (the default; `varve doctor` says how
                                     to switch it on), or from /dev/fuse always
-The default of the times is `atime` in the section [daemon] of POOL/varve.toml. Programs under `varve run` go by the mount's.
-For /etc/fstab see mount.varve(8): docs/reference/mount.varve.8."
+The default of the times is `atime` in the section [daemon] of POOL/varve.toml. Programs under
+`varve run` go by the mount's. For /etc/fstab see mount.varve(8): docs/reference/mount.varve.8."
 )]
 pub struct MountArgs {
     /// The pool: its directory or its TOML file
@@ -320,11 +325,13 @@ pub struct PoolJsonArgs {
 /// Arguments of `sync`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "What syncfs(2) promises, for all programs at once: what returned before this command began, through any mount of the pool, under
-`varve run` or linked, is durable when it ends with 0. The kernel does not tell a FUSE file system of syncfs(2), so `sync`
-and `sync -f` on the mount make nothing durable beyond what the mount does by itself within a second; use this command, fsync
-of the file, or --sync-always. It waits for the digest of all logs, and for a client that stopped in the middle of a call up
-to wait_ms (30 s), after which it fails. On a pool in memory (--nvm shm:…) nothing survives power-off."
+    after_help = "What syncfs(2) promises, for all programs at once: what returned before this command began,
+through any mount of the pool, under `varve run` or linked, is durable when it ends with 0. The
+kernel does not tell a FUSE file system of syncfs(2), so `sync` and `sync -f` on the mount make
+nothing durable beyond what the mount does by itself within a second; use this command, fsync of
+the file, or --sync-always. It waits for the digest of all logs, and for a client that stopped in
+the middle of a call up to wait_ms (30 s), after which it fails. On a pool in memory (--nvm shm:…)
+nothing survives power-off."
 )]
 pub struct SyncArgs {
     /// The pool: its directory or its TOML file
@@ -340,10 +347,11 @@ pub struct SyncArgs {
   varve clone ./pool/mnt/db.img ./pool/mnt/before-upgrade.img
   varve clone --force ./pool/mnt/base.img ./pool/mnt/vm/
 
-The new file takes no space but for its map, and takes its own blocks where one of the two is written later. It
-appears under its name when it is whole, with the permission bits of the source; owner and times are those of a new
-file. Programs do the same: `varve run -- cp --reflink=always SRC DST`. Through the mount, `cp` shares blocks of
-files of 1 MiB and more, as the kernel passes on copy_file_range alone.")]
+The new file takes no space but for its map, and takes its own blocks where one of the two is
+written later. It appears under its name when it is whole, with the permission bits of the source;
+owner and times are those of a new file. Programs do the same: `varve run -- cp --reflink=always
+SRC DST`. Through the mount, `cp` shares blocks of files of 1 MiB and more, as the kernel passes
+on copy_file_range alone.")]
 pub struct CloneArgs {
     /// The file to clone: a path in a mount of the pool
     pub source: PathBuf,
@@ -364,9 +372,10 @@ pub struct CloneArgs {
   varve top ./pool --once               two looks a second apart, as text
   varve top ./pool --json | jq .rates   the same as JSON: status (as `status --json`), programs by pid, rates
 
-`full` is the share of a session's log that waits to be digested (… while it is being digested); `asked` counts leases that
-the session was asked to give back and has not; `waits` its requests that wait for others. Lines under the table say for
-which inode, since when, and who has it (`find DIR -inum N` names it).")]
+`full` is the share of a session's log that waits to be digested (… while it is being digested);
+`asked` counts leases that the session was asked to give back and has not; `waits` its requests
+that wait for others. Lines under the table say for which inode, since when, and who has it (`find
+DIR -inum N` names it).")]
 pub struct TopArgs {
     /// The pool: its directory or its TOML file
     pub pool: PathBuf,
@@ -396,8 +405,9 @@ fn interval(text: &str) -> Result<f64, String> {
   varve metrics ./pool --listen 127.0.0.1:9185         for Prometheus, at http://127.0.0.1:9185/metrics
   varve serve ./pool --metrics 127.0.0.1:9185          the same from within the daemon (also `up --metrics`)
 
-The numbers are those of `status --json`; docs/reference/metrics.md lists them. A listener of its own goes on when the daemon is
-away and then says varve_up 0. There is no password: choose an address that only your monitoring reaches.")]
+The numbers are those of `status --json`; docs/reference/metrics.md lists them. A listener of its
+own goes on when the daemon is away and then says varve_up 0. There is no password: choose an
+address that only your monitoring reaches.")]
 pub struct MetricsArgs {
     /// The pool: its directory or its TOML file
     pub pool: PathBuf,
@@ -409,11 +419,12 @@ pub struct MetricsArgs {
 /// Arguments of `fsck`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Without --repair nothing is written. A pool that is being served is checked by its daemon (between two transactions); a
-stopped one is checked in full, data on NVM included (reads compare only what `verify_nvm_reads` says; `varve scrub` verifies all data). Repair
-needs a stopped pool. What cannot be had back is named with its path and bytes: damaged data on NVM goes to a slower
-tier, where reads of it fail; inodes without a name come to /lost+found. Cut off at any point, a repair can be started
-again. Exit codes, as fsck(8):
+    after_help = "Without --repair nothing is written. A pool that is being served is checked by its daemon (between
+two transactions); a stopped one is checked in full, data on NVM included (reads compare only what
+`verify_nvm_reads` says; `varve scrub` verifies all data). Repair needs a stopped pool. What
+cannot be had back is named with its path and bytes: damaged data on NVM goes to a slower tier,
+where reads of it fail; inodes without a name come to /lost+found. Cut off at any point, a repair
+can be started again. Exit codes, as fsck(8):
   0  clean
   1  damage was mended
   4  damage is left (always without --repair)
@@ -436,8 +447,8 @@ pub struct FsckArgs {
 /// Arguments of `debug`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "The pool must be stopped (`varve down DIR`), but for `session`, which asks its daemon; nothing is changed. What the
-journal holds beyond the last checkpoint is shown as if it were in place."
+    after_help = "The pool must be stopped (`varve down DIR`), but for `session`, which asks its daemon; nothing is
+changed. What the journal holds beyond the last checkpoint is shown as if it were in place."
 )]
 pub struct DebugArgs {
     /// The structure to print.
@@ -509,9 +520,9 @@ pub enum DebugWhat {
 /// Arguments of `doctor`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Looks at io_uring, NVMe nodes and controllers, drivers for user space (vfio-pci, uio_pci_generic), the IOMMU, huge pages and
-rights, and prints for each whether it is there and else the commands that mend it. Changes nothing. It needs no pool
-and no root, but sees less without.
+    after_help = "Looks at io_uring, NVMe nodes and controllers, drivers for user space (vfio-pci, uio_pci_generic),
+the IOMMU, huge pages and rights, and prints for each whether it is there and else the commands
+that mend it. Changes nothing. It needs no pool and no root, but sees less without.
 
 Exit codes:
   0  nothing is missing for the devices of this machine
@@ -526,9 +537,10 @@ pub struct DoctorArgs {
 /// Arguments of `bench`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "One thread, 4 KiB calls, through LibFS (no kernel) and through the file system that the pool's directory lies on. A
-LibFS write survives the end of any program when it returns; the host's does not need to until fdatasync, so both are
-shown. It takes some seconds and works in a directory of its own, which it removes. For real numbers: `cargo bench`."
+    after_help = "One thread, 4 KiB calls, through LibFS (no kernel) and through the file system that the pool's
+directory lies on. A LibFS write survives the end of any program when it returns; the host's does
+not need to until fdatasync, so both are shown. It takes some seconds and works in a directory of
+its own, which it removes. For real numbers: `cargo bench`."
 )]
 pub struct BenchArgs {
     /// The pool: its directory (its daemon must run)
@@ -548,10 +560,12 @@ pub struct BenchArgs {
   varve run --stats --mount ./pool/mnt -- tar -C ./pool/mnt -xf linux.tar
   varve run --mount ./a/mnt --mount ./b/mnt -- cp -a ./a/mnt/dir ./b/mnt
 
-Unmodified, dynamically linked programs of x86-64; what they start is served too. Paths under a mount go to LibFS in
-the program's process, all others to the kernel. Several pools are served at once, each path by the pool whose mount it
-leads to; between two of them files are copied, not renamed or linked (EXDEV), as between any two file systems. Whatever is not served (static programs, raw system calls, io_uring)
-works through the mount. docs/guide/run.md lists the calls. The exit code is the program's; 128 + N if signal N ended it.")]
+Unmodified, dynamically linked programs of x86-64; what they start is served too. Paths under a
+mount go to LibFS in the program's process, all others to the kernel. Several pools are served at
+once, each path by the pool whose mount it leads to; between two of them files are copied, not
+renamed or linked (EXDEV), as between any two file systems. Whatever is not served (static
+programs, raw system calls, io_uring) works through the mount. docs/guide/run.md lists the calls.
+The exit code is the program's; 128 + N if signal N ended it.")]
 pub struct RunArgs {
     /// Print at the end, as JSON on standard error, how many calls were served in-process and how many fell
     /// back, by name

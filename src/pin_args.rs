@@ -1,28 +1,23 @@
 //! The command line of `varve pin`, `unpin`, `exclude` and `which-tier`: options and help. No behaviour.
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use std::path::PathBuf;
 use varve_format::Tier;
 
-/// A tier, as operators write it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum TierName {
-    /// Byte-addressable memory
-    Nvm,
-    /// Flash
-    Ssd,
-    /// Disk
-    Hdd,
+/// Parses the name of a tier.
+fn tier(text: &str) -> Result<Tier, String> {
+    Tier::named(text).ok_or_else(|| "it is nvm, ssd or hdd".into())
 }
 
-impl From<TierName> for Tier {
-    fn from(name: TierName) -> Self {
-        match name {
-            TierName::Nvm => Self::Nvm,
-            TierName::Ssd => Self::Ssd,
-            TierName::Hdd => Self::Hdd,
-        }
-    }
+/// Files and directories.
+#[derive(Debug, Args)]
+pub struct TreeArgs {
+    /// Print it as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Files and directories in a mount of a pool
+    #[arg(required = true)]
+    pub paths: Vec<PathBuf>,
 }
 
 /// Arguments of `pin`.
@@ -32,25 +27,23 @@ impl From<TierName> for Tier {
   varve pin --tier hdd --wait mnt/archive     returns when all of it is on the disk
   varve which-tier mnt/db                     where it is now, and what it waits for
 
-A pin of a directory holds for everything in it and for what is made in it later, except for what has a pin of its
-own. A file that is renamed into another directory takes that one's pin, and a directory so takes it for what is made
-in it later; `varve pin` again for what it holds. New data goes to the tier at once, older data moves in the
-background. A pin never makes a write fail: while the tier is full (placement_high_percent) new data goes where the
-policy puts it and follows later; data without a pin makes room. Blocks that files share (clones) are not moved by
-pins. For root and the pool's owner.")]
+A pin of a directory holds for everything in it and for what is made in it later, except for what
+has a pin of its own. A file that is renamed into another directory takes that one's pin, and a
+directory so takes it for what is made in it later; `varve pin` again for what it holds. New data
+goes to the tier at once, older data moves in the background. A pin never makes a write fail:
+while the tier is full (placement_high_percent) new data goes where the policy puts it and follows
+later; data without a pin makes room. Blocks that files share (clones) are not moved by pins. For
+root and the pool's owner.")]
 pub struct PinArgs {
     /// The tier
-    #[arg(long, value_enum)]
-    pub tier: TierName,
+    #[arg(long, value_name = "nvm|ssd|hdd", value_parser = tier)]
+    pub tier: Tier,
     /// Wait until the data is there; fails if it cannot move there now, and says why
     #[arg(long)]
     pub wait: bool,
-    /// Print what was done as JSON
-    #[arg(long)]
-    pub json: bool,
-    /// Files and directories in a mount of a pool
-    #[arg(required = true)]
-    pub paths: Vec<PathBuf>,
+    /// What to look at.
+    #[command(flatten)]
+    pub at: TreeArgs,
 }
 
 /// Arguments of `unpin`.
@@ -58,14 +51,12 @@ pub struct PinArgs {
 #[command(after_help = "Example:
   varve unpin mnt/db                          the policy decides again
 
-Ends what `pin` and `exclude` said of the paths and of everything below them, except for what has a pin of its own.")]
+Ends what `pin` and `exclude` said of the paths and of everything below them, except for what has
+a pin of its own.")]
 pub struct UnpinArgs {
-    /// Print what was done as JSON
-    #[arg(long)]
-    pub json: bool,
-    /// Files and directories in a mount of a pool
-    #[arg(required = true)]
-    pub paths: Vec<PathBuf>,
+    /// What to look at.
+    #[command(flatten)]
+    pub at: TreeArgs,
 }
 
 /// Arguments of `exclude`.
@@ -73,15 +64,12 @@ pub struct UnpinArgs {
 #[command(after_help = "Example:
   varve exclude mnt/images                    what is there stays on the tiers where it is
 
-The data of the files is not moved any more, neither to slower tiers when theirs is full nor to faster ones when it is
-read. It holds for directories as `varve pin` does; `varve unpin` ends it.")]
+The data of the files is not moved any more, neither to slower tiers when theirs is full nor to
+faster ones when it is read. It holds for directories as `varve pin` does; `varve unpin` ends it.")]
 pub struct ExcludeArgs {
-    /// Print what was done as JSON
-    #[arg(long)]
-    pub json: bool,
-    /// Files and directories in a mount of a pool
-    #[arg(required = true)]
-    pub paths: Vec<PathBuf>,
+    /// What to look at.
+    #[command(flatten)]
+    pub at: TreeArgs,
 }
 
 /// Arguments of `rules`.
@@ -103,10 +91,11 @@ Rules are [[rule]] tables at the end of the pool's varve.toml; the first one tha
   match = "*.iso"
   exclude = true                              # is not moved
 
-Paths begin at the pool's root. The daemon reads the rules when it starts, and applies them then, each ten minutes, and
-with --apply; new files are where the policy puts them until then. A file that matches no longer is placed by the policy
-again. What `varve pin` and `varve exclude` say of a file or its directory comes before the rules. Without --apply the
-rules are those that varve.toml has now."#)]
+Paths begin at the pool's root. The daemon reads the rules when it starts, and applies them then,
+each ten minutes, and with --apply; new files are where the policy puts them until then. A file
+that matches no longer is placed by the policy again. What `varve pin` and `varve exclude` say of
+a file or its directory comes before the rules. Without --apply the rules are those that
+varve.toml has now."#)]
 pub struct RulesArgs {
     /// Have the daemon apply the rules that it has read
     #[arg(long, conflicts_with = "why")]
@@ -114,12 +103,9 @@ pub struct RulesArgs {
     /// Show the rules that were tried before, and why they do not match
     #[arg(long)]
     pub why: bool,
-    /// Print it as JSON
-    #[arg(long)]
-    pub json: bool,
-    /// Files and directories in a mount of a pool
-    #[arg(required = true)]
-    pub paths: Vec<PathBuf>,
+    /// What to look at.
+    #[command(flatten)]
+    pub at: TreeArgs,
 }
 
 /// Arguments of `which-tier`.
@@ -129,17 +115,15 @@ pub struct RulesArgs {
   varve which-tier --extents mnt/db/main      each extent, with the reads that the daemon has seen
   varve which-tier --json mnt/db | jq .tiers
 
-What is logged is digested first. `waiting` says what keeps pinned data from moving: the tier is full, the space is
-promised to sessions, the host's disk is full. Reads count blocks of 4 KiB of the 2 MiB around an extent's
-beginning, older ones half; reads of data in NVM, which programs map, count in part. For root and the pool's owner.")]
+What is logged is digested first. `waiting` says what keeps pinned data from moving: the tier is
+full, the space is promised to sessions, the host's disk is full. Reads count blocks of 4 KiB of
+the 2 MiB around an extent's beginning, older ones half; reads of data in NVM, which programs map,
+count in part. For root and the pool's owner.")]
 pub struct WhichTierArgs {
     /// Show each extent
     #[arg(long)]
     pub extents: bool,
-    /// Print it as JSON, with each extent
-    #[arg(long)]
-    pub json: bool,
-    /// Files and directories in a mount of a pool
-    #[arg(required = true)]
-    pub paths: Vec<PathBuf>,
+    /// What to look at.
+    #[command(flatten)]
+    pub at: TreeArgs,
 }

@@ -112,7 +112,7 @@ fn pin_that_cannot_be_is_refused_or_says_what_it_waits_for() {
     assert!(said.contains("has no hdd"), "{said}");
     let said = fails(&["pin", "--tier", "ssd"], &pool.mnt().join("missing"));
     assert!(said.contains("cannot find"), "{said}");
-    let said = fails(&["unpin"], &pool.outside());
+    let said = fails(&["unpin"], pool.outside());
     assert!(said.contains("is not in a mount of a pool"), "{said}");
 
     // More than the SSD holds: all of it is written, and what waits says why.

@@ -34,7 +34,8 @@ pub enum CacheCommand {
 #[derive(Debug, Args)]
 #[command(
     disable_help_flag = true,
-    after_help = "The proxy is a program of its own, beside this one or in PATH; `varve-cache-proxy --help` describes it."
+    after_help = "The proxy is a program of its own, beside this one or in PATH; `varve-cache-proxy --help`
+describes it."
 )]
 pub struct ProxyArgs {
     /// Arguments of `varve-cache-proxy`

@@ -89,10 +89,11 @@ pub struct PoolArgs {
 #[command(after_help = "Example:
   varve dedup estimate /srv/images --exclude '*.tmp'
 
-Everything is read once and nothing is written. Zeros and holes count for nothing. What fits into --memory
-is counted exactly; beyond that a sample of the blocks is counted, chosen by their hash, and the standard
-error is shown. A pool shares blocks of 4 KiB at equal alignment, by default in runs of four and more: the
-first line is the most it can save. Encrypted and compressed files share next to nothing.")]
+Everything is read once and nothing is written. Zeros and holes count for nothing. What fits into
+--memory is counted exactly; beyond that a sample of the blocks is counted, chosen by their hash,
+and the standard error is shown. A pool shares blocks of 4 KiB at equal alignment, by default in
+runs of four and more: the first line is the most it can save. Encrypted and compressed files
+share next to nothing.")]
 pub struct EstimateArgs {
     /// Directories or files
     #[arg(required = true)]
@@ -114,14 +115,14 @@ pub struct EstimateArgs {
   varve dedup scan /srv/images --state ~/.cache/varve-scan
   varve dedup scan /srv/images --state ~/.cache/varve-scan --list --json | jq '.runs[0]'
 
-The state keeps a checksum of 4 bytes for each block of 4 KiB (1/1024 of the data), so that the next scan
-reads only what is new or has changed, and one that was interrupted goes on where it was (what it had read
-since its last save is read again). Two neighbouring checksums are a key of 64 bits; equal keys are found
-in passes over the state, as many as --memory asks for, with the same result for any memory. For each file
-some 200 bytes come on top of it.
+The state keeps a checksum of 4 bytes for each block of 4 KiB (1/1024 of the data), so that the
+next scan reads only what is new or has changed, and one that was interrupted goes on where it was
+(what it had read since its last save is read again). Two neighbouring checksums are a key of 64
+bits; equal keys are found in passes over the state, as many as --memory asks for, with the same
+result for any memory. For each file some 200 bytes come on top of it.
 
-A checksum is no proof, and single blocks (about 3 % of all duplicates) are not found. Nothing is changed
-and nothing is shared: sharing compares all bytes first.")]
+A checksum is no proof, and single blocks (about 3 % of all duplicates) are not found. Nothing is
+changed and nothing is shared: sharing compares all bytes first.")]
 pub struct ScanArgs {
     /// Directories or files
     #[arg(required = true)]
@@ -153,24 +154,26 @@ pub struct ScanArgs {
   varve dedup apply ./pool/mnt --state ~/.cache/varve-scan --min-age 1h --rate 50M
   varve dedup apply ./pool/mnt --json | jq '.left'
 
-Reads the files as `varve dedup scan` does (with --state only what is new or has changed; without it, everything,
-and the state is thrown away), and has the daemon share each run that looks the same. The daemon holds both files,
-compares all bytes, and shares them in one transaction of its journal: a file that changes meanwhile is not harmed,
-and at a crash a run is shared or it is not. No byte and no time of a file changes. Nothing stays but the shared
-blocks; a later write to one of the files takes a block of its own. What is shared already is neither compared nor
-shared again: a second run finds nothing left to do, and one that was interrupted goes on where it was.
+Reads the files as `varve dedup scan` does (with --state only what is new or has changed; without
+it, everything, and the state is thrown away), and has the daemon share each run that looks the
+same. The daemon holds both files, compares all bytes, and shares them in one transaction of its
+journal: a file that changes meanwhile is not harmed, and at a crash a run is shared or it is not.
+No byte and no time of a file changes. Nothing stays but the shared blocks; a later write to one
+of the files takes a block of its own. What is shared already is neither compared nor shared
+again: a second run finds nothing left to do, and one that was interrupted goes on where it was.
 
-Left, and named with the reason: files that a program has open for writing or has mapped shared (as far as this
-user may look at processes), that a program under
-`varve run` or with the library uses or has used, that have changed
-since they were read, that are immutable, and that belong to another user. The owner of the pool and root share
-the files of all users, but no file with one of another user unless `dedup_scope` in varve.toml is `group` or
-`pool`; across users only blocks on SSD and HDD.
+Left, and named with the reason: files that a program has open for writing or has mapped shared
+(as far as this user may look at processes), that a program under `varve run` or with the library
+uses or has used, that have changed since they were read, that are immutable, and that belong to
+another user. The owner of the pool and root share the files of all users, but no file with one of
+another user unless `dedup_scope` in varve.toml is `group` or `pool`; across users only blocks on
+SSD and HDD.
 
-Memory: --memory for the search (in as many passes as that takes), 250 bytes a file, and a file of 24 bytes a run
-in the state. --rate bounds what is read and what is compared, each.
+Memory: --memory for the search (in as many passes as that takes), 250 bytes a file, and a file of
+24 bytes a run in the state. --rate bounds what is read and what is compared, each.
 
-Exit status: 0 if all was done that may be (files may have been left); 1 if it was stopped, or space ran out.")]
+Exit status: 0 if all was done that may be (files may have been left); 1 if it was stopped, or
+space ran out.")]
 pub struct ApplyArgs {
     /// Directory that keeps the checksums between runs; may be that of a scan of the same paths
     #[arg(long, value_name = "DIR")]
@@ -197,10 +200,11 @@ pub struct ApplyArgs {
 #[command(after_help = "Example:
   varve dedup status ./pool/mnt/images
 
-`alone` is what no other file has; `shared` counts shared blocks once for each place that has them, and `kept in`
-once; `saved` is what the files would take more if they shared nothing with each other. Clones (`cp --reflink`,
-`varve clone`) count as well: nothing tells them from what `apply` has shared. `varve usage` tells it by file.
-Only the owner of a file is told of its blocks; root and the pool's owner of all.")]
+`alone` is what no other file has; `shared` counts shared blocks once for each place that has
+them, and `kept in` once; `saved` is what the files would take more if they shared nothing with
+each other. Clones (`cp --reflink`, `varve clone`) count as well: nothing tells them from what
+`apply` has shared. `varve usage` tells it by file. Only the owner of a file is told of its
+blocks; root and the pool's owner of all.")]
 pub struct DedupStatusArgs {
     /// Files of the pool, and the form of the output.
     #[command(flatten)]
@@ -213,11 +217,12 @@ pub struct DedupStatusArgs {
   varve usage ./pool/mnt/images
   varve usage -s ./pool/mnt/*
 
-For each file, then for each path: `total` is all that is mapped, `alone` what no other place has (in this file or
-another), `shared` the rest; `set shared` counts each shared block below the path once, also if one file has it
-several times: alone + set shared is what the path takes. The columns are those of `btrfs filesystem du`, where
-`alone` is called `exclusive`. `du` counts shared blocks in full, for each file. What is in logs counts. Holes and
-metadata do not. Only the owner of a file is told of its blocks; root and the pool's owner of all.")]
+For each file, then for each path: `total` is all that is mapped, `alone` what no other place has
+(in this file or another), `shared` the rest; `set shared` counts each shared block below the path
+once, also if one file has it several times: alone + set shared is what the path takes. The
+columns are those of `btrfs filesystem du`, where `alone` is called `exclusive`. `du` counts
+shared blocks in full, for each file. What is in logs counts. Holes and metadata do not. Only the
+owner of a file is told of its blocks; root and the pool's owner of all.")]
 pub struct UsageArgs {
     /// Only a line for each path
     #[arg(short, long)]
@@ -233,15 +238,18 @@ pub struct UsageArgs {
   varve dedup undo ./pool/mnt/images/db.img
   varve dedup undo ./pool/mnt --dry-run            only says how much space it takes
 
-Every shared block of the files is copied to a place of its own on the tier where it lies (or a slower one, if that
-is full); the last file that has a block keeps it without a copy. Done by the daemon, 16 MiB at a time, each in a
-transaction: at no moment is a byte missing, also at a crash. Bytes, times (mtime, ctime) and modes stay. Programs
-may read and write the files meanwhile. Clones are undone, too: nothing tells them from what `apply` has shared.
+Every shared block of the files is copied to a place of its own on the tier where it lies (or a
+slower one, if that is full); the last file that has a block keeps it without a copy. Done by the
+daemon, 16 MiB at a time, each in a transaction: at no moment is a byte missing, also at a crash.
+Bytes, times (mtime, ctime) and modes stay. Programs may read and write the files meanwhile.
+Clones are undone, too: nothing tells them from what `apply` has shared.
 
-If the copies need more than is free, nothing is begun. If space runs out nevertheless, as others write, it ends:
-what was done stays done, the rest stays shared, and nothing is lost. A second run goes on.
+If the copies need more than is free, nothing is begun. If space runs out nevertheless, as others
+write, it ends: what was done stays done, the rest stays shared, and nothing is lost. A second run
+goes on.
 
-Exit status: 0 if all files have blocks of their own, but for those that are named; 1 if it was refused or stopped.")]
+Exit status: 0 if all files have blocks of their own, but for those that are named; 1 if it was
+refused or stopped.")]
 pub struct UndoArgs {
     /// Change nothing; say what would be copied and what is free
     #[arg(long)]
@@ -295,15 +303,15 @@ pub struct LimitArgs {
   varve dedup cluster --remove old.img --manifest images.clusters
   varve dedup cluster --manifest images.clusters --json        what is in it
 
-An image is a raw disk (MBR, GPT, ext4), a qcow2, a directory, a tar archive (also .gz and .zst), an OCI
-image (a layout or an archive), or a list of packages: dpkg's status, apk's installed, or `name version
-[arch] bytes` a line, as by
+An image is a raw disk (MBR, GPT, ext4), a qcow2, a directory, a tar archive (also .gz and .zst),
+an OCI image (a layout or an archive), or a list of packages: dpkg's status, apk's installed, or
+`name version [arch] bytes` a line, as by
   rpm -qa --qf '%{NAME} %{VERSION}-%{RELEASE} %{ARCH} %{SIZE}\\n'
   dpkg-query -W -f '${Package} ${Version} ${Architecture} ${Installed-Size}\\n'
-Images are parsed in a process without rights, never mounted; what cannot be parsed is compared by blocks.
-The manifest holds samples of hashes, some 100 KiB an image, and no content. Images whose size and time
-are unchanged are not read. Levels: images of a cluster share at least half (0.5) or nine tenths (0.9) of
-what is not in all, or are equal (1).")]
+Images are parsed in a process without rights, never mounted; what cannot be parsed is compared by
+blocks. The manifest holds samples of hashes, some 100 KiB an image, and no content. Images whose
+size and time are unchanged are not read. Levels: images of a cluster share at least half (0.5) or
+nine tenths (0.9) of what is not in all, or are equal (1).")]
 pub struct ClusterArgs {
     /// Images to add, or to look at again
     pub images: Vec<PathBuf>,
@@ -342,11 +350,11 @@ pub struct ClusterArgs {
   varve dedup plan --manifest images.clusters --hosts 3 --memory 16G
   varve dedup plan --manifest images.clusters --waves 4
 
-With --hosts, each image takes its distinct content of a host's memory, and what is shared is not counted
-twice only in what is saved: a plan still fits when sharing ends. With --waves, all waves have as equal
-numbers of images as can be, and a wave sends what its images share once. What chance would save under the
-same bounds is shown beside it (64 random plans). By --weigh or table 4.1 of the paper, a plan weighs
-blocks and packages where both are known.")]
+With --hosts, each image takes its distinct content of a host's memory, and what is shared is not
+counted twice only in what is saved: a plan still fits when sharing ends. With --waves, all waves
+have as equal numbers of images as can be, and a wave sends what its images share once. What
+chance would save under the same bounds is shown beside it (64 random plans). By --weigh or table
+4.1 of the paper, a plan weighs blocks and packages where both are known.")]
 pub struct PlanArgs {
     /// The manifest (see `varve dedup cluster`)
     #[arg(long, value_name = "FILE")]
@@ -379,8 +387,9 @@ pub struct PlanArgs {
 #[command(after_help = "Example:
   varve dedup similar broken.img --manifest images.clusters
 
-SIM is what two images share of all that either has (equation 4.1), S what they share of the smaller one
-(4.2). The difference to the nearest image (or to --to) names packages, versions and directories.")]
+SIM is what two images share of all that either has (equation 4.1), S what they share of the
+smaller one (4.2). The difference to the nearest image (or to --to) names packages, versions and
+directories.")]
 pub struct SimilarArgs {
     /// An image of the manifest by its path, or another one, which is read
     pub image: PathBuf,

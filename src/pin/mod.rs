@@ -26,11 +26,11 @@ const STUCK_LIMIT: Duration = Duration::from_secs(5);
 
 /// `varve pin`.
 pub fn pin(args: &PinArgs) -> anyhow::Result<()> {
-    let to = PinTo::Tier(args.tier.into());
-    let said = format!("pinned to {}", varve_format::Tier::from(args.tier).name());
-    set(&args.paths, to, args.json, &said)?;
+    let to = PinTo::Tier(args.tier);
+    let said = format!("pinned to {}", args.tier.name());
+    set(&args.at.paths, to, args.at.json, &said)?;
     if args.wait {
-        let paths = Paths::find(&args.paths)?;
+        let paths = Paths::find(&args.at.paths)?;
         wait(&paths)?;
     }
     Ok(())
@@ -38,12 +38,12 @@ pub fn pin(args: &PinArgs) -> anyhow::Result<()> {
 
 /// `varve unpin`.
 pub fn unpin(args: &UnpinArgs) -> anyhow::Result<()> {
-    set(&args.paths, PinTo::Policy, args.json, "not pinned any more")
+    set(&args.at.paths, PinTo::Policy, args.at.json, "not pinned any more")
 }
 
 /// `varve exclude`.
 pub fn exclude(args: &ExcludeArgs) -> anyhow::Result<()> {
-    set(&args.paths, PinTo::Stay, args.json, "not moved any more")
+    set(&args.at.paths, PinTo::Stay, args.at.json, "not moved any more")
 }
 
 /// Sets the pin of paths and of all that is below them.

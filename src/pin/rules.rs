@@ -12,12 +12,12 @@ use varve_placement::rules::{Explanation, File};
 
 /// `varve rules`.
 pub fn rules(args: &RulesArgs) -> anyhow::Result<()> {
-    let paths = Paths::find(&args.paths)?;
+    let paths = Paths::find(&args.at.paths)?;
     if args.apply {
-        return apply(&paths, args.json);
+        return apply(&paths, args.at.json);
     }
     let rules = paths.pool.host().rules();
-    if rules.is_empty() && !args.json {
+    if rules.is_empty() && !args.at.json {
         out::line(&format!(
             "{} has no [[rule]]; `varve rules --help` shows how to write one",
             paths.pool.dir().join("varve.toml").display()
@@ -34,7 +34,7 @@ pub fn rules(args: &RulesArgs) -> anyhow::Result<()> {
             });
             let sum = sums.entry(found.rule).or_default();
             *sum = (sum.0 + 1, sum.1 + entry.size_bytes);
-            if args.json {
+            if args.at.json {
                 files.push(to_json(entry, &found));
             } else {
                 tell(entry, &found, args.why);
@@ -42,7 +42,7 @@ pub fn rules(args: &RulesArgs) -> anyhow::Result<()> {
         }
         Ok(BTreeSet::new())
     })?;
-    if args.json {
+    if args.at.json {
         let rows: Vec<Value> = sums
             .iter()
             .map(|(rule, (files, bytes))| json!({"rule": rule, "files": files, "bytes": bytes}))

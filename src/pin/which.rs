@@ -107,7 +107,7 @@ pub fn placed(pool: &Pool, entry: &Entry) -> anyhow::Result<Option<Placed>> {
 
 /// `varve which-tier`.
 pub fn which_tier(args: &WhichTierArgs) -> anyhow::Result<()> {
-    let paths = Paths::find(&args.paths)?;
+    let paths = Paths::find(&args.at.paths)?;
     paths
         .pool
         .ask(Admin::DigestAll)
@@ -129,7 +129,7 @@ pub fn which_tier(args: &WhichTierArgs) -> anyhow::Result<()> {
                 *tiers.entry(tier.clone()).or_insert(0) += bytes;
             }
             count += 1;
-            if args.json {
+            if args.at.json {
                 files.push(placed);
             } else {
                 tell(&placed, args.extents);
@@ -137,7 +137,7 @@ pub fn which_tier(args: &WhichTierArgs) -> anyhow::Result<()> {
         }
         Ok(Default::default())
     })?;
-    if args.json {
+    if args.at.json {
         let value = serde_json::json!({"files": files, "tiers": tiers, "errors": errors});
         out::line(&format!("{value:#}"));
     } else if count != 1 {

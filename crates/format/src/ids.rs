@@ -222,6 +222,12 @@ impl Tier {
         }
     }
 
+    /// The tier with this [name](Self::name).
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|tier| tier.name() == name)
+    }
+
     /// `nvm`, `ssd` or `hdd`.
     #[must_use]
     pub const fn name(self) -> &'static str {

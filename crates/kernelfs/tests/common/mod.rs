@@ -44,6 +44,10 @@ impl World {
 
     /// With block devices, `ssd` and `hdd`, of so many bytes.
     pub fn with_tiers(config: Config, devices_bytes: &[(&str, u64)]) -> Self {
+        Self::with_rules(config, devices_bytes, Rules::default())
+    }
+
+    pub fn with_rules(config: Config, devices_bytes: &[(&str, u64)], rules: Rules) -> Self {
         let sim = SimWorld::new();
         for (name, bytes) in devices_bytes {
             sim.add_block(name, *bytes);
@@ -58,26 +62,6 @@ impl World {
         Store::mkfs(&devices(&sim), &options).unwrap();
         let logs = Arc::new(SimLogs::new(sim.clone(), SimMedium::Dax));
         let clock = Arc::new(ManualClock::new(START_NS + 1_000_000_000));
-        let kernel = start(&sim, &logs, &clock, &config);
-        Self {
-            sim,
-            logs,
-            clock,
-            config,
-            kernel,
-        }
-    }
-
-    /// Another daemon starts, with rules.
-    pub fn with_rules(config: Config, devices_bytes: &[(&str, u64)], rules: Rules) -> Self {
-        let Self {
-            sim,
-            logs,
-            clock,
-            config,
-            kernel,
-        } = Self::with_tiers(config, devices_bytes);
-        drop(kernel);
         let kernel = start_with(&sim, &logs, &clock, &config, rules);
         Self {
             sim,

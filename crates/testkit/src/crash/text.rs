@@ -132,8 +132,7 @@ impl<'t> Words<'t> {
 
     fn tier(&mut self) -> Result<Tier, NotAScript> {
         let word = self.word()?;
-        let tier = Tier::ALL.into_iter().find(|tier| tier.name() == word);
-        tier.ok_or_else(|| self.no())
+        Tier::named(word).ok_or_else(|| self.no())
     }
 
     /// Parses the value behind `name=`.
