@@ -1,7 +1,8 @@
 //! The cache for programs on tokio (feature `tokio`). A call that memory answers is answered in line; every
 //! other call runs on a blocking thread, and at most a configured number of calls run at once. Further calls
-//! wait without a thread, which gives back-pressure. A slow reader holds no thread between pieces. Owns no
-//! state of the cache.
+//! wait without a thread, which gives back-pressure. A slow reader holds no thread between pieces. Changes
+//! take at most half of the threads, since they wait for each other in the store: lookups must not wait
+//! behind them. Owns no state of the cache.
 //!
 //! [`AsyncCache::find`] and [`AsyncCache::bytes`] are the two places that choose between the two ways.
 
@@ -19,6 +20,8 @@ pub use crate::store::{PIECE_BYTES, piece_end};
 pub struct AsyncCache {
     cache: Arc<Cache>,
     free: Arc<Semaphore>,
+    /// Changes that may run at once.
+    changes: Arc<Semaphore>,
     workers: usize,
 }
 
@@ -54,6 +57,7 @@ impl AsyncCache {
         Self {
             cache,
             free: Arc::new(Semaphore::new(workers)),
+            changes: Arc::new(Semaphore::new((workers / 2).max(1))),
             workers,
         }
     }
@@ -68,8 +72,24 @@ impl AsyncCache {
         self.workers - self.free.available_permits()
     }
 
-    /// Runs any work on the cache when a worker is free: a purge, a flush, a group of related objects. Work
-    /// that has begun completes even if its future is dropped.
+    /// Runs any work that changes the cache when a worker is free, but never on more than half of them: a
+    /// purge, a flush, a group of related objects. Work that has begun completes even if its future is
+    /// dropped.
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime; where `work` panics.
+    pub async fn change<T: Send + 'static>(&self, work: impl FnOnce(&Cache) -> T + Send + 'static) -> T {
+        let permit = Arc::clone(&self.changes).acquire_owned().await;
+        let permit = permit.expect("nobody closes it");
+        self.run(move |cache| {
+            let done = work(cache);
+            drop(permit);
+            done
+        })
+        .await
+    }
+
+    /// Runs any work that only reads when a worker is free, as [`change`](Self::change).
     ///
     /// # Panics
     /// Outside of a tokio runtime; where `work` panics.
@@ -136,7 +156,7 @@ impl AsyncCache {
         attributes: Attributes,
     ) -> Result<PutOutcome, StoreError> {
         let (key, body) = (key.into(), body.into());
-        self.run(move |cache| attributes.with(|options| cache.put(&key, &body, options)))
+        self.change(move |cache| attributes.with(|options| cache.put(&key, &body, options)))
             .await
     }
 
@@ -152,7 +172,7 @@ impl AsyncCache {
     ) -> Result<Option<Upload>, StoreError> {
         let key = key.into();
         let begun = self
-            .run(move |cache| attributes.with(|options| cache.put_stream(&key, body_len, options)))
+            .change(move |cache| attributes.with(|options| cache.put_stream(&key, body_len, options)))
             .await?;
         Ok(begun.map(|stream| Upload {
             stream: Some(stream),
@@ -166,7 +186,7 @@ impl AsyncCache {
     /// The device failed.
     pub async fn delete(&self, key: impl Into<Vec<u8>>) -> Result<(), StoreError> {
         let key = key.into();
-        self.run(move |cache| cache.remove(&key)).await
+        self.change(move |cache| cache.remove(&key)).await
     }
 }
 
@@ -254,7 +274,7 @@ impl Upload {
         let mut stream = self.stream.take().ok_or(StoreError::Gone)?;
         let (stream, done) = self
             .pool
-            .run(move |_| {
+            .change(move |_| {
                 let done = stream.write(&bytes);
                 (stream, done)
             })
@@ -269,6 +289,6 @@ impl Upload {
     /// `Length`, when there are fewer bytes than declared; `Gone`, after a cancelled call.
     pub async fn finish(mut self) -> Result<PutOutcome, StoreError> {
         let stream = self.stream.take().ok_or(StoreError::Gone)?;
-        self.pool.run(move |_| stream.finish()).await
+        self.pool.change(move |_| stream.finish()).await
     }
 }

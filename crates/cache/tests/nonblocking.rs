@@ -6,8 +6,8 @@ mod common;
 
 use common::{body, format, key, open, options, plan};
 use std::num::NonZeroUsize;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 use varve_cache::device::{Device, DeviceError, MemoryDevice};
 use varve_cache::nonblocking::{AsyncCache, Attributes, PIECE_BYTES};
@@ -72,7 +72,10 @@ fn objects_come_back_in_pieces_as_they_were_put() {
 
         cache.delete(key(1)).await.unwrap();
         assert!(cache.get(key(1)).await.is_none());
-        cache.run(|cache| cache.purge(Scope::Tag(b"tag"))).await.unwrap();
+        cache
+            .change(|cache| cache.purge(Scope::Tag(b"tag")))
+            .await
+            .unwrap();
         assert!(cache.get(key(2)).await.is_none());
     });
 }
@@ -153,7 +156,7 @@ fn calls_beyond_the_workers_wait_without_a_thread() {
                 .await
                 .unwrap();
         }
-        cache.run(|cache| cache.flush()).await.unwrap();
+        cache.change(|cache| cache.flush()).await.unwrap();
         // The open segment is served from memory: it has to be written and another one begun.
         for n in 100..200 {
             cache
@@ -193,6 +196,113 @@ fn calls_beyond_the_workers_wait_without_a_thread() {
     });
     let most = device.most.load(Ordering::SeqCst);
     assert!((2..=3).contains(&most), "{most} at the device at once");
+}
+
+/// A device whose writes wait until they are let through.
+#[derive(Debug)]
+struct Gate {
+    inner: MemoryDevice,
+    closed: Mutex<bool>,
+    opened: Condvar,
+    waiting: AtomicUsize,
+}
+
+impl Device for Gate {
+    fn name(&self) -> String {
+        "gate".to_owned()
+    }
+
+    fn len_bytes(&self) -> u64 {
+        self.inner.len_bytes()
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
+        self.inner.read_at(offset, buf)
+    }
+
+    fn write_at(&self, offset: u64, buf: &[u8]) -> Result<(), DeviceError> {
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        let mut closed = self.closed.lock().unwrap();
+        while *closed {
+            closed = self.opened.wait(closed).unwrap();
+        }
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
+        self.inner.write_at(offset, buf)
+    }
+
+    fn flush(&self) -> Result<(), DeviceError> {
+        self.inner.flush()
+    }
+}
+
+impl Gate {
+    fn open(&self) {
+        *self.closed.lock().unwrap() = false;
+        self.opened.notify_all();
+    }
+}
+
+/// Opens the gate, also when the test fails: threads that wait there would keep it from ending.
+struct Opens(Arc<Gate>);
+
+impl Drop for Opens {
+    fn drop(&mut self) {
+        self.0.open();
+    }
+}
+
+#[test]
+fn lookups_do_not_wait_behind_changes_that_wait_for_the_device() {
+    for policy in [Policy::Basic, Policy::Set, Policy::SetMem, Policy::SetMemLru] {
+        let inner = MemoryDevice::new(LEN);
+        format(&inner, &plan(policy));
+        let device = Arc::new(Gate {
+            inner,
+            closed: Mutex::new(false),
+            opened: Condvar::new(),
+            waiting: AtomicUsize::new(0),
+        });
+        let options = Options {
+            hot_bytes: 0,
+            ..options()
+        };
+        let opened = Cache::open(vec![device.clone() as Arc<dyn Device>], &options, false).unwrap();
+        let cache = AsyncCache::new(Arc::new(opened.0), workers(4));
+        on_one_thread(async {
+            for n in 0..20 {
+                let put = cache.put(key(n), body(n, 1, 900), Attributes::default());
+                put.await.unwrap();
+            }
+            *device.closed.lock().unwrap() = true;
+            let opens = Opens(Arc::clone(&device));
+            let puts: Vec<_> = (100..2100)
+                .map(|n| {
+                    let cache = cache.clone();
+                    tokio::spawn(
+                        async move { cache.put(key(n), body(n, 1, 900), Attributes::default()).await },
+                    )
+                })
+                .collect();
+            while device.waiting.load(Ordering::SeqCst) == 0 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            let mut found = 0;
+            for n in 0..20 {
+                let got = tokio::time::timeout(Duration::from_secs(5), cache.get(key(n))).await;
+                let got = got.unwrap_or_else(|_| panic!("{policy}: lookup {n} waits"));
+                let Some(object) = got else { continue };
+                let read = object.read(0..900);
+                let read = tokio::time::timeout(Duration::from_secs(5), read).await.unwrap();
+                found += usize::from(read.unwrap() == body(n, 1, 900));
+            }
+            assert!(found > 5, "{policy}: {found}");
+            assert_eq!(cache.running(), 2, "{policy}: half of the workers");
+            drop(opens);
+            for put in puts {
+                put.await.unwrap().unwrap();
+            }
+        });
+    }
 }
 
 #[test]

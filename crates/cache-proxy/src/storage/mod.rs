@@ -458,7 +458,7 @@ impl Storage {
             };
             let group: Vec<Arc<Object>> = members.iter().filter(current).cloned().collect();
             if !group.is_empty() {
-                self.cache.run(move |cache| put_group(cache, &group)).await;
+                self.cache.change(move |cache| put_group(cache, &group)).await;
             }
             self.held.written(&members);
         }
@@ -504,7 +504,7 @@ impl Storage {
         let (whole, part) = (key.bytes().to_vec(), key.part('p', PARTS_ID));
         self.held.drop_key(&whole);
         self.cache
-            .run(move |cache| {
+            .change(move |cache| {
                 // Removing an absent key could remove another one with the same index signature.
                 let mut there = [whole, part].into_iter().filter(|key| cache.get(key).is_some());
                 there.try_for_each(|key| cache.remove(&key))
@@ -522,7 +522,7 @@ impl Storage {
             self.remove(&key.clone().forward()).await?;
         }
         if matches!(what, Purge::Key(_)) {
-            return self.cache.run(Cache::flush).await;
+            return self.cache.change(Cache::flush).await;
         }
         self.purges.fetch_add(1, Ordering::SeqCst);
         // A task that checked the counter before the increment holds its lock until it has put its object, so
@@ -531,7 +531,7 @@ impl Storage {
             drop(lock.lock().await);
         }
         self.cache
-            .run(move |cache| match &what {
+            .change(move |cache| match &what {
                 Purge::Key(_) => Ok(()),
                 // Durable for the plain key too: a purge flushes the store.
                 Purge::KeyWithFields(key) => cache.purge(Scope::Tag(&key.url_tag())),
