@@ -6,9 +6,11 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// Upper bound on the descriptions that a process and its descendants share at a time. Beyond it, the kernel
-/// keeps the offset.
-const RECORDS: usize = 1 << 14;
+/// Upper bound on the descriptions that a process and its descendants share at a time, as many as one process
+/// can have served. Beyond it, the kernel keeps the offset. They take memory when they are first used.
+const RECORDS: usize = 1 << 18;
+/// Records that are looked at for a free one. Those that processes had when they were killed stay taken.
+const TRIES: usize = 1 << 10;
 /// Times the lock is polled before this sleeps.
 const LOOKS: usize = 200;
 const NAP_FIRST: Duration = Duration::from_micros(20);
@@ -74,17 +76,19 @@ fn arena() -> Option<&'static [Record]> {
 pub fn take(at: u64, status: i32) -> Option<&'static Record> {
     let arena = arena()?;
     let from = NEXT.fetch_add(1, Ordering::Relaxed);
-    let record = (0..RECORDS)
-        .map(|i| &arena[from.wrapping_add(i) % RECORDS])
-        .find(|record| {
-            let free = record.users.load(Ordering::Acquire);
-            let mine = (free & !USERS).wrapping_add(LIFE) | 1;
-            free & USERS == 0
-                && record
-                    .users
-                    .compare_exchange(free, mine, Ordering::Acquire, Ordering::Relaxed)
-                    .is_ok()
-        })?;
+    let found = (0..TRIES).find(|i| {
+        let record = &arena[from.wrapping_add(*i) % RECORDS];
+        let free = record.users.load(Ordering::Acquire);
+        let mine = (free & !USERS).wrapping_add(LIFE) | 1;
+        free & USERS == 0
+            && record
+                .users
+                .compare_exchange(free, mine, Ordering::Acquire, Ordering::Relaxed)
+                .is_ok()
+    });
+    // The next search does not look at those again that were taken.
+    NEXT.fetch_add(found.unwrap_or(TRIES), Ordering::Relaxed);
+    let record = &arena[from.wrapping_add(found?) % RECORDS];
     record.holder.store(0, Ordering::Relaxed);
     record.kernels.store(0, Ordering::Relaxed);
     record.status.store(status, Ordering::Relaxed);
