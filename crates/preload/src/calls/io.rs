@@ -201,7 +201,13 @@ fn write_here(p: &Process, a: &Args, ofd: &Ofd, data: &[u8]) -> Here<isize> {
     let file = match p.file(ofd) {
         Ok(file) => file,
         Err(_) if position.moved => return Err(Stop::Kernel),
-        Err(_) => return by_kernel(a, &mut position),
+        Err(_) => {
+            if ofd.appends() {
+                // The kernel takes the offset behind an append from its own idea of the file's length.
+                kernel::refresh(a.int(0));
+            }
+            return by_kernel(a, &mut position);
+        }
     };
     let cred = p.cred();
     let data = &data[..room(ofd, file, position.at, data.len())?];
