@@ -398,6 +398,7 @@ impl Counters {
             "served": served,
             "fell_back": fell_back,
             "sessions": sessions,
+            "opened_on_mount": count(syscalls::OPENED),
         }))
     }
 }

@@ -490,3 +490,18 @@ fn open_files_are_served_in_parents_and_children_after_a_fork() {
     assert!(number("fell_back", "write") < 400, "{counts}");
     assert!(number("fell_back", "read") < 100, "{counts}");
 }
+
+/// Each file is opened on the mount once, however many processes have it, by whichever thread and way.
+#[test]
+fn many_open_files_are_the_same_in_children_and_opened_on_the_mount_once() {
+    /// Files that the program has open when it forks first, with one that has no name; the one that it opens
+    /// to try a lock; those of the program with threads; the one under a low limit.
+    const OPENED: u64 = 211 + 1 + 210 + 1;
+    if cannot_run() || !has("cc") {
+        return;
+    }
+    let pool = Pool::up(&["--nvm", "shm:64M", "--ssd", "256M", "--hdd", "0"]);
+    let counts = run_c(&pool, "manyforks");
+    assert_eq!(counts["opened_on_mount"].as_u64(), Some(OPENED), "{counts}");
+    pool.fsck_clean();
+}

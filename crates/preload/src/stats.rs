@@ -2,7 +2,7 @@
 //! of a run share.
 
 use crate::sys::shared::Counters;
-use crate::syscalls::{self, NUMBERS};
+use crate::syscalls::{self, NUMBERS, OPENED};
 use std::path::Path;
 use std::sync::OnceLock;
 
@@ -33,6 +33,11 @@ pub fn served(number: usize) {
 /// Counts a call on the mount that was left to the kernel.
 pub fn fell_back(number: usize) {
     add(number * 2 + 1);
+}
+
+/// Counts a served file that was opened on the mount too: for a child, another program, a lock, a map.
+pub fn opened_on_mount() {
+    add(OPENED);
 }
 
 /// Counts an attempt of a process to open a session.

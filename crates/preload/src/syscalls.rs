@@ -3,10 +3,13 @@
 /// One more than the highest intercepted number.
 pub const NUMBERS: usize = 512;
 
-/// Counters of `--stats`: two for each number (served, fallen back), then one for each of [`SESSIONS`].
-pub const COUNTERS: usize = NUMBERS * 2 + SESSIONS.len();
+/// Counters of `--stats`: two for each number (served, fallen back), then one for each of [`SESSIONS`], and
+/// [`OPENED`].
+pub const COUNTERS: usize = OPENED + 1;
 /// Outcomes of a process' attempt to open a session.
 pub const SESSIONS: [&str; 2] = ["opened", "refused"];
+/// Counter of the served files that were opened on the mount too.
+pub const OPENED: usize = NUMBERS * 2 + SESSIONS.len();
 
 macro_rules! numbers {
     ($($name:ident),* ; $($newer:ident = $number:literal),* $(,)?) => {

@@ -1,5 +1,30 @@
 //! The locks that a process holds while it forks, and the start of its child.
 //!
+//! What a child shares with its parent, and who owns it:
+//!
+//! - *The description.* Before the fork each served description is opened on the mount, once, and its
+//!   descriptors become descriptors of that open file (`real`). So the kernel keeps the file for as long as
+//!   any process has a descriptor, whatever becomes of its names, and a program that is executed later finds
+//!   it. It must be before the fork: what is opened after it is another description, which programs executed
+//!   by parent and child would not share. The inode, with its generation, is compared with the one that was
+//!   served: a name that leads to another file now is not used.
+//! - *Offset and flags* (`O_APPEND` and the like) are in a record in memory that `fork` shares, under a lock
+//!   between the processes, until a program without the library needs them, or there is no free record: from
+//!   then on the kernel has the offset, and no process takes it back. A child that writes by the mount, with
+//!   its first calls, sets the kernel's offset under that lock and reads it back.
+//! - *Locks* (`flock`, and those of open file descriptions) are the kernel's, on that open file. POSIX locks
+//!   are the process' own; a child has none.
+//! - *Writes* that were acknowledged are in the parent's log. The child reads and writes by the mount or in a
+//!   session of its own, which gets the file's lease after the parent's log was digested so far.
+//! - *Close-on-exec* is a flag of the descriptor, kept when it is replaced. Such files are opened too: `dup`
+//!   or `fcntl` of the child may hand them on.
+//! - A *second fork* finds the descriptions real. A *child of `vfork`*, `posix_spawn` too, runs in this
+//!   memory, without the library: see [`lent`](crate::calls::lent). *Threads* other than the one that forks
+//!   wait at the gate with calls that make or close served descriptors.
+//!
+//! A description that cannot be opened on the mount is not in the child: a file that *another* process has
+//! removed since, or whose directory has gone, and files for which no descriptor is free at that moment.
+//!
 //! Once the C library's `fork` holds the locks of its own allocator, no code that calls into it may run until
 //! the child exists, and LibFS makes threads. So the work is done by handlers of `pthread_atfork`, and the
 //! system call itself passes. For a raw system call, [`calls`](crate::calls) does the work: the C library

@@ -4,8 +4,9 @@
 
 use super::Process;
 use crate::Errno;
-use crate::config::{self, Alone};
+use crate::config::{self, Alone, PoolId};
 use crate::ofd::{Ofd, status_of};
+use crate::stats;
 use crate::sys::reentry::{self, KernelFd};
 use crate::sys::shared_offset::Left;
 use crate::sys::{kernel, thread};
@@ -21,7 +22,42 @@ const KEPT: i32 =
 
 /// Files to be made real per additional thread that opens them, and upper bound on these threads.
 const FILES_A_THREAD: usize = 64;
-const OPENERS_MAX: usize = 7;
+const OPENERS_MAX: usize = 15;
+
+/// How files are opened on the mount.
+#[derive(Default)]
+struct Way {
+    /// The descriptors are closed at once, after they were duplicated over placeholders. They need no high
+    /// number then, which takes five system calls and a lock that all openers would wait for.
+    is_brief: bool,
+    /// They are opened from their directories, of which the last one is kept: for a path from the mount's root
+    /// the kernel would ask the mount twice about each directory on the way.
+    by_dirs: bool,
+    dir: Option<Dir>,
+}
+
+impl Way {
+    fn once() -> Self {
+        Self {
+            is_brief: true,
+            ..Self::default()
+        }
+    }
+
+    fn many() -> Self {
+        Self {
+            by_dirs: true,
+            ..Self::once()
+        }
+    }
+}
+
+/// A directory as a path names it.
+struct Dir {
+    pool: PoolId,
+    route: Route,
+    fd: KernelFd,
+}
 
 impl Process {
     /// Gives the served description behind `fd` to the kernel, with its offset.
@@ -80,7 +116,7 @@ impl Process {
         let _gate = self.gate.write();
         for (ofd, fds) in self.table.descriptions() {
             if ofd.id() == id && ofd.access().1 {
-                let _ = self.realise_all_of(&ofd, &fds);
+                let _ = self.realise_all_of(&ofd, &fds, &mut Way::once());
             }
         }
     }
@@ -243,7 +279,7 @@ impl Process {
 
     /// As [`give`](Self::give), with all descriptors known.
     fn give_all_of(&self, ofd: &Ofd, fds: &[i32], fd: i32) -> Result<(), Errno> {
-        self.realise_all_of(ofd, fds)?;
+        self.realise_all_of(ofd, fds, &mut Way::once())?;
         hand_offset(fd, ofd);
         Ok(())
     }
@@ -259,54 +295,70 @@ impl Process {
             .filter(|(_, other)| std::ptr::eq(ofd, &**other))
             .map(|(fd, _)| fd)
             .collect();
-        self.realise_all_of(ofd, &fds)
+        self.realise_all_of(ofd, &fds, &mut Way::once())
     }
 
     /// Makes many descriptions real. Each open waits for the mount, so several run at a time. A description
     /// that cannot be opened stays as it is.
     fn realise_many(&self, all: &[(Arc<Ofd>, Vec<i32>)]) {
-        let next = AtomicUsize::new(0);
-        let work = || {
-            while let Some((ofd, fds)) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
-                let _ = self.realise_all_of(ofd, fds);
+        let mut unreal: Vec<_> = all.iter().filter(|(ofd, _)| !ofd.is_real()).collect();
+        if unreal.len() <= FILES_A_THREAD {
+            for (ofd, fds) in unreal {
+                let _ = self.realise_all_of(ofd, fds, &mut Way::once());
             }
-        };
-        let unreal = || all.iter().filter(|(ofd, _)| !ofd.is_real());
-        let left = unreal().count();
-        let sessions = self.pools().filter_map(|(id, pool)| Some((id, pool.open()?)));
-        for (id, fs) in sessions.filter(|_| left > FILES_A_THREAD) {
+            return;
+        }
+        // Files of one directory after each other.
+        unreal.sort_by_cached_key(|(ofd, _)| (ofd.pool.0, ofd.route.clone()));
+        for (id, fs) in self.pools().filter_map(|(id, pool)| Some((id, pool.open()?))) {
             // Else the mount asks for each of them.
-            let keys: Vec<InodeKey> = unreal()
-                .filter(|(ofd, _)| ofd.pool == id)
-                .map(|(ofd, _)| ofd.key())
-                .collect();
+            let of_pool = unreal.iter().filter(|(ofd, _)| ofd.pool == id);
+            let keys: Vec<InodeKey> = of_pool.map(|(ofd, _)| ofd.key()).collect();
             fs.give_back(&keys);
         }
+        let next = AtomicUsize::new(0);
+        let work = || {
+            let mut way = Way::many();
+            while let Some((ofd, fds)) = unreal.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let _ = self.realise_all_of(ofd, fds, &mut way);
+            }
+        };
         std::thread::scope(|scope| {
-            for _ in 0..(left / FILES_A_THREAD).min(OPENERS_MAX) {
+            for _ in 0..(unreal.len() / FILES_A_THREAD).min(OPENERS_MAX) {
                 // The prefix of the name marks the thread as one of the library's.
                 let opener = std::thread::Builder::new().name("varve-open".into());
                 let _ = opener.spawn_scoped(scope, work);
             }
             work();
         });
+        // With the last free descriptors, one at a time goes.
+        for (ofd, fds) in unreal {
+            let _ = self.realise_all_of(ofd, fds, &mut Way::once());
+        }
     }
 
     /// As [`realise`](Self::realise), with all descriptors known: searching the table for each of many files
     /// would take quadratic time.
-    fn realise_all_of(&self, ofd: &Ofd, fds: &[i32]) -> Result<(), Errno> {
+    fn realise_all_of(&self, ofd: &Ofd, fds: &[i32], way: &mut Way) -> Result<(), Errno> {
         if ofd.is_real() {
             return Ok(());
         }
-        let real = self.side(-1, ofd)?;
+        let mut side = ofd.side.lock();
+        let opened = match side.take() {
+            Some(there) => there,
+            None => self.open_real(ofd, way)?,
+        };
         for fd in fds {
             let cloexec = if is_cloexec(*fd) { libc::O_CLOEXEC } else { 0 };
-            kernel::dup3(real, *fd, cloexec);
+            let placed = reentry::replace(opened.0, *fd, cloexec);
+            if placed < 0 {
+                return Err(Errno(-placed as i32));
+            }
         }
         ofd.real.store(true, Ordering::Release);
         // Unless it holds locks, one less to keep.
-        if !self.has_locks(ofd.id()) {
-            *ofd.side.lock() = None;
+        if self.has_locks(ofd.id()) {
+            *side = Some(opened);
         }
         Ok(())
     }
@@ -322,7 +374,7 @@ impl Process {
         }
         let mut side = ofd.side.lock();
         if side.is_none() {
-            *side = Some(self.open_real(ofd)?);
+            *side = Some(self.open_real(ofd, &mut Way::default())?);
         }
         side.as_ref().map(|side| side.0).ok_or(Errno(libc::EBADF))
     }
@@ -340,7 +392,7 @@ impl Process {
         }
     }
 
-    fn open_real(&self, ofd: &Ofd) -> Result<KernelFd, Errno> {
+    fn open_real(&self, ofd: &Ofd, way: &mut Way) -> Result<KernelFd, Errno> {
         let kind = match (ofd.path_only, ofd.is_dir) {
             (true, _) => libc::O_PATH | libc::O_DIRECTORY,
             (false, true) => libc::O_DIRECTORY,
@@ -348,9 +400,9 @@ impl Process {
         };
         let flags = ofd.status() & KEPT | kind | libc::O_NOFOLLOW | libc::O_CLOEXEC;
         if ofd.unnamed.is_some() {
-            return self.open_unnamed(ofd, flags);
+            return self.open_unnamed(ofd, flags, way);
         }
-        let first = self.try_real(ofd, &ofd.route, flags);
+        let first = self.try_real(ofd, &ofd.route, flags, way);
         if first.is_ok() {
             return first;
         }
@@ -362,25 +414,33 @@ impl Process {
                 fs.path_in(ofd.parent, ofd.key())
             }
         });
+        let is_lost = matches!(first, Err(Errno(libc::ENOENT | libc::ENOTDIR | libc::ESTALE)));
         match found {
-            Some(route) => self.try_real(ofd, &route, flags),
+            Some(route) => self.try_real(ofd, &route, flags, way),
+            // Moved to another directory, or removed, by whom this process does not know.
+            None if is_lost && !ofd.is_dir => self.open_unnamed(ofd, flags, way).or(first),
             None => first,
         }
     }
 
-    /// Opens a file made without a name (`O_TMPFILE`) in the kernel. It gets a temporary name in the
-    /// directory where it was made, by which the mount finds it.
-    fn open_unnamed(&self, ofd: &Ofd, flags: i32) -> Result<KernelFd, Errno> {
+    /// Opens a file without a name (`O_TMPFILE`), or without a known one, in the kernel. It gets a temporary
+    /// name in the directory where it was made or opened, by which the mount finds it.
+    fn open_unnamed(&self, ofd: &Ofd, flags: i32, way: &mut Way) -> Result<KernelFd, Errno> {
         let fs = self.fs(ofd.pool).map_err(|_| Errno(libc::EBADF))?;
         fs.while_lent_a_name(ofd.key(), ofd.parent, &self.cred(), |name| {
             let at = |route: &[u8]| [route, b"/", name].concat();
-            let first = self.try_real(ofd, &at(&ofd.route), flags);
+            let slash = ofd.route.iter().rposition(|byte| *byte == b'/');
+            let dir = match ofd.unnamed {
+                Some(_) => &ofd.route[..],
+                None => &ofd.route[..slash.unwrap_or(0)],
+            };
+            let first = self.try_real(ofd, &at(dir), flags, way);
             if first.is_ok() {
                 return first;
             }
             // The directory was moved.
             match fs.path_of(ofd.parent) {
-                Some(route) => self.try_real(ofd, &at(&route), flags),
+                Some(route) => self.try_real(ofd, &at(&route), flags, way),
                 None => first,
             }
         })?
@@ -391,28 +451,74 @@ impl Process {
         self.any_locked.load(Ordering::Acquire) && self.locked.lock().contains_key(&id)
     }
 
-    fn try_real(&self, ofd: &Ofd, route: &[u8], flags: i32) -> Result<KernelFd, Errno> {
+    fn try_real(&self, ofd: &Ofd, route: &[u8], flags: i32, way: &mut Way) -> Result<KernelFd, Errno> {
         let pool = self.pool(ofd.pool);
-        let path = pool.path(route);
-        let mut fd = kernel::open(&path, flags, 0);
+        let mut fd = self.open_route(ofd.pool, route, flags, way);
         if fd == -(libc::EACCES as isize) {
             // It was opened before this thread took on the rights that it has now.
-            fd = kernel::with_files_of(pool.session_uid(), || kernel::open(&path, flags, 0));
+            fd = kernel::with_files_of(pool.session_uid(), || {
+                self.open_route(ofd.pool, route, flags, way)
+            });
         }
         if fd < 0 {
             return Err(Errno(-fd as i32));
         }
+        let fd = fd as i32;
         // With any descriptor of a file that is closed go the locks on it: it is not moved to a high number
         // then.
         let fd = if self.has_locks(ofd.id()) {
-            KernelFd(reentry::note(fd as i32))
+            reentry::note(fd)
         } else {
-            KernelFd(reentry::adopt(fd as i32))
+            self.own(fd, way)
         };
+        let fd = KernelFd(fd);
         if kernel::identity(fd.0) == Some((pool.config.device, ofd.key().number())) {
-            Ok(fd)
-        } else {
-            Err(Errno(libc::ESTALE))
+            stats::opened_on_mount();
+            return Ok(fd);
+        }
+        // Another directory may have taken the place of the one that was open.
+        match way.dir.take() {
+            Some(_) => self.try_real(ofd, route, flags, &mut Way::once()),
+            None => Err(Errno(libc::ESTALE)),
+        }
+    }
+
+    /// Opens a path below the mount of a pool.
+    fn open_route(&self, pool: PoolId, route: &[u8], flags: i32, way: &mut Way) -> isize {
+        if let Some((dir, name)) = self.dir_of(pool, route, way) {
+            let fd = kernel::open_at(dir, &[name, b"\0"].concat(), flags, 0);
+            if fd >= 0 {
+                return fd;
+            }
+        }
+        kernel::open(&self.pool(pool).path(route), flags, 0)
+    }
+
+    /// Returns the directory and the name of a path below the mount, if many files are opened.
+    fn dir_of<'r>(&self, pool: PoolId, route: &'r [u8], way: &mut Way) -> Option<(i32, &'r [u8])> {
+        if !way.by_dirs {
+            return None;
+        }
+        let slash = route.iter().rposition(|byte| *byte == b'/')?;
+        let (above, name) = (&route[..slash], &route[slash + 1..]);
+        let is_it = |dir: &Dir| dir.pool == pool && *dir.route == *above;
+        if !way.dir.as_ref().is_some_and(is_it) {
+            let flags = libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_CLOEXEC;
+            let fd = i32::try_from(kernel::open(&self.pool(pool).path(above), flags, 0)).ok();
+            let fd = KernelFd(self.own(fd.filter(|fd| *fd >= 0)?, way));
+            let route = Route::from_slice(above);
+            way.dir = Some(Dir { pool, route, fd });
+        }
+        Some((way.dir.as_ref()?.fd.0, name))
+    }
+
+    /// Takes a new descriptor for the library's own. Returns its number, which may be another one.
+    fn own(&self, fd: i32, way: &Way) -> i32 {
+        match way.is_brief {
+            false => reentry::adopt(fd),
+            // The program's other threads must not put anything else in its place.
+            true if self.threaded.load(Ordering::Relaxed) => reentry::note(fd),
+            true => fd,
         }
     }
 

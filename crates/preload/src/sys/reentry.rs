@@ -89,11 +89,29 @@ pub fn adopt(fd: i32) -> i32 {
     note(fd)
 }
 
+/// `dup3` to a number that the program has open, though the limit on descriptors may have been set below it.
+pub fn replace(fd: i32, to: i32, flags: i32) -> isize {
+    let first = kernel::dup3(fd, to, flags);
+    if first != -(libc::EBADF as isize) {
+        return first;
+    }
+    let _limits = Limits::hold();
+    let (soft, hard) = kernel::descriptors_max();
+    if to < 0 || (to as usize) < soft || !kernel::set_descriptors_max(to as usize + 1, hard) {
+        return first;
+    }
+    let second = kernel::dup3(fd, to, flags);
+    let _ = kernel::set_descriptors_max(soft, hard);
+    second
+}
+
 /// Records a descriptor as the library's own under its present number. Returns the number.
 pub fn note(fd: i32) -> i32 {
     let free = OWN.iter().find(|slot| {
-        slot.compare_exchange(-1, fd, Ordering::Relaxed, Ordering::Relaxed)
-            .is_ok()
+        slot.load(Ordering::Relaxed) == -1
+            && slot
+                .compare_exchange(-1, fd, Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok()
     });
     if free.is_some() {
         LOWEST.fetch_min(fd, Ordering::Relaxed);
@@ -103,7 +121,7 @@ pub fn note(fd: i32) -> i32 {
 
 /// Forgets `fd`, which the library is about to close.
 pub fn forget(fd: i32) {
-    for slot in &OWN {
+    for slot in OWN.iter().filter(|slot| slot.load(Ordering::Relaxed) == fd) {
         let _ = slot.compare_exchange(fd, -1, Ordering::Relaxed, Ordering::Relaxed);
     }
 }
