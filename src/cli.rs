@@ -567,8 +567,8 @@ renamed or linked (EXDEV), as between any two file systems. Whatever is not serv
 programs, raw system calls, io_uring) works through the mount. docs/guide/run.md lists the calls.
 The exit code is the program's; 128 + N if signal N ended it.")]
 pub struct RunArgs {
-    /// Print at the end, as JSON on standard error, how many calls were served in-process and how many fell
-    /// back, by name
+    /// Print at the end, on standard error, a line for each reason why calls were left to the mount, and as
+    /// JSON how many calls were served in-process and how many fell back, by name
     #[arg(long)]
     pub stats: bool,
     /// A mount whose files are served; may be said several times. Without --mount and --pool: the mounts of

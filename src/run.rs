@@ -24,6 +24,9 @@ mod config;
 #[path = "../crates/preload/src/syscalls.rs"]
 #[allow(dead_code, reason = "shared with the library")]
 mod syscalls;
+#[path = "../crates/preload/src/why.rs"]
+#[allow(dead_code, reason = "shared with the library")]
+mod why;
 
 /// The preload library. Empty under `cargo check`.
 static LIBRARY: &[u8] = include_bytes!(concat!(env!("VARVE_PRELOAD_DIR"), "/libvarve_preload.so"));
@@ -330,11 +333,26 @@ fn with_stats(mut command: Command, program: &OsStr) -> anyhow::Result<ExitCode>
     let status = child.wait()?;
     handle.close();
     let _ = forward.join();
-    out::note(&counters.report()?.to_string());
+    let report = counters.report()?;
+    for line in reasons(&report) {
+        out::note(&line);
+    }
+    out::note(&report.to_string());
     let code = status
         .code()
         .unwrap_or_else(|| SIGNALLED + status.signal().unwrap_or(0));
     Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
+}
+
+/// A line for each reason why calls were left to the mount, the most frequent first.
+fn reasons(report: &serde_json::Value) -> Vec<String> {
+    let why = report["why"].as_object().into_iter().flatten();
+    let mut reasons: Vec<_> = why
+        .filter_map(|(name, calls)| Some((calls.as_u64()?, name)))
+        .collect();
+    reasons.sort_by_key(|(calls, name)| (std::cmp::Reverse(*calls), *name));
+    let line = |(calls, name)| format!("{calls:>8} calls by the mount: {name}");
+    reasons.into_iter().map(line).collect()
 }
 
 /// The file with the counters of a run's processes. Removed on drop.
@@ -359,7 +377,7 @@ impl Counters {
             .open(&path);
         let file = file.with_context(|| format!("cannot make {}", path.display()))?;
         let counters = Self { path };
-        file.set_len((syscalls::COUNTERS * 8) as u64)?;
+        file.set_len(((syscalls::WHY + why::Why::ALL.len()) * 8) as u64)?;
         Ok(counters)
     }
 
@@ -388,6 +406,13 @@ impl Counters {
             .zip(syscalls::NUMBERS * 2..)
             .map(|(name, slot)| ((*name).to_owned(), json!(count(slot))))
             .collect();
+        let why: Map<_, _> = why::Why::ALL
+            .iter()
+            .zip(syscalls::WHY..)
+            .map(|(why, slot)| (why.name().to_owned(), count(slot)))
+            .filter(|(_, calls)| *calls > 0)
+            .map(|(name, calls)| (name, json!(calls)))
+            .collect();
         let [(served, served_total), (fell_back, fell_back_total)] = sides;
         let all = served_total + fell_back_total;
         let share = (served_total * 10_000).checked_div(all).unwrap_or(0) as f64 / 10_000.0;
@@ -397,6 +422,7 @@ impl Counters {
             "share": share,
             "served": served,
             "fell_back": fell_back,
+            "why": why,
             "sessions": sessions,
             "opened_on_mount": count(syscalls::OPENED),
         }))
@@ -411,8 +437,21 @@ impl Drop for Counters {
 
 #[cfg(test)]
 mod tests {
-    use super::{identity, unpack};
+    use super::{identity, reasons, unpack};
     use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn reasons_have_a_line_each_the_most_frequent_first() {
+        let report = serde_json::json!({"why": {"a": 3, "b": 12, "c": 3}});
+        let expected = [
+            "12 calls by the mount: b",
+            "3 calls by the mount: a",
+            "3 calls by the mount: c",
+        ];
+        let lines = reasons(&report);
+        assert!(lines.iter().map(|line| line.trim()).eq(expected), "{lines:?}");
+        assert!(reasons(&serde_json::json!({})).is_empty());
+    }
 
     #[test]
     fn library_is_known_by_its_build_id_or_by_its_bytes() {

@@ -100,11 +100,18 @@ impl Talking {
     }
 }
 
-/// The counters at the end of what a run said.
+/// The counters at the end of what a run said. Each call that fell back has a reason there.
 fn counters(output: &Output) -> serde_json::Value {
     let said = String::from_utf8_lossy(&output.stderr);
     let line = said.lines().last().unwrap_or_default();
-    serde_json::from_str(line).unwrap_or_else(|error| panic!("no counters ({error}): {said}"))
+    let counts: serde_json::Value =
+        serde_json::from_str(line).unwrap_or_else(|error| panic!("no counters ({error}): {said}"));
+    let why = counts["why"].as_object().expect("reasons");
+    let reasons: u64 = why.values().filter_map(serde_json::Value::as_u64).sum();
+    let fell_back = counts["fell_back_total"].as_u64().expect("a number");
+    // A process may be killed after it has counted a call, and before it counts the reason.
+    assert!(fell_back - reasons <= 1, "{counts}");
+    counts
 }
 
 /// Runs it served and on the plain mount, each in a fresh directory with the same files; outputs and trees
@@ -213,6 +220,53 @@ fn program_of_a_few_calls_opens_no_session_and_one_that_does_more_does() {
     let lines: String = (1..=40).map(|i| format!("{i}\n")).collect();
     let moved = std::fs::read_to_string(pool.mnt().join("to/here/f"));
     assert_eq!(moved.expect("a file"), lines);
+}
+
+#[test]
+fn stats_say_why_calls_were_left_to_the_mount() {
+    if cannot_run() {
+        return;
+    }
+    let pool = Pool::up(&["--nvm", "64M", "--ssd", "0", "--hdd", "0"]);
+    std::fs::create_dir(pool.mnt().join("d")).expect("a directory");
+    std::fs::write(pool.mnt().join("small"), "a small file\n").expect("a file");
+    std::os::unix::fs::symlink("/dev/null", pool.mnt().join("out")).expect("a link");
+    let first = "first calls of a process";
+    for (calls, script, expected) in [
+        (16, "cat small; mkdir e; rmdir e", &[first][..]),
+        (0, "test -e small; echo more > new; rm new", &[]),
+        (0, "cat < small", &["descriptor from outside"]),
+        (0, "cat out", &["path outside"]),
+        (
+            0,
+            "mkfifo f; echo x > f & cat f; wait",
+            &["fifo, socket or device"],
+        ),
+        (
+            16,
+            "cp -a small d/copy; tar cf t.tar d; tar tf t.tar; sort small",
+            &[first],
+        ),
+    ] {
+        let output = run_ok(&mut served_after(&pool, calls, script));
+        let said = String::from_utf8_lossy(&output.stderr);
+        let counts = counters(&output);
+        let why = counts["why"].as_object().expect("reasons");
+        for reason in expected {
+            assert!(why.contains_key(*reason), "{script}: {counts}");
+            let line = format!("{} calls by the mount: {reason}", why[*reason]);
+            assert!(said.contains(&line), "{line}: {said}");
+        }
+        let sum: u64 = why.values().filter_map(serde_json::Value::as_u64).sum();
+        assert_eq!(
+            counts["fell_back_total"].as_u64(),
+            Some(sum),
+            "{script}: {counts}"
+        );
+        if expected.is_empty() {
+            assert!(why.is_empty(), "{script}: {counts}");
+        }
+    }
 }
 
 /// The session takes over files that the mount has made a moment before, which the daemon does not know yet.

@@ -78,6 +78,9 @@ fn maps_that_only_read_are_as_the_kernel_makes_them() {
     let pool = Pool::up(&["--nvm", "shm:64M", "--ssd", "256M", "--hdd", "0"]);
     let counters = run_c(&pool, "maps");
     assert!(counters["served"]["mmap"].as_u64() > Some(80), "{counters}");
+    for reason in ["file mapped for writing", "map of another kind"] {
+        assert!(counters["why"][reason].as_u64() > Some(0), "{reason}: {counters}");
+    }
 }
 
 /// A file system that is mounted, and unmounted when this goes.
@@ -139,6 +142,8 @@ fn calls_of_a_process_that_set_up_rings_are_counted_as_fallen_back() {
     let counts = run_c(&pool, "rings");
     let number = |side: &str, call: &str| counts[side][call].as_u64().unwrap_or(0);
     assert_eq!(number("served", "pwrite64"), 7, "{counts}");
+    let off = &counts["why"]["serving switched off"];
+    assert!(off.as_u64() > Some(300), "{counts}");
     // Of the process itself on two files, and of its child.
     assert_eq!(number("fell_back", "pwrite64"), 300, "{counts}");
     for (call, count) in [
@@ -342,6 +347,7 @@ fn rare_calls_find_a_served_file_as_the_kernel_would() {
         let as_root = rustix::process::geteuid().is_root() || call != "chroot";
         assert!(count >= u64::from(as_root), "{call}: {counts}");
     }
+    assert!(counts["why"]["call not served"].as_u64() > Some(5), "{counts}");
     pool.fsck_clean();
 }
 
@@ -489,6 +495,9 @@ fn open_files_are_served_in_parents_and_children_after_a_fork() {
     assert!(number("served", "write") > 5000, "{counts}");
     assert!(number("fell_back", "write") < 400, "{counts}");
     assert!(number("fell_back", "read") < 100, "{counts}");
+    for reason in ["child without the library", "offset kept by the kernel"] {
+        assert!(counts["why"][reason].as_u64() > Some(0), "{reason}: {counts}");
+    }
 }
 
 /// Each file is opened on the mount once, however many processes have it, by whichever thread and way.

@@ -20,5 +20,6 @@ pub mod syscalls;
 pub mod table;
 pub mod walk;
 pub mod watches;
+pub mod why;
 
 pub use varve_libfs::{Errno, Result};

@@ -5,6 +5,7 @@ use crate::sys::kernel;
 use crate::sys::reentry::KernelFd;
 use crate::sys::shared_offset::{Left, Record};
 use crate::walk::{FileId, Here, Place, Route, Stop};
+use crate::why::Why;
 use parking_lot::{Mutex, MutexGuard};
 use std::ops::{Deref, DerefMut};
 use std::sync::OnceLock;
@@ -232,17 +233,15 @@ impl Ofd {
     ///
     /// # Errors
     /// [`Stop::Kernel`] if it cannot be opened.
-    pub fn file_or(&self, open: impl FnOnce() -> Option<OpenFile>) -> Here<&OpenFile> {
+    pub fn file_or(&self, open: impl FnOnce() -> Here<OpenFile>) -> Here<&OpenFile> {
         if let Some(file) = self.file.get() {
             return Ok(file);
         }
         if self.lost.load(Ordering::Relaxed) {
-            return Err(Stop::Kernel);
+            return Err(Stop::Kernel(Why::CannotOpen));
         }
-        match open() {
-            Some(file) => Ok(self.file.get_or_init(|| file)),
-            None => Err(Stop::Kernel),
-        }
+        let file = open()?;
+        Ok(self.file.get_or_init(|| file))
     }
 
     /// Marks the file as impossible to open in this process' session.

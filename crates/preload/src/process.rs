@@ -24,6 +24,7 @@ use crate::sys::{kernel, ranges, reentry};
 use crate::table::Table;
 use crate::walk::{FileId, Here, Pools, Start, Stop, Walked, fail, walk};
 use crate::watches;
+use crate::why::Why;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use std::collections::HashMap;
 use std::ops::Range;
@@ -82,7 +83,7 @@ pub fn begin(config: Config) {
     if stats::wanted() {
         for fd in kernel::descriptors() {
             let is_given = kernel::kind(fd).is_some_and(|(device, _)| process.pool_on(device).is_some());
-            process.table.set_given(fd, is_given);
+            process.table.set_given(fd, is_given.then_some(Why::Inherited));
         }
     }
     process.adopt();
@@ -273,10 +274,10 @@ impl Process {
         if opened.is_none() {
             pool.off.store(true, Ordering::Release);
         }
-        let fs = opened.as_ref().ok_or(Stop::Kernel)?;
+        let fs = opened.as_ref().ok_or(Stop::Kernel(Why::NoSession))?;
         // The call that opened the session was not checked against the watches: the mount makes it.
         if first && fs.watch_generation() != 0 {
-            return Err(Stop::Kernel);
+            return Err(Stop::Kernel(Why::Watched));
         }
         Ok(fs)
     }
@@ -331,7 +332,7 @@ impl Process {
             Ok(fd as i32)
         } else {
             kernel::close(fd as i32);
-            Err(Stop::Kernel)
+            Err(Stop::Kernel(Why::HighNumber))
         }
     }
 
@@ -366,11 +367,19 @@ impl Process {
     pub fn file<'a>(&self, ofd: &'a Ofd) -> Here<&'a OpenFile> {
         ofd.file_or(|| {
             let pool = self.pool(ofd.pool);
-            if self.is_off() || pool.is_off() || !pool.is_worth_a_session(self.config.session_after) {
-                return None;
+            let left = if self.is_off() {
+                Some(Why::SwitchedOff)
+            } else if pool.is_off() {
+                Some(Why::NoSession)
+            } else {
+                (!pool.is_worth_a_session(self.config.session_after)).then_some(Why::FirstCalls)
+            };
+            if let Some(why) = left {
+                return Err(Stop::Kernel(why));
             }
-            let flags = open_flags(ofd.status())?;
-            let fs = self.fs(ofd.pool).ok()?;
+            let lost = Stop::Kernel(Why::CannotOpen);
+            let flags = open_flags(ofd.status()).ok_or(lost)?;
+            let fs = self.fs(ofd.pool)?;
             let open = || fs.open(ofd.key(), flags, &Cred::root()).ok();
             // The daemon may not know a file yet that the mount has just made. Looking its name up takes its
             // directory from the mount, whose log is digested first.
@@ -382,7 +391,7 @@ impl Process {
             if file.is_none() {
                 ofd.set_lost();
             }
-            file
+            file.ok_or(lost)
         })
     }
 
@@ -419,7 +428,7 @@ impl Process {
         let _gate = self.gate.write();
         self.copies.give_all(self);
         for (fd, ofd) in self.table.all() {
-            self.give_for_good(fd, &ofd);
+            self.give_for_good(fd, &ofd, Why::SwitchedOff);
         }
         was_on
     }

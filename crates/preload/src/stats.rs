@@ -2,7 +2,8 @@
 //! of a run share.
 
 use crate::sys::shared::Counters;
-use crate::syscalls::{self, NUMBERS, OPENED};
+use crate::syscalls::{NUMBERS, OPENED, WHY};
+use crate::why::Why;
 use std::path::Path;
 use std::sync::OnceLock;
 
@@ -10,7 +11,7 @@ static COUNTERS: OnceLock<Option<Counters>> = OnceLock::new();
 
 /// Starts to count into `file`, if there is one.
 pub fn begin(file: Option<&Path>) {
-    let _ = COUNTERS.set(file.and_then(|file| Counters::open(file, syscalls::COUNTERS)));
+    let _ = COUNTERS.set(file.and_then(|file| Counters::open(file, WHY + Why::ALL.len())));
 }
 
 /// Whether calls are counted.
@@ -30,9 +31,10 @@ pub fn served(number: usize) {
     add(number * 2);
 }
 
-/// Counts a call on the mount that was left to the kernel.
-pub fn fell_back(number: usize) {
+/// Counts a call on the mount that was left to the kernel, and why.
+pub fn fell_back(number: usize, why: Why) {
     add(number * 2 + 1);
+    add(WHY + why as usize);
 }
 
 /// Counts a served file that was opened on the mount too: for a child, another program, a lock, a map.

@@ -3,13 +3,15 @@
 /// One more than the highest intercepted number.
 pub const NUMBERS: usize = 512;
 
-/// Counters of `--stats`: two for each number (served, fallen back), then one for each of [`SESSIONS`], and
-/// [`OPENED`].
-pub const COUNTERS: usize = OPENED + 1;
+// Counters of `--stats`: two for each number (served, fallen back), then one for each of `SESSIONS`, `OPENED`,
+// and from `WHY` on one for each reason of calls that have fallen back.
+
 /// Outcomes of a process' attempt to open a session.
 pub const SESSIONS: [&str; 2] = ["opened", "refused"];
 /// Counter of the served files that were opened on the mount too.
 pub const OPENED: usize = NUMBERS * 2 + SESSIONS.len();
+/// First counter of the reasons.
+pub const WHY: usize = OPENED + 1;
 
 macro_rules! numbers {
     ($($name:ident),* ; $($newer:ident = $number:literal),* $(,)?) => {

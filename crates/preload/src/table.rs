@@ -1,10 +1,11 @@
 //! The table of descriptors that are served here. Knows numbers and descriptions, and never asks the kernel.
 
 use crate::ofd::Ofd;
+use crate::why::Why;
 use parking_lot::RwLock;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 const CHUNK: usize = 1024;
@@ -15,8 +16,9 @@ pub const LIMIT: usize = CHUNK * CHUNKS;
 #[derive(Default)]
 struct Slot {
     ours: AtomicBool,
-    /// A descriptor of the mount that the kernel serves; kept for the counters only.
-    given: AtomicBool,
+    /// Why a descriptor of the mount is the kernel's: the reason's number, plus one; 0 for others. Kept for the
+    /// counters only.
+    given: AtomicU8,
     ofd: RwLock<Option<Arc<Ofd>>>,
 }
 
@@ -59,19 +61,25 @@ impl Table {
             .is_some_and(|slot| slot.ours.load(Ordering::Acquire))
     }
 
-    /// Whether `fd` is known to be a descriptor of the mount that the kernel serves.
+    /// Returns why the kernel serves `fd`, if that is known to be a descriptor of the mount.
     #[must_use]
-    pub fn is_given(&self, fd: i32) -> bool {
-        self.slot(fd)
-            .is_some_and(|slot| slot.given.load(Ordering::Relaxed))
+    pub fn given(&self, fd: i32) -> Option<Why> {
+        let number = self.slot(fd)?.given.load(Ordering::Relaxed);
+        number.checked_sub(1).and_then(Why::of_number)
     }
 
-    /// Records whether `fd` is a descriptor of the mount that the kernel serves.
-    pub fn set_given(&self, fd: i32, given: bool) {
-        if let Some(chunk) = given.then_some(fd).and_then(|fd| self.chunk(fd)) {
-            chunk[fd as usize % CHUNK].given.store(true, Ordering::Relaxed);
-        } else if let Some(slot) = self.slot(fd) {
-            slot.given.store(false, Ordering::Relaxed);
+    /// Records that `fd` is a descriptor of the mount that the kernel serves, and why, or that it is none.
+    pub fn set_given(&self, fd: i32, why: Option<Why>) {
+        let Some(why) = why else {
+            if let Some(slot) = self.slot(fd) {
+                slot.given.store(0, Ordering::Relaxed);
+            }
+            return;
+        };
+        if let Some(chunk) = self.chunk(fd) {
+            chunk[fd as usize % CHUNK]
+                .given
+                .store(why as u8 + 1, Ordering::Relaxed);
         }
     }
 
@@ -81,7 +89,7 @@ impl Table {
         for (i, chunk) in self.chunks.iter().enumerate() {
             for (k, slot) in chunk.get().into_iter().flatten().enumerate() {
                 if closed.contains(&(i * CHUNK + k)) {
-                    slot.given.store(false, Ordering::Relaxed);
+                    slot.given.store(0, Ordering::Relaxed);
                 }
             }
         }
@@ -91,8 +99,9 @@ impl Table {
     pub fn inherit_given(&self, parent: &Self) {
         for (i, chunk) in parent.chunks.iter().enumerate() {
             for (k, slot) in chunk.get().into_iter().flatten().enumerate() {
-                if slot.given.load(Ordering::Relaxed) {
-                    self.set_given((i * CHUNK + k) as i32, true);
+                let number = slot.given.load(Ordering::Relaxed);
+                if let Some(why) = number.checked_sub(1).and_then(Why::of_number) {
+                    self.set_given((i * CHUNK + k) as i32, Some(why));
                 }
             }
         }
@@ -113,7 +122,7 @@ impl Table {
         };
         let at = fd as usize;
         let slot = &chunk[at % CHUNK];
-        slot.given.store(false, Ordering::Relaxed);
+        slot.given.store(0, Ordering::Relaxed);
         let old = slot.ofd.write().replace(ofd);
         slot.ours.store(true, Ordering::Release);
         self.top.fetch_max(at + 1, Ordering::AcqRel);

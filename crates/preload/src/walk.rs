@@ -3,6 +3,7 @@
 
 use crate::Errno;
 use crate::config::PoolId;
+use crate::why::Why;
 use smallvec::SmallVec;
 use std::borrow::Cow;
 use varve_format::{FileKind, InodeAttr, InodeKey};
@@ -19,9 +20,9 @@ const LINKS_MAX: u32 = 40;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stop {
     /// The kernel is to make the call.
-    Kernel,
+    Kernel(Why),
     /// The kernel has made the call, with this result.
-    Made(isize),
+    Made(isize, Why),
     /// The call failed.
     Errno(Errno),
 }
@@ -44,7 +45,7 @@ pub const fn fail<T>(errno: i32) -> Here<T> {
 /// working directory or open.
 fn of_removed(errno: Errno) -> Stop {
     match errno {
-        Errno(libc::ESTALE) => Stop::Kernel,
+        Errno(libc::ESTALE) => Stop::Kernel(Why::CannotOpen),
         errno => errno.into(),
     }
 }
@@ -212,7 +213,7 @@ impl<P: Pools> Walk<'_, P> {
             return fail(libc::EXDEV);
         }
         let left = self.pools.back_from_above(self.pool, &path[end..]);
-        let (pool, rest) = left.ok_or(Stop::Kernel)?;
+        let (pool, rest) = left.ok_or(Stop::Kernel(Why::PathOutside))?;
         self.enter(pool)?;
         Ok(Some(path.len() - rest.len()))
     }
@@ -235,7 +236,10 @@ impl<P: Pools> Walk<'_, P> {
                 }
                 None if self.resolve.no_xdev => return fail(libc::EXDEV),
                 None => {
-                    let (pool, rest) = self.pools.under_mount(&target).ok_or(Stop::Kernel)?;
+                    let (pool, rest) = self
+                        .pools
+                        .under_mount(&target)
+                        .ok_or(Stop::Kernel(Why::PathOutside))?;
                     let rest = rest.to_vec();
                     self.enter(pool)?;
                     target = rest;

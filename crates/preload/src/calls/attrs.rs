@@ -6,6 +6,7 @@ use crate::config::PoolId;
 use crate::process::Process;
 use crate::sys::args::{Args, Plain};
 use crate::walk::{FileId, Here, Start, Stop, fail};
+use crate::why::Why;
 use varve_format::{FILE_SIZE_MAX, FileKind, InodeAttr};
 use varve_libfs::{AttrChange, Cred, SetTime};
 
@@ -105,7 +106,7 @@ pub(super) fn stat(p: &Process, a: &Args, dirfd: i32, i: usize, out: usize, flag
         return Answer::of(stat());
     }
     if flags & !(libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH | libc::AT_NO_AUTOMOUNT) != 0 {
-        return p.kernels(&[dirfd]);
+        return p.kernels(Why::NotServed, &[dirfd]);
     }
     p.on_path(a, dirfd, i, |start| {
         let (pool, attr) = find(p, start, flags & libc::AT_SYMLINK_NOFOLLOW == 0)?;
@@ -119,7 +120,7 @@ pub(super) fn statx(p: &Process, a: &Args) -> Answer {
         libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH | libc::AT_NO_AUTOMOUNT | libc::AT_STATX_SYNC_TYPE;
     let (dirfd, flags, mask) = (a.int(0), a.int(2), a.uint(3));
     if flags & !KNOWN != 0 || mask & !(libc::STATX_BASIC_STATS | libc::STATX_BTIME) != 0 {
-        return p.kernels(&[dirfd]);
+        return p.kernels(Why::NotServed, &[dirfd]);
     }
     if means_fd(a, 1, flags) {
         let Some(ofd) = p.table.get(dirfd) else {
@@ -135,7 +136,7 @@ pub(super) fn statx(p: &Process, a: &Args) -> Answer {
         let (pool, attr) = find(p, start, flags & libc::AT_SYMLINK_NOFOLLOW == 0)?;
         // The mount's root has attributes that the kernel alone knows.
         if attr.key == p.fs(pool)?.root() {
-            return Err(Stop::Kernel);
+            return Err(Stop::Kernel(Why::NotServed));
         }
         a.put(4, to_statx(p, pool, &attr))?;
         Ok(0)
@@ -161,7 +162,7 @@ pub(super) fn access(p: &Process, a: &Args, dirfd: i32, i: usize, mode: i32, fla
     let real = flags & libc::AT_EACCESS == 0;
     let ids_differ = real && !p.same_ids.load(std::sync::atomic::Ordering::Relaxed);
     if ids_differ || flags & !(libc::AT_EACCESS | libc::AT_SYMLINK_NOFOLLOW) != 0 || mode & !7 != 0 {
-        return p.kernels(&[dirfd]);
+        return p.kernels(Why::NotServed, &[dirfd]);
     }
     p.on_path(a, dirfd, i, |start| {
         let (_, attr) = find(p, start, flags & libc::AT_SYMLINK_NOFOLLOW == 0)?;
@@ -180,7 +181,7 @@ fn change(p: &Process, id: FileId, change: &AttrChange) -> Here<isize> {
 
 pub(super) fn chmod(p: &Process, a: &Args, dirfd: i32, i: usize, mode: u32, flags: i32) -> Answer {
     if flags & !libc::AT_SYMLINK_NOFOLLOW != 0 {
-        return p.kernels(&[dirfd]);
+        return p.kernels(Why::NotServed, &[dirfd]);
     }
     let change_mode = |id| {
         let mode = AttrChange {
@@ -231,7 +232,7 @@ pub(super) fn chown(p: &Process, a: &Args, dirfd: i32, i: usize, ids: usize, fla
         });
     }
     if flags & !(libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH) != 0 {
-        return p.kernels(&[dirfd]);
+        return p.kernels(Why::NotServed, &[dirfd]);
     }
     p.on_path(a, dirfd, i, |start| {
         let id = find_id(p, start, flags & libc::AT_SYMLINK_NOFOLLOW == 0)?;
@@ -264,7 +265,7 @@ pub(super) fn truncate(p: &Process, a: &Args) -> Answer {
             return fail(libc::EACCES);
         }
         if p.pool(id.pool).mapped.read().contains_key(&attr.key) {
-            return Err(Stop::Kernel);
+            return Err(Stop::Kernel(Why::Mapped));
         }
         p.open_writer(&attr, &walked, libc::O_WRONLY)?;
         limits::grow(|| Ok::<_, Errno>(attr.size_bytes), size)?;
@@ -358,7 +359,7 @@ pub(super) fn utimensat(p: &Process, a: &Args) -> Answer {
         return Answer::of(set());
     }
     if flags & !(libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH) != 0 {
-        return p.kernels(&[dirfd]);
+        return p.kernels(Why::NotServed, &[dirfd]);
     }
     p.on_path(a, dirfd, 1, |start| match given_times(a)? {
         Some(set) => change(

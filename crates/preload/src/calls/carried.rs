@@ -7,6 +7,7 @@ use crate::process::Process;
 use crate::sys::args::Args;
 use crate::sys::entry::outside;
 use crate::sys::kernel;
+use crate::why::Why;
 use smallvec::{SmallVec, smallvec};
 
 const FICLONE: libc::c_ulong = 0x4004_9409;
@@ -49,7 +50,7 @@ pub(super) fn ioctl(p: &Process, a: &Args) -> Answer {
     if carried.is_empty() {
         return unknown(p, a);
     }
-    p.on_real(&carried)
+    p.on_real(Why::NotServed, &carried)
 }
 
 /// Handles a call that may carry any descriptor. The kernel refuses a placeholder with EBADF before it
@@ -65,7 +66,7 @@ pub(super) fn unknown(p: &Process, a: &Args) -> Answer {
     if result != BAD || by_itself() || !p.make_all_real() {
         return Answer::Made(result);
     }
-    Answer::FellBackMade(outside(|| a.call()))
+    Answer::FellBackMade(outside(|| a.call()), Why::NotServed)
 }
 
 /// Handles calls of which the positions of all descriptors are known. If a call starts a path at a
@@ -115,5 +116,5 @@ pub(super) fn known(p: &Process, a: &Args) -> Answer {
         | n::SYS_file_setattr => smallvec![a.int(0)],
         _ => return Answer::NotOurs,
     };
-    p.on_real(&fds)
+    p.on_real(Why::NotServed, &fds)
 }

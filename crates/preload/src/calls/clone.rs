@@ -8,6 +8,7 @@ use crate::process::Process;
 use crate::sys::args::Args;
 use crate::sys::kernel;
 use crate::walk::{Here, Stop, fail};
+use crate::why::Why;
 use std::sync::Arc;
 use varve_format::BLOCK_BYTES;
 
@@ -56,7 +57,7 @@ fn clone(p: &Process, a: &Args, from: i32, to: &Arc<Ofd>, (from_at, len, to_at):
         Ok(0)
     };
     match share() {
-        Err(Stop::Kernel) => p.to_kernel(&[a.int(0), a.int(2)]),
+        Err(Stop::Kernel(why)) => p.to_kernel(why, &[a.int(0), a.int(2)]),
         other => Answer::of(other),
     }
 }
@@ -65,7 +66,7 @@ fn clone(p: &Process, a: &Args, from: i32, to: &Arc<Ofd>, (from_at, len, to_at):
 fn not_served(p: &Process, a: &Args, fd: i32, elsewhere: isize) -> Answer {
     match kernel::kind(fd) {
         None => Answer::Served(-(libc::EBADF as isize)),
-        Some((device, _)) if p.pool_on(device).is_some() => p.to_kernel(&[a.int(0), fd]),
+        Some((device, _)) if p.pool_on(device).is_some() => p.to_kernel(Why::NotServed, &[a.int(0), fd]),
         Some(_) => Answer::Served(elsewhere),
     }
 }
@@ -107,7 +108,7 @@ pub(super) fn dedupe(p: &Process, a: &Args, from: &Arc<Ofd>) -> Answer {
         Ok(0)
     };
     match all() {
-        Err(Stop::Kernel) => p.to_kernel(&[a.int(0)]),
+        Err(Stop::Kernel(why)) => p.to_kernel(why, &[a.int(0)]),
         other => Answer::of(other),
     }
 }

@@ -7,6 +7,7 @@ use crate::stats;
 use crate::sys::args::Args;
 use crate::sys::entry::outside;
 use crate::sys::{kernel, reentry};
+use crate::why::Why;
 use std::ffi::CStr;
 
 const CWD: i32 = libc::AT_FDCWD;
@@ -17,7 +18,7 @@ const CWD: i32 = libc::AT_FDCWD;
 pub(super) fn counted(process: &'static Process, args: &Args, answer: Answer) -> Option<isize> {
     let number = args.number();
     let answer = match answer {
-        Answer::NotOurs if concerns(process, args) => Answer::FellBack,
+        Answer::NotOurs => concerns(process, args).map_or(Answer::NotOurs, Answer::FellBack),
         other => other,
     };
     match answer {
@@ -25,13 +26,13 @@ pub(super) fn counted(process: &'static Process, args: &Args, answer: Answer) ->
             stats::served(number);
             Some(result)
         }
-        Answer::FellBackMade(result) => {
-            stats::fell_back(number);
+        Answer::FellBackMade(result, why) => {
+            stats::fell_back(number, why);
             Some(result)
         }
-        Answer::FellBack => {
-            stats::fell_back(number);
-            left_to_kernel(process, args)
+        Answer::FellBack(why) => {
+            stats::fell_back(number, why);
+            left_to_kernel(process, args, why)
         }
         Answer::Made(result) => {
             noted(process, args, result);
@@ -46,21 +47,26 @@ pub(super) fn counted(process: &'static Process, args: &Args, answer: Answer) ->
 
 /// Makes a call on the mount here, although it is the kernel's, if it creates a descriptor, so that the new
 /// descriptor is marked. Returns `None` for the others.
-fn left_to_kernel(process: &Process, args: &Args) -> Option<isize> {
+fn left_to_kernel(process: &Process, args: &Args, why: Why) -> Option<isize> {
     let makes = match args.number() as libc::c_long {
         // Opening a fifo may block.
         libc::SYS_open | libc::SYS_creat | libc::SYS_openat | libc::SYS_openat2 => {
             let result = outside(|| args.call());
-            process.table.set_given(result as i32, result >= 0);
+            process
+                .table
+                .set_given(result as i32, (result >= 0).then_some(why));
             return Some(result);
         }
         libc::SYS_dup => true,
         libc::SYS_fcntl => matches!(args.int(1), libc::F_DUPFD | libc::F_DUPFD_CLOEXEC),
         _ => false,
     };
-    if makes && process.table.is_given(args.int(0)) {
+    let given = process.table.given(args.int(0)).filter(|_| makes);
+    if given.is_some() {
         let result = args.call();
-        process.table.set_given(result as i32, result >= 0);
+        process
+            .table
+            .set_given(result as i32, given.filter(|_| result >= 0));
         return Some(result);
     }
     noted(process, args, 0);
@@ -73,9 +79,9 @@ fn noted(process: &Process, args: &Args, result: isize) {
     let table = &process.table;
     match args.number() as libc::c_long {
         _ if result < 0 => {}
-        libc::SYS_close => table.set_given(args.int(0), false),
+        libc::SYS_close => table.set_given(args.int(0), None),
         libc::SYS_dup2 | libc::SYS_dup3 if !table.has(args.int(1)) => {
-            table.set_given(args.int(1), table.is_given(args.int(0)));
+            table.set_given(args.int(1), table.given(args.int(0)));
         }
         libc::SYS_close_range if args.int(2) & libc::CLOSE_RANGE_CLOEXEC as i32 == 0 => {
             table.forget_given(args.word(0) as u32, args.word(1) as u32);
@@ -84,21 +90,31 @@ fn noted(process: &Process, args: &Args, result: isize) {
     }
 }
 
-/// Whether a call left to the kernel concerns the mount, as far as is known: its descriptor was handed to the
+/// Why a call is the kernel's that concerns the mount, as far as is known: its descriptor was handed to the
 /// kernel or opened by it for a path of the mount; or its path lies in the mount and the process serves none.
-fn concerns(process: &Process, args: &Args) -> bool {
-    let given = |fd: i32| process.table.is_given(fd);
-    descriptors(args).into_iter().flatten().any(given)
-        || paths(args).into_iter().flatten().any(|(dirfd, i)| {
+fn concerns(process: &Process, args: &Args) -> Option<Why> {
+    let given = |fd: i32| process.table.given(fd);
+    let mut fds = descriptors(args).into_iter().flatten();
+    fds.find_map(given).or_else(|| {
+        paths(args).into_iter().flatten().find_map(|(dirfd, i)| {
             let Ok(path) = args.path(i) else {
                 // A null pointer stands for the descriptor.
-                return args.word(i) == 0 && given(dirfd);
+                return given(dirfd).filter(|_| args.word(i) == 0);
             };
-            if named_descriptor(path).is_some_and(given) || (!path.starts_with(b"/") && given(dirfd)) {
-                return true;
-            }
-            process.is_off_anywhere() && leads_in(process, dirfd, path)
+            let of_dir = || given(dirfd).filter(|_| !path.starts_with(b"/"));
+            let of_off = || {
+                let why = match process.is_off() {
+                    true => Why::SwitchedOff,
+                    false => Why::NoSession,
+                };
+                (process.is_off_anywhere() && leads_in(process, dirfd, path)).then_some(why)
+            };
+            named_descriptor(path)
+                .and_then(given)
+                .or_else(of_dir)
+                .or_else(of_off)
         })
+    })
 }
 
 /// As [`concerns`], for a child that runs without the library. It asks the kernel, since the child may have

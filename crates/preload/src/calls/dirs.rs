@@ -4,6 +4,7 @@ use super::{Answer, error};
 use crate::process::Process;
 use crate::sys::args::Args;
 use crate::walk::{Here, Stop, fail};
+use crate::why::Why;
 use varve_format::FileKind;
 use varve_libfs::Cred;
 
@@ -52,10 +53,11 @@ pub(super) fn getdents(p: &Process, a: &Args) -> Answer {
         }
         let mut position = ofd.position();
         if position.moved {
-            return Err(Stop::Kernel);
+            return Err(Stop::Kernel(Why::KernelsOffset));
         }
-        let Ok(fs) = p.fs(ofd.pool) else {
-            return super::io::by_kernel(a, &mut position);
+        let fs = match p.fs(ofd.pool) {
+            Ok(fs) => fs,
+            Err(stop) => return super::io::by_kernel(a, &mut position, stop),
         };
         let (mut full, mut cut) = (false, false);
         let used = a.buffer(1, size, |out| {
@@ -128,7 +130,7 @@ pub(super) fn getcwd(p: &Process, a: &Args) -> Answer {
         Ok(path.len() as isize)
     };
     match tell() {
-        Err(Stop::Kernel) => Answer::NotOurs,
+        Err(Stop::Kernel(_)) => Answer::NotOurs,
         other => Answer::of(other),
     }
 }
@@ -137,14 +139,14 @@ pub(super) fn fchdir(p: &Process, a: &Args) -> Answer {
     let fd = a.int(0);
     let ours = p.table.has(fd);
     if let Err(errno) = p.make_real(fd) {
-        return Answer::FellBackMade(error(errno));
+        return Answer::FellBackMade(error(errno), Why::CannotOpen);
     }
     let result = a.call();
     if result == 0 {
         p.moved();
     }
     if ours {
-        Answer::FellBackMade(result)
+        Answer::FellBackMade(result, Why::NotServed)
     } else {
         Answer::Made(result)
     }
@@ -169,7 +171,7 @@ pub(super) fn mount(p: &Process, a: &Args, dirfd: i32, i: usize) -> Answer {
     }
     match a.number() as libc::c_long {
         // The kernel would take a path that starts at a placeholder, or is empty, for the mount's root.
-        libc::SYS_move_mount => p.on_real(&[a.int(0), dirfd]),
+        libc::SYS_move_mount => p.on_real(Why::NotServed, &[a.int(0), dirfd]),
         _ => Answer::NotOurs,
     }
 }

@@ -7,6 +7,7 @@ use crate::process::Process;
 use crate::sys::args::Args;
 use crate::sys::entry::outside;
 use crate::sys::kernel;
+use crate::why::Why;
 use std::ffi::CString;
 
 /// Reading or writing a file of more bytes is worth a session.
@@ -80,7 +81,7 @@ pub(super) fn on_names(p: &Process, a: &Args) -> Answer {
     if result == 0 {
         p.may_have_moved();
     }
-    Answer::FellBackMade(result)
+    Answer::FellBackMade(result, Why::FirstCalls)
 }
 
 /// Opens a file for changing it through the mount, if no session is worth it yet. It is served later, when
@@ -104,7 +105,7 @@ pub(super) fn open(p: &Process, a: &Args, dirfd: i32, i: usize, flags: i32) -> O
     {
         p.adopt_opened(fd, flags, p.early_route(path));
     }
-    Some(Answer::FellBackMade(result))
+    Some(Answer::FellBackMade(result, Why::FirstCalls))
 }
 
 /// Whether the path's target, as `open` with `flags` finds it, is a small regular file, or neither a file nor

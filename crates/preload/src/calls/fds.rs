@@ -6,6 +6,7 @@ use crate::process::Process;
 use crate::sys::args::Args;
 use crate::sys::{kernel, reentry};
 use crate::walk::{Stop, fail};
+use crate::why::Why;
 
 const BAD: Answer = Answer::Made(error(Errno(libc::EBADF)));
 
@@ -119,9 +120,9 @@ pub(super) fn dup_to(p: &Process, a: &Args) -> Answer {
     if !kept {
         // Beyond the end of the table: the description is handed to the kernel.
         if let Err(errno) = p.materialise(fd) {
-            return Answer::FellBackMade(error(errno));
+            return Answer::FellBackMade(error(errno), Why::CannotOpen);
         }
-        return Answer::FellBackMade(a.call());
+        return Answer::FellBackMade(a.call(), Why::HighNumber);
     }
     Answer::Served(result)
 }
@@ -184,7 +185,7 @@ pub(super) fn fcntl(p: &Process, a: &Args) -> Answer {
         libc::F_NOTIFY if a.uint(2) & !DN_MULTISHOT == 0 => Answer::Served(0),
         libc::F_NOTIFY => Answer::Served(error(Errno(libc::EINVAL))),
         libc::F_ADD_SEALS | libc::F_GET_SEALS => Answer::Served(error(Errno(libc::EINVAL))),
-        _ => p.to_kernel(&[fd]),
+        _ => p.to_kernel(Why::NotServed, &[fd]),
     }
 }
 
@@ -214,7 +215,7 @@ pub(super) fn ioctl(p: &Process, a: &Args) -> Answer {
                 let file = p.file(&ofd)?;
                 let position = ofd.position();
                 if position.moved {
-                    return Err(Stop::Kernel);
+                    return Err(Stop::Kernel(Why::KernelsOffset));
                 }
                 let size = file.getattr()?.size_bytes as i64;
                 a.put(2, (size - position.at as i64) as i32)?;
@@ -230,6 +231,6 @@ pub(super) fn ioctl(p: &Process, a: &Args) -> Answer {
             }
             Err(errno) => Answer::of(fail(errno.0)),
         },
-        _ => p.to_kernel(&[fd]),
+        _ => p.to_kernel(Why::NotServed, &[fd]),
     }
 }

@@ -8,6 +8,7 @@ use crate::sys::args::Args;
 use crate::sys::entry::outside;
 use crate::sys::kernel;
 use crate::walk::{Here, Stop, fail};
+use crate::why::Why;
 use std::ops::Range;
 use std::sync::Arc;
 use varve_format::{FILE_SIZE_MAX, FallocateMode};
@@ -49,10 +50,11 @@ fn at_offset(
 ) -> Here<isize> {
     let mut position = ofd.position();
     if position.moved {
-        return Err(Stop::Kernel);
+        return Err(Stop::Kernel(Why::KernelsOffset));
     }
-    let Ok(file) = p.file(ofd) else {
-        return by_kernel(a, &mut position);
+    let file = match p.file(ofd) {
+        Ok(file) => file,
+        Err(stop) => return by_kernel(a, &mut position, stop),
     };
     let count = act(file, position.at)?;
     position.at += count as u64;
@@ -60,15 +62,18 @@ fn at_offset(
 }
 
 /// Has the kernel make the call on the descriptor in argument 0, at the offset that this process keeps and
-/// the caller has locked.
-pub(super) fn by_kernel(a: &Args, position: &mut Held<'_>) -> Here<isize> {
+/// the caller has locked, since `stop` keeps this process from it.
+pub(super) fn by_kernel(a: &Args, position: &mut Held<'_>, stop: Stop) -> Here<isize> {
+    let Stop::Kernel(why) = stop else {
+        return Err(stop);
+    };
     let fd = a.int(0);
     kernel::lseek(fd, position.at as i64, libc::SEEK_SET);
     let result = a.call();
     if let Ok(at) = u64::try_from(kernel::lseek(fd, 0, libc::SEEK_CUR)) {
         position.at = at;
     }
-    Err(Stop::Made(result))
+    Err(Stop::Made(result, why))
 }
 
 fn offset_of(a: &Args, i: usize) -> Result<u64, Errno> {
@@ -145,7 +150,7 @@ pub(super) fn preadv(p: &Process, a: &Args) -> Answer {
         0
     };
     if flags & !NO_MATTER != 0 {
-        return p.kernels(&[a.int(0)]);
+        return p.kernels(Why::NotServed, &[a.int(0)]);
     }
     if flags_use_offset(a) {
         return readv(p, a);
@@ -193,20 +198,20 @@ fn write_here(p: &Process, a: &Args, ofd: &Ofd, data: &[u8]) -> Here<isize> {
     let mut position = ofd.position();
     // Appending does not depend on the offset.
     if position.moved && !ofd.appends() {
-        return Err(Stop::Kernel);
+        return Err(Stop::Kernel(Why::KernelsOffset));
     }
     if data.is_empty() {
         return Ok(0);
     }
     let file = match p.file(ofd) {
         Ok(file) => file,
-        Err(_) if position.moved => return Err(Stop::Kernel),
-        Err(_) => {
+        Err(_) if position.moved => return Err(Stop::Kernel(Why::KernelsOffset)),
+        Err(stop) => {
             if ofd.appends() {
                 // The kernel takes the offset behind an append from its own idea of the file's length.
                 kernel::refresh(a.int(0));
             }
-            return by_kernel(a, &mut position);
+            return by_kernel(a, &mut position, stop);
         }
     };
     let cred = p.cred();
@@ -274,7 +279,7 @@ pub(super) fn pwritev(p: &Process, a: &Args) -> Answer {
         0
     };
     if flags & !NO_MATTER != 0 {
-        return p.kernels(&[a.int(0)]);
+        return p.kernels(Why::NotServed, &[a.int(0)]);
     }
     if flags_use_offset(a) {
         return writev(p, a);
@@ -296,13 +301,15 @@ pub(super) fn lseek(p: &Process, a: &Args) -> Answer {
         let offset = a.word(1) as i64;
         let mut position = ofd.position();
         if position.moved {
-            return Err(Stop::Kernel);
+            return Err(Stop::Kernel(Why::KernelsOffset));
         }
         let file = || p.file(ofd);
         let from = || u64::try_from(offset).map_err(|_| Errno(libc::ENXIO));
         let whence = a.int(2);
-        if !matches!(whence, libc::SEEK_SET | libc::SEEK_CUR) && file().is_err() {
-            return by_kernel(a, &mut position);
+        if !matches!(whence, libc::SEEK_SET | libc::SEEK_CUR)
+            && let Err(stop) = file()
+        {
+            return by_kernel(a, &mut position, stop);
         }
         let base = match whence {
             libc::SEEK_SET => 0,
@@ -455,7 +462,9 @@ fn given_offset(a: &Args, i: usize) -> Result<Option<u64>, Errno> {
 fn half_ours(p: &Process, a: &Args, other: i32) -> Answer {
     match kernel::kind(other) {
         None => Answer::Served(-(libc::EBADF as isize)),
-        Some((device, _)) if p.pool_on(device).is_some() => p.to_kernel(&[a.int(0), a.int(2)]),
+        Some((device, _)) if p.pool_on(device).is_some() => {
+            p.to_kernel(Why::NotServed, &[a.int(0), a.int(2)])
+        }
         Some((_, libc::S_IFREG)) => Answer::Served(-(libc::EXDEV as isize)),
         Some((_, libc::S_IFDIR)) => Answer::Served(-(libc::EISDIR as isize)),
         Some(_) => Answer::Served(-(libc::EINVAL as isize)),
@@ -517,7 +526,7 @@ pub(super) fn copy_file_range(p: &Process, a: &Args) -> Answer {
         let at = |ofd: &Ofd, given: Option<u64>| {
             let position = ofd.position();
             if given.is_none() && position.moved {
-                Err(Stop::Kernel)
+                Err(Stop::Kernel(Why::KernelsOffset))
             } else {
                 Ok(given.unwrap_or(position.at))
             }
@@ -542,7 +551,7 @@ pub(super) fn copy_file_range(p: &Process, a: &Args) -> Answer {
         Ok(count as isize)
     };
     match copy() {
-        Err(Stop::Kernel) => p.to_kernel(&[a.int(0), a.int(2)]),
+        Err(Stop::Kernel(why)) => p.to_kernel(why, &[a.int(0), a.int(2)]),
         other => Answer::of(other),
     }
 }
@@ -566,10 +575,10 @@ fn takes_bytes(fd: i32) -> Here<()> {
 
 pub(super) fn sendfile(p: &Process, a: &Args) -> Answer {
     let Some(from) = p.table.get(a.int(1)) else {
-        return p.kernels(&[a.int(0)]);
+        return p.kernels(Why::NotServed, &[a.int(0)]);
     };
     if p.table.has(a.int(0)) {
-        return p.to_kernel(&[a.int(0), a.int(1)]);
+        return p.to_kernel(Why::NotServed, &[a.int(0), a.int(1)]);
     }
     let send = || -> Here<isize> {
         let given = given_offset(a, 2)?;
@@ -586,7 +595,7 @@ pub(super) fn sendfile(p: &Process, a: &Args) -> Answer {
             None => {
                 let position = from.position();
                 if position.moved {
-                    return Err(Stop::Kernel);
+                    return Err(Stop::Kernel(Why::KernelsOffset));
                 }
                 position.at
             }
@@ -621,7 +630,7 @@ pub(super) fn sendfile(p: &Process, a: &Args) -> Answer {
         Ok(done as isize)
     };
     match send() {
-        Err(Stop::Kernel) => p.to_kernel(&[a.int(1)]),
+        Err(Stop::Kernel(why)) => p.to_kernel(why, &[a.int(1)]),
         other => Answer::of(other),
     }
 }

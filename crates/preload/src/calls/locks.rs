@@ -7,6 +7,7 @@ use crate::process::Process;
 use crate::sys::args::Args;
 use crate::sys::entry::outside;
 use crate::sys::kernel;
+use crate::why::Why;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -32,14 +33,14 @@ pub(super) fn flock(p: &Process, a: &Args) -> Answer {
     };
     match p.side(a.int(0), &ofd) {
         Ok(side) => Answer::Served(lock(a, side)),
-        Err(errno) => Answer::FellBackMade(error(errno)),
+        Err(errno) => Answer::FellBackMade(error(errno), Why::CannotOpen),
     }
 }
 
 pub(super) fn fcntl(p: &Process, a: &Args, ofd: &Arc<Ofd>) -> Answer {
     let side = match p.side(a.int(0), ofd) {
         Ok(side) => side,
-        Err(errno) => return Answer::FellBackMade(error(errno)),
+        Err(errno) => return Answer::FellBackMade(error(errno), Why::CannotOpen),
     };
     let relative = a
         .get::<libc::flock>(2)

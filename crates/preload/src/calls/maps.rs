@@ -8,6 +8,7 @@ use crate::process::Process;
 use crate::sys::args::Args;
 use crate::sys::kernel;
 use crate::sys::pages::PAGE;
+use crate::why::Why;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -35,7 +36,7 @@ pub(super) fn munmap(p: &Process, a: &Args) -> Answer {
 fn give(p: &Process, range: &Range<usize>) -> Answer {
     match p.copies.give(p, range) {
         Ok(()) => Answer::NotOurs,
-        Err(errno) => Answer::FellBackMade(error(errno)),
+        Err(errno) => Answer::FellBackMade(error(errno), Why::CannotOpen),
     }
 }
 
@@ -107,15 +108,25 @@ pub(super) fn mmap(p: &Process, a: &Args) -> Answer {
     };
     match serve(p, a, &ofd) {
         Some(at) => Answer::Served(at),
-        None => Answer::FellBackMade(by_mount(p, a, &ofd)),
+        None => {
+            let why = match writes(a, &ofd) {
+                true => Why::Mapped,
+                false => Why::OtherMap,
+            };
+            Answer::FellBackMade(by_mount(p, a, &ofd), why)
+        }
     }
+}
+
+/// Whether a map of the file may change it.
+fn writes(a: &Args, ofd: &Ofd) -> bool {
+    a.int(3) & libc::MAP_TYPE != libc::MAP_PRIVATE && ofd.access().1
 }
 
 /// Has the kernel map the mount's file.
 fn by_mount(p: &Process, a: &Args, ofd: &Arc<Ofd>) -> isize {
     let fd = a.int(4);
-    let shared = a.int(3) & libc::MAP_TYPE != libc::MAP_PRIVATE;
-    if shared && ofd.access().1 {
+    if writes(a, ofd) {
         // Stores through the map reach the kernel's page cache, so reads of the file in this process must go
         // through it too. A map made without PROT_WRITE may get it later.
         p.give_inode(ofd.id());
@@ -148,7 +159,7 @@ pub(super) fn poll(p: &Process, a: &Args) -> Answer {
             ours.push(entry.fd);
         }
     });
-    p.on_real(&ours)
+    p.on_real(Why::NotServed, &ours)
 }
 
 pub(super) fn select(p: &Process, a: &Args) -> Answer {
@@ -167,7 +178,7 @@ pub(super) fn select(p: &Process, a: &Args) -> Answer {
             }
         });
     }
-    p.on_real(&ours)
+    p.on_real(Why::NotServed, &ours)
 }
 
 /// Refuses files and directories, which are always ready, as `epoll` does on other file systems. (It would
@@ -196,8 +207,8 @@ pub(super) fn sendmsg(p: &Process, a: &Args, count: usize) -> Answer {
     let carried: Vec<i32> = (0..count.min(1024))
         .flat_map(|nth| a.carried(1, nth, stride))
         .collect();
-    match p.kernels(&carried) {
-        Answer::NotOurs => p.on_real(&[a.int(0)]),
+    match p.kernels(Why::NotServed, &carried) {
+        Answer::NotOurs => p.on_real(Why::NotServed, &[a.int(0)]),
         other => other,
     }
 }

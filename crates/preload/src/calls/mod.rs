@@ -21,6 +21,7 @@ use crate::ofd::Ofd;
 use crate::process::Process;
 use crate::sys::args::Args;
 use crate::walk::{Here, Resolve, Start, Stop};
+use crate::why::Why;
 use crate::{Errno, stats};
 use std::sync::Arc;
 
@@ -34,9 +35,9 @@ pub enum Answer {
     /// LibFS served it.
     Served(isize),
     /// It concerns the mount and is left to the kernel, which can make it as it stands.
-    FellBack,
+    FellBack(Why),
     /// As `FellBack`, and it has been made.
-    FellBackMade(isize),
+    FellBackMade(isize, Why),
 }
 
 const fn error(errno: Errno) -> isize {
@@ -50,8 +51,8 @@ impl Answer {
         match result {
             Ok(value) => Self::Served(value),
             Err(Stop::Errno(errno)) => Self::Served(error(errno)),
-            Err(Stop::Kernel) => Self::FellBack,
-            Err(Stop::Made(result)) => Self::FellBackMade(result),
+            Err(Stop::Kernel(why)) => Self::FellBack(why),
+            Err(Stop::Made(result, why)) => Self::FellBackMade(result, why),
         }
     }
 }
@@ -69,23 +70,23 @@ impl Answer {
 
 impl Process {
     /// Leaves a call to the kernel after handing it the descriptions behind `fds`.
-    fn to_kernel(&self, fds: &[i32]) -> Answer {
+    fn to_kernel(&self, why: Why, fds: &[i32]) -> Answer {
         for fd in fds {
             if let Err(errno) = self.materialise(*fd) {
-                return Answer::FellBackMade(error(errno));
+                return Answer::FellBackMade(error(errno), Why::CannotOpen);
             }
         }
-        Answer::FellBack
+        Answer::FellBack(why)
     }
 
     /// Leaves a call to the kernel that never uses the offset of its descriptors: those of `fds` that are
     /// served are made real.
-    fn on_real(&self, fds: &[i32]) -> Answer {
+    fn on_real(&self, why: Why, fds: &[i32]) -> Answer {
         let mut answer = Answer::NotOurs;
         for fd in fds.iter().filter(|fd| self.table.has(**fd)) {
-            answer = Answer::FellBack;
+            answer = Answer::FellBack(why);
             if let Err(errno) = self.make_real(*fd) {
-                return Answer::FellBackMade(error(errno));
+                return Answer::FellBackMade(error(errno), Why::CannotOpen);
             }
         }
         answer
@@ -93,9 +94,9 @@ impl Process {
 
     /// Leaves a call to the kernel after handing it the served descriptions among `fds`. `NotOurs` if there
     /// is none.
-    fn kernels(&self, fds: &[i32]) -> Answer {
+    fn kernels(&self, why: Why, fds: &[i32]) -> Answer {
         if fds.iter().any(|fd| self.table.has(*fd)) {
-            self.to_kernel(fds)
+            self.to_kernel(why, fds)
         } else {
             Answer::NotOurs
         }
@@ -124,10 +125,10 @@ impl Process {
         let path = match args.path(i) {
             Ok(path) => path,
             // The kernel finds the same error and ranks it against others in its own order.
-            Err(_) => return self.kernels(&[dirfd]),
+            Err(_) => return self.kernels(Why::NotServed, &[dirfd]),
         };
         if early::is_left_to_mount(self, args, dirfd, path) {
-            return Answer::FellBack;
+            return Answer::FellBack(Why::FirstCalls);
         }
         let start = if resolve == Resolve::default() {
             self.start(dirfd, path)
@@ -137,19 +138,19 @@ impl Process {
         match start {
             Ok(None) => self.of_others(path),
             Ok(Some(start)) => match act(start) {
-                Err(Stop::Kernel) => self.for_kernel(dirfd),
+                Err(Stop::Kernel(why)) => self.for_kernel(dirfd, why),
                 other => Answer::of_path(other),
             },
-            Err(Stop::Kernel) => self.for_kernel(dirfd),
+            Err(Stop::Kernel(why)) => self.for_kernel(dirfd, why),
             Err(Stop::Errno(errno)) => Answer::Served(error(errno)),
-            Err(Stop::Made(result)) => Answer::FellBackMade(result),
+            Err(Stop::Made(result, why)) => Answer::FellBackMade(result, why),
         }
     }
 
     /// Leaves a call on a path relative to `dirfd` to the kernel.
-    fn for_kernel(&self, dirfd: i32) -> Answer {
-        match self.on_real(&[dirfd]) {
-            Answer::NotOurs => Answer::FellBack,
+    fn for_kernel(&self, dirfd: i32, why: Why) -> Answer {
+        match self.on_real(why, &[dirfd]) {
+            Answer::NotOurs => Answer::FellBack(why),
             other => other,
         }
     }
@@ -157,7 +158,7 @@ impl Process {
     /// Stops serving in this process, for good. Only the call that switches it off counts as fallen back.
     fn gives_up(&self) -> Answer {
         if self.give_up() {
-            Answer::FellBack
+            Answer::FellBack(Why::SwitchedOff)
         } else {
             Answer::NotOurs
         }
@@ -176,7 +177,7 @@ impl Process {
 
     /// Handles a path outside the mount, which may name a served descriptor.
     fn of_others(&self, path: &[u8]) -> Answer {
-        named_descriptor(path).map_or(Answer::NotOurs, |fd| self.kernels(&[fd]))
+        named_descriptor(path).map_or(Answer::NotOurs, |fd| self.kernels(Why::NotServed, &[fd]))
     }
 }
 
@@ -210,7 +211,7 @@ fn named_descriptor(path: &[u8]) -> Option<i32> {
 pub fn lent(process: &'static Process, args: &Args) {
     let (fd, number) = (args.int(0), args.number() as libc::c_long);
     if stats::wanted() && counted::goes_to_mount(process, args) {
-        stats::fell_back(args.number());
+        stats::fell_back(args.number(), Why::BareChild);
     }
     let give = |fd: i32| {
         if let Some(ofd) = process.table.get(fd).filter(|ofd| ofd.is_real()) {
@@ -246,8 +247,8 @@ pub fn dispatch(process: &'static Process, args: &Args) -> Option<isize> {
         return counted::counted(process, args, answer);
     }
     match answer {
-        Answer::NotOurs | Answer::FellBack => None,
-        Answer::Made(result) | Answer::Served(result) | Answer::FellBackMade(result) => Some(result),
+        Answer::NotOurs | Answer::FellBack(_) => None,
+        Answer::Made(result) | Answer::Served(result) | Answer::FellBackMade(result, _) => Some(result),
     }
 }
 
@@ -371,14 +372,14 @@ fn choose(p: &'static Process, a: &Args) -> Answer {
         c::SYS_poll | c::SYS_ppoll => maps::poll(p, a),
         c::SYS_select | c::SYS_pselect6 => maps::select(p, a),
         c::SYS_epoll_ctl => maps::epoll_ctl(p, a),
-        c::SYS_splice => p.kernels(&[a.int(0), a.int(2)]),
-        c::SYS_tee => p.kernels(&[a.int(0), a.int(1)]),
+        c::SYS_splice => p.kernels(Why::NotServed, &[a.int(0), a.int(2)]),
+        c::SYS_tee => p.kernels(Why::NotServed, &[a.int(0), a.int(1)]),
         c::SYS_sendmsg => maps::sendmsg(p, a, 1),
         c::SYS_sendmmsg => maps::sendmsg(p, a, a.uint(2) as usize),
-        c::SYS_getdents | c::SYS_vmsplice => p.kernels(&[a.int(0)]),
+        c::SYS_getdents | c::SYS_vmsplice => p.kernels(Why::NotServed, &[a.int(0)]),
         // A placeholder is a descriptor of the mount's file system.
-        c::SYS_fstatfs if p.table.has(a.int(0)) => Answer::FellBack,
-        c::SYS_name_to_handle_at | c::SYS_open_by_handle_at => p.on_real(&[a.int(0)]),
+        c::SYS_fstatfs if p.table.has(a.int(0)) => Answer::FellBack(Why::NotServed),
+        c::SYS_name_to_handle_at | c::SYS_open_by_handle_at => p.on_real(Why::NotServed, &[a.int(0)]),
         c::SYS_io_setup | c::SYS_io_uring_setup => maps::rings(p),
         c::SYS_bpf => carried::unknown(p, a),
         c::SYS_inotify_add_watch => watched::inotify_add_watch(p, a),

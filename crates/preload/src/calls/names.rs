@@ -6,6 +6,7 @@ use crate::ofd::{Ofd, Unnamed};
 use crate::process::Process;
 use crate::sys::args::Args;
 use crate::walk::{FileId, Here, Route, Start, Stop, bare, fail};
+use crate::why::Why;
 use std::sync::Arc;
 use varve_format::{InodeAttr, InodeKey};
 use varve_libfs::{Cred, Fs, RenameFlags};
@@ -45,7 +46,7 @@ pub(super) fn mknod(p: &Process, a: &Args, dirfd: i32, i: usize, mode: usize) ->
             0 => libc::S_IFREG,
             kind @ (libc::S_IFREG | libc::S_IFIFO | libc::S_IFSOCK) => kind,
             // The kernel decides whether this user may create a device.
-            _ => return Err(Stop::Kernel),
+            _ => return Err(Stop::Kernel(Why::NotServed)),
         };
         let (dir, name) = place(p, start, false)?;
         p.fs(dir.pool)?
@@ -86,7 +87,7 @@ pub(super) fn readlink(p: &Process, a: &Args, dirfd: i32, i: usize) -> Answer {
 
 pub(super) fn unlink(p: &Process, a: &Args, dirfd: i32, i: usize, flags: i32) -> Answer {
     if flags & !libc::AT_REMOVEDIR != 0 {
-        return p.kernels(&[dirfd]);
+        return p.kernels(Why::NotServed, &[dirfd]);
     }
     let rmdir = flags & libc::AT_REMOVEDIR != 0;
     p.on_path(a, dirfd, i, |start| {
@@ -95,7 +96,7 @@ pub(super) fn unlink(p: &Process, a: &Args, dirfd: i32, i: usize, flags: i32) ->
         let walked = p.walk(Start { rest, ..start }, false)?;
         match walked.name.as_slice() {
             // The kernel has its own error for each of the mount's root and the dots.
-            b"" | b"." | b".." => return Err(Stop::Kernel),
+            b"" | b"." | b".." => return Err(Stop::Kernel(Why::NotServed)),
             _ => {}
         }
         let attr = walked.target.as_ref().ok_or(Errno(libc::ENOENT))?;
@@ -139,29 +140,28 @@ fn on_two(
 ) -> Answer {
     let fds = [from.0, to.0];
     let (Ok(from_path), Ok(to_path)) = (a.path(from.1), a.path(to.1)) else {
-        return p.kernels(&fds);
+        return p.kernels(Why::NotServed, &fds);
     };
     if early::is_left_to_mount(p, a, from.0, from_path) {
         return early::on_names(p, a);
     }
+    let of_both = |why| match p.on_real(why, &fds) {
+        Answer::NotOurs => Answer::FellBack(why),
+        other => other,
+    };
     let starts = p
         .start(from.0, from_path)
         .and_then(|first| Ok((first, p.start(to.0, to_path)?)));
     match starts {
         Ok((None, None)) => Answer::NotOurs,
         Ok((Some(first), Some(second))) => match act(first, second) {
-            Err(Stop::Kernel) => match p.on_real(&fds) {
-                Answer::NotOurs => Answer::FellBack,
-                other => other,
-            },
+            Err(Stop::Kernel(why)) => of_both(why),
             other => Answer::of_path(other),
         },
-        Ok(_) | Err(Stop::Kernel) => match p.on_real(&fds) {
-            Answer::NotOurs => Answer::FellBack,
-            other => other,
-        },
+        Ok(_) => of_both(Why::PathOutside),
+        Err(Stop::Kernel(why)) => of_both(why),
         Err(Stop::Errno(errno)) => Answer::Served(error(errno)),
-        Err(Stop::Made(result)) => Answer::FellBackMade(result),
+        Err(Stop::Made(result, why)) => Answer::FellBackMade(result, why),
     }
 }
 
@@ -179,11 +179,11 @@ fn linked_file(p: &Process, a: &Args, from: (i32, usize), flags: i32) -> Option<
 /// Links an open file to one more name, which may be its first (`O_TMPFILE`).
 fn link_open_file(p: &Process, a: &Args, (fd, ofd): (i32, &Ofd), to: (i32, usize)) -> Answer {
     let Ok(path) = a.path(to.1) else {
-        return p.kernels(&[fd, to.0]);
+        return p.kernels(Why::NotServed, &[fd, to.0]);
     };
     let serve = || {
         // The kernel reports why a name outside the mount is refused.
-        let start = p.start(to.0, path)?.ok_or(Stop::Kernel)?;
+        let start = p.start(to.0, path)?.ok_or(Stop::Kernel(Why::PathOutside))?;
         let (dir, name) = place(p, start, false)?;
         if ofd.unnamed == Some(Unnamed::ForGood) {
             return fail(libc::ENOENT);
@@ -191,7 +191,7 @@ fn link_open_file(p: &Process, a: &Args, (fd, ofd): (i32, &Ofd), to: (i32, usize
         link_here(p, p.open_id(ofd)?, dir, &name)
     };
     match serve() {
-        Err(Stop::Kernel) => p.on_real(&[fd, to.0]),
+        Err(Stop::Kernel(why)) => p.on_real(why, &[fd, to.0]),
         other => Answer::of(other),
     }
 }
@@ -201,7 +201,7 @@ pub(super) fn link(p: &Process, a: &Args, from: (i32, usize), to: (i32, usize), 
         return link_open_file(p, a, (fd, &ofd), to);
     }
     if flags & !libc::AT_SYMLINK_FOLLOW != 0 {
-        return p.kernels(&[from.0, to.0]);
+        return p.kernels(Why::NotServed, &[from.0, to.0]);
     }
     on_two(p, a, from, to, |first, second| {
         let walked = p.walk(first, flags & libc::AT_SYMLINK_FOLLOW != 0)?;
@@ -241,7 +241,7 @@ pub(super) fn rename(p: &Process, a: &Args, from: (i32, usize), to: (i32, usize)
     };
     let known = libc::RENAME_NOREPLACE | libc::RENAME_EXCHANGE | libc::RENAME_WHITEOUT;
     if flags & !known != 0 || (wanted.exchange && (wanted.noreplace || wanted.whiteout)) {
-        return p.kernels(&[from.0, to.0]);
+        return p.kernels(Why::NotServed, &[from.0, to.0]);
     }
     on_two(p, a, from, to, |first, second| {
         rename_here(p, first, second, wanted)
@@ -296,7 +296,7 @@ fn rename_here(p: &Process, first: Start<'_>, second: Start<'_>, flags: RenameFl
     let fs = p.fs(source.pool)?;
     let nameless = |name: &[u8]| matches!(name, b"" | b"." | b"..");
     if nameless(&source.name) || nameless(&target.name) {
-        return Err(Stop::Kernel);
+        return Err(Stop::Kernel(Why::NotServed));
     }
     let attr = source.target.as_ref().ok_or(Errno(libc::ENOENT))?;
     match &target.target {

@@ -7,6 +7,7 @@ use crate::ofd::{Ofd, open_flags};
 use crate::process::Process;
 use crate::sys::args::Args;
 use crate::walk::{FileId, Here, Place, Resolve, Scope, Start, Stop, Walked, bare, fail};
+use crate::why::Why;
 use std::sync::Arc;
 use varve_format::{FileKind, InodeAttr};
 use varve_libfs::{Cred, OpenFile, OpenFlags};
@@ -35,10 +36,10 @@ fn open_path_only(p: &Process, start: Start<'_>, flags: i32) -> Here<isize> {
         return if flags & libc::O_DIRECTORY != 0 {
             fail(libc::ENOTDIR)
         } else {
-            Err(Stop::Kernel)
+            Err(Stop::Kernel(Why::SpecialFile))
         };
     }
-    let wanted = open_flags(libc::O_RDONLY).ok_or(Stop::Kernel)?;
+    let wanted = open_flags(libc::O_RDONLY).ok_or(Stop::Kernel(Why::NotServed))?;
     // To stand there takes no right to it.
     let file = p.fs(walked.pool)?.open(dir.key, wanted, &Cred::root())?;
     let ofd = Arc::new(Ofd::path_only(file, flags, walked.place()));
@@ -71,7 +72,7 @@ pub(super) fn on_path_only(p: &Process, a: &Args) -> Option<Answer> {
         let about = descriptors(a).into_iter().chain([null.then(|| a.int(0))]);
         about.flatten()
     };
-    (!is_served && p.is_path_only(fds())).then(|| p.on_real(&fds().collect::<Vec<_>>()))
+    (!is_served && p.is_path_only(fds())).then(|| p.on_real(Why::NotServed, &fds().collect::<Vec<_>>()))
 }
 
 /// All flags that `openat2` accepts; it refuses others, where `open` ignores them.
@@ -135,13 +136,13 @@ pub(super) fn openat2(p: &Process, a: &Args) -> Answer {
         .ok()
         .filter(|how| known && is_valid(how));
     let Some((how, rules)) = how.and_then(|how| Some((how, rules(how.resolve)?))) else {
-        return p.kernels(&[a.int(0)]);
+        return p.kernels(Why::NotServed, &[a.int(0)]);
     };
     let flags = how.flags as i32;
     let changes = libc::O_CREAT | libc::O_TRUNC | (libc::O_TMPFILE & !libc::O_DIRECTORY);
     if how.resolve & libc::RESOLVE_CACHED != 0 && flags & changes != 0 {
         // Wherever the path leads.
-        return p.kernels(&[]);
+        return p.kernels(Why::NotServed, &[]);
     }
     p.on_path_by(a, a.int(0), 1, rules, |start| {
         if flags & libc::O_PATH != 0 {
@@ -201,7 +202,7 @@ fn find(p: &Process, start: Start<'_>, flags: i32, mode: u32, wanted: OpenFlags)
 fn open_here(p: &Process, start: Start<'_>, flags: i32, mode: u32) -> Here<i32> {
     // The kernel handles access modes that `open_flags` does not know.
     let Some(wanted) = open_flags(flags) else {
-        return Err(Stop::Kernel);
+        return Err(Stop::Kernel(Why::NotServed));
     };
     if flags & libc::O_TMPFILE & !libc::O_DIRECTORY != 0 {
         return open_unnamed(p, start, flags, mode, wanted);
@@ -219,13 +220,13 @@ fn open_here(p: &Process, start: Start<'_>, flags: i32, mode: u32) -> Here<i32> 
             FileKind::Directory if create || wanted.write || wanted.truncate => return fail(libc::EISDIR),
             FileKind::Directory | FileKind::Regular => {}
             // Fifos, sockets and devices live in the kernel.
-            _ => return Err(Stop::Kernel),
+            _ => return Err(Stop::Kernel(Why::SpecialFile)),
         }
         if flags & libc::O_DIRECTORY != 0 && !attr.is_dir() {
             return fail(libc::ENOTDIR);
         }
         if p.pool(walked.pool).mapped.read().contains_key(&attr.key) {
-            return Err(Stop::Kernel);
+            return Err(Stop::Kernel(Why::Mapped));
         }
         let writer = match (made.is_none(), wanted.write, wanted.truncate) {
             (true, true, _) => p.open_writer(&attr, &walked, flags)?,

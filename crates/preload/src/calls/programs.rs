@@ -7,6 +7,7 @@ use crate::process::forking::ForkGuard;
 use crate::sys::args::Args;
 use crate::sys::{kernel, thread};
 use crate::walk::FileId;
+use crate::why::Why;
 use std::sync::atomic::Ordering;
 
 pub(super) fn fork(p: &'static Process, a: &Args) -> Answer {
@@ -109,7 +110,7 @@ pub(super) fn exec(p: &Process, a: &Args) -> Answer {
     if dirfd >= 0
         && let Err(errno) = p.make_real(dirfd)
     {
-        return Answer::FellBackMade(error(errno));
+        return Answer::FellBackMade(error(errno), Why::CannotOpen);
     }
     let left = if p.threaded.load(Ordering::Relaxed) {
         Vec::new()
@@ -139,7 +140,7 @@ pub(super) fn set_ids(p: &Process, a: &Args) -> Answer {
     let result = a.call();
     // `setfsuid` and `setfsgid` return the old id whether or not they changed it.
     if result >= 0 && p.ids_changed() {
-        return Answer::FellBackMade(result);
+        return Answer::FellBackMade(result, Why::SwitchedOff);
     }
     Answer::Made(result)
 }

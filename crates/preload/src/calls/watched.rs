@@ -9,6 +9,7 @@ use crate::sys::entry::outside;
 use crate::sys::kernel;
 use crate::walk::{FileId, Start, bare};
 use crate::watches::{ATTRIBUTE, Sets};
+use crate::why::Why;
 use std::ffi::CString;
 
 /// Answers a call that concerns a watched file. `None` if LibFS may serve it.
@@ -24,12 +25,12 @@ pub(super) fn watched(p: &Process, a: &Args) -> Option<Answer> {
     if fds.iter().any(|fd| ours(*fd)) {
         // A file that the kernel can no longer open is served without events.
         let given = fds.iter().all(|fd| p.materialise(*fd).is_ok());
-        return given.then_some(Answer::FellBack);
+        return given.then_some(Answer::FellBack(Why::Watched));
     }
     let starts: Vec<(i32, usize)> = paths(a).into_iter().flatten().collect();
     if starts.iter().any(|(dirfd, i)| leads_to(p, a, &set, *dirfd, *i)) {
         let real = starts.iter().all(|(dirfd, _)| p.make_real(*dirfd).is_ok());
-        return real.then_some(Answer::FellBack);
+        return real.then_some(Answer::FellBack(Why::Watched));
     }
     None
 }

@@ -7,6 +7,8 @@ use crate::Errno;
 use crate::ofd::Ofd;
 use crate::sys::kernel;
 use crate::sys::pages::{Faults, PAGE};
+use crate::walk::Stop;
+use crate::why::Why;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -295,7 +297,10 @@ fn read(plan: &Plan, buffer: &mut Vec<u8>) -> Result<(usize, ReadUnder), Errno> 
     if buffer.len() < plan.at.len() {
         buffer.resize(plan.at.len(), 0);
     }
-    let file = plan.ofd.file_or(|| None).map_err(|_| Errno(libc::EIO))?;
+    let file = plan
+        .ofd
+        .file_or(|| Err(Stop::Kernel(Why::CannotOpen)))
+        .map_err(|_| Errno(libc::EIO))?;
     file.read_copy(plan.offset, &mut buffer[..plan.at.len()])
 }
 

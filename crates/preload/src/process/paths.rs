@@ -6,6 +6,7 @@ use crate::Errno;
 use crate::config::PoolId;
 use crate::sys::kernel;
 use crate::walk::{FileId, Here, Resolve, Route, Scope, Start, Stop, fail, walk};
+use crate::why::Why;
 use varve_format::InodeKey;
 use varve_libfs::Cred;
 
@@ -95,7 +96,7 @@ impl Process {
         if crosses && (resolve.scope.is_some() || resolve.no_xdev) {
             // The kernel knows what lies between, if the path comes here at all.
             let found = self.start(dirfd, relative)?;
-            return found.map_or(Ok(None), |_| Err(Stop::Kernel));
+            return found.map_or(Ok(None), |_| Err(Stop::Kernel(Why::PathOutside)));
         }
         let start = self.start(dirfd, relative)?;
         Ok(start.map(|start| Start { resolve, ..start }))
@@ -224,11 +225,14 @@ impl Process {
             .as_ref()
             .is_some_and(|(pool, _)| !has_session(*pool));
         if self.is_off() || is_early {
-            return Err(Stop::Kernel);
+            return Err(Stop::Kernel(Why::FirstCalls));
         }
         let (FileId { pool, key }, route) = match self.cwd_key()? {
             Some((id, route)) => (id, Some(route)),
-            None => (self.cwd.read().astray.ok_or(Stop::Kernel)?, None),
+            None => (
+                self.cwd.read().astray.ok_or(Stop::Kernel(Why::PathOutside))?,
+                None,
+            ),
         };
         let fs = self.fs(pool)?;
         let is_at = |route: &Route| {
@@ -244,7 +248,7 @@ impl Process {
                 (Some(path), _) => path,
                 (None, Err(Errno(libc::ENOENT | libc::ESTALE))) => return fail(libc::ENOENT),
                 (None, Ok(attr)) if attr.nlink == 0 => return fail(libc::ENOENT),
-                _ => return Err(Stop::Kernel),
+                _ => return Err(Stop::Kernel(Why::CannotOpen)),
             },
         };
         Ok([self.pool(pool).config.mount.as_slice(), &below].concat())

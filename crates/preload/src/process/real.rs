@@ -11,6 +11,7 @@ use crate::sys::reentry::{self, KernelFd};
 use crate::sys::shared_offset::Left;
 use crate::sys::{kernel, thread};
 use crate::walk::{FileId, Route, Walked};
+use crate::why::Why;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -251,17 +252,17 @@ impl Process {
         self.pool(id.pool).mapped.write().insert(id.key, ());
         for (fd, ofd) in self.table.all() {
             if ofd.id() == id {
-                self.give_for_good(fd, &ofd);
+                self.give_for_good(fd, &ofd, Why::Mapped);
             }
         }
     }
 
-    pub(super) fn give_for_good(&self, fd: i32, ofd: &Arc<Ofd>) {
+    pub(super) fn give_for_good(&self, fd: i32, ofd: &Arc<Ofd>, why: Why) {
         if self.give(fd, ofd).is_err() {
             return;
         }
         self.table.take(fd);
-        self.table.set_given(fd, true);
+        self.table.set_given(fd, Some(why));
         if self.any_locked.load(Ordering::Acquire) {
             // Closing it would let the program's locks go; the program's own `close` does that now.
             self.locked.lock().remove(&ofd.id());
