@@ -3,8 +3,8 @@
 /// One more than the highest intercepted number.
 pub const NUMBERS: usize = 512;
 
-// Counters of `--stats`: two for each number (served, fallen back), then one for each of `SESSIONS`, `OPENED`,
-// and from `WHY` on one for each reason of calls that have fallen back.
+// Counters of `--stats`: two for each number (served, fallen back), then one for each of `SESSIONS`,
+// `OPENED`, and from `WHY` on one for each reason of calls that have fallen back.
 
 /// Outcomes of a process' attempt to open a session.
 pub const SESSIONS: [&str; 2] = ["opened", "refused"];

@@ -16,8 +16,8 @@ pub const LIMIT: usize = CHUNK * CHUNKS;
 #[derive(Default)]
 struct Slot {
     ours: AtomicBool,
-    /// Why a descriptor of the mount is the kernel's: the reason's number, plus one; 0 for others. Kept for the
-    /// counters only.
+    /// Why a descriptor of the mount is the kernel's: the reason's number, plus one; 0 for others. Kept for
+    /// the counters only.
     given: AtomicU8,
     ofd: RwLock<Option<Arc<Ofd>>>,
 }

@@ -31,8 +31,8 @@ struct Way {
     /// The descriptors are closed at once, after they were duplicated over placeholders. They need no high
     /// number then, which takes five system calls and a lock that all openers would wait for.
     is_brief: bool,
-    /// They are opened from their directories, of which the last one is kept: for a path from the mount's root
-    /// the kernel would ask the mount twice about each directory on the way.
+    /// They are opened from their directories, of which the last one is kept: for a path from the mount's
+    /// root the kernel would ask the mount twice about each directory on the way.
     by_dirs: bool,
     dir: Option<Dir>,
 }
