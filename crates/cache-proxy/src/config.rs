@@ -284,7 +284,7 @@ impl Default for Limits {
             request_body_bytes: Bytes(1 << 30),
             object_bytes: Bytes(16 << 30),
             unknown_length_bytes: Bytes(8 << 20),
-            in_flight_bytes: Bytes(256 << 20),
+            in_flight_bytes: Bytes(64 << 20),
             waiting: 4096,
             waiting_timeout_ms: 10_000,
             connect_timeout_ms: 5_000,
