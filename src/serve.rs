@@ -24,6 +24,10 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     let pool = Pool::open(&args.pool)?;
     // Before the pool is touched: if the address is taken, the operator has to change it.
     let listener = args.metrics.map(crate::metrics::listen).transpose()?;
+    if !args.supervised {
+        // A daemon that is started again goes on without them.
+        pool.host().rules()?;
+    }
     let daemon = HostDaemon::start(pool.host())?;
     let recovered = daemon.recovered();
     let report = daemon.report();

@@ -33,6 +33,7 @@ pub fn up(args: &UpArgs) -> anyhow::Result<()> {
     let others = args.options.and_then(|options| options.allow_other);
     varve_fuse_shim::check_host(others.unwrap_or(args.allow_other))?;
     let fresh = Pool::open_or_create(&args.dir, &args.tiers, args.recreate)?;
+    fresh.pool.host().rules()?;
     if !args.background {
         crate::destroy::tell(&fresh.pool);
     }

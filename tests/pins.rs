@@ -7,7 +7,11 @@ mod common;
 use common::{Pool, cannot_mount, run_ok, text_of, varve, wait_until};
 use serde_json::Value;
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 const TIERS: [&str; 6] = ["--nvm", "64M", "--ssd", "128M", "--hdd", "256M"];
 
@@ -148,6 +152,7 @@ fn rules_of_the_pool_say_which_files_they_match_and_move_them() {
     let settings = std::fs::read_to_string(&toml).unwrap();
     let with = |rules: &str| std::fs::write(&toml, format!("{settings}\n{rules}")).unwrap();
     for (rules, why) in [
+        ("[[rule]]\nmatch = 'd/x'\ntier = 'ssd'", "begin it with"),
         (
             "[[rule]]\nmatch = 'a['\ntier = 'ssd'",
             "rule 1: \"a[\" is no pattern",
@@ -160,6 +165,14 @@ fn rules_of_the_pool_say_which_files_they_match_and_move_them() {
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success() && said.contains(why), "{said}");
     }
+    // A mistake that is made while it runs does not keep it from being stopped.
+    with("");
+    pool.start();
+    with("[[rule]]\nmatch = '*'\ntier = 'tape'");
+    run_ok(varve().arg("status").arg(pool.dir()));
+    let output = varve().arg("rules").arg(pool.mnt()).output().unwrap();
+    assert!(String::from_utf8_lossy(&output.stderr).contains("tape"));
+    pool.down();
     with(
         "[[rule]]\nmatch = '*.log'\nlarger_than = '1MiB'\ntier = 'hdd'\n\
          [[rule]]\nmatch = '/db/**'\ntier = 'ssd'\n\
@@ -199,6 +212,71 @@ fn rules_of_the_pool_say_which_files_they_match_and_move_them() {
     });
     assert_eq!(placed(&mnt)["image.iso"], on("nvm", 2 << 20, "stay"));
     assert_eq!(placed(&mnt)["other"], on("nvm", 2 << 20, "policy"));
+    pool.down();
+    pool.fsck_clean();
+}
+
+#[test]
+fn names_that_are_no_text_and_trees_that_move_are_pinned_too() {
+    if cannot_mount() {
+        return;
+    }
+    let mut pool = Pool::up(&TIERS);
+    let mnt = pool.mnt();
+    let odd = mnt.join(OsStr::from_bytes(b"odd\xff"));
+    std::fs::create_dir(&odd).unwrap();
+    std::fs::write(odd.join(OsStr::from_bytes(b"\xfe\n")), vec![1; 5000]).unwrap();
+    for command in [
+        &["pin", "--json", "--tier", "ssd"][..],
+        &["which-tier", "--json"],
+        &["rules", "--json"],
+        &["unpin", "--json"],
+    ] {
+        let said = text_of(varve().args(command).arg(&odd));
+        serde_json::from_str::<Value>(&said).unwrap();
+    }
+
+    // Directories are renamed within the tree while it is pinned: nothing is left out, or it says so.
+    let tree = mnt.join("tree");
+    for dir in 0..4 {
+        let dir = tree.join(format!("d{dir}"));
+        std::fs::create_dir_all(&dir).unwrap();
+        for file in 0..300 {
+            std::fs::write(dir.join(file.to_string()), b"x").unwrap();
+        }
+    }
+    let done = AtomicBool::new(false);
+    let pinned = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut round = 0;
+            while !done.load(Ordering::Relaxed) {
+                let (from, to) = [("d3", "e3"), ("e3", "d3")][round % 2];
+                std::fs::rename(tree.join(from), tree.join(to)).unwrap();
+                std::thread::sleep(Duration::from_millis(100));
+                round += 1;
+            }
+        });
+        let output = varve()
+            .args(["pin", "--tier", "ssd"])
+            .arg(&tree)
+            .output()
+            .unwrap();
+        done.store(true, Ordering::Relaxed);
+        output
+    });
+    let left = placed(&tree).values().filter(|(_, pin)| pin != "ssd").count();
+    let said = String::from_utf8_lossy(&pinned.stderr);
+    assert!(left == 0 || !pinned.status.success(), "{left} left out: {said}");
+
+    // What was unpinned in a pinned directory stays so.
+    let file = tree.join("d0/0");
+    run_ok(varve().arg("unpin").arg(&file));
+    std::fs::rename(&file, tree.join("d0/renamed")).unwrap();
+    run_ok(varve().arg("digest").arg(pool.dir()));
+    assert_eq!(placed(&tree.join("d0"))["renamed"].1, "policy");
+    let said = text_of(varve().arg("which-tier").arg(&tree));
+    assert!(said.contains("tree/: pinned to ssd"), "{said}");
+    assert!(said.contains("d0/renamed: 4.0 KiB on "), "{said}");
     pool.down();
     pool.fsck_clean();
 }

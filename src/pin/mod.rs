@@ -13,12 +13,13 @@ use crate::pin_args::{ExcludeArgs, PinArgs, UnpinArgs};
 use crate::pool::Pool;
 use anyhow::{Context, bail};
 use serde_json::json;
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-use tree::Paths;
-use varve_format::{InodeKey, Pin, PinTo, PinnedBy};
-use varve_ipc::{Admin, IpcError, PINS_MAX};
+use tree::{Entry, Paths};
+use varve_format::{Pin, PinTo, PinnedBy, Tier};
+use varve_ipc::{Admin, IpcError, PINS_MAX, Pinned};
 use varve_kernelfs::PinsSet;
 
 /// How long `--wait` waits while the data cannot move.
@@ -26,12 +27,10 @@ const STUCK_LIMIT: Duration = Duration::from_secs(5);
 
 /// `varve pin`.
 pub fn pin(args: &PinArgs) -> anyhow::Result<()> {
-    let to = PinTo::Tier(args.tier);
     let said = format!("pinned to {}", args.tier.name());
-    set(&args.at.paths, to, args.at.json, &said)?;
+    set(&args.at.paths, PinTo::Tier(args.tier), args.at.json, &said)?;
     if args.wait {
-        let paths = Paths::find(&args.at.paths)?;
-        wait(&paths)?;
+        wait(&Paths::find(&args.at.paths)?, args.tier)?;
     }
     Ok(())
 }
@@ -49,65 +48,74 @@ pub fn exclude(args: &ExcludeArgs) -> anyhow::Result<()> {
 /// Sets the pin of paths and of all that is below them.
 fn set(paths: &[PathBuf], to: PinTo, as_json: bool, said: &str) -> anyhow::Result<()> {
     let paths = Paths::find(paths)?;
-    let (mut whole, mut left) = (PinsSet::default(), Vec::new());
+    let done = RefCell::new(Done::default());
     let progress = out::Progress::start("setting pins");
-    let roots: BTreeSet<InodeKey> = paths.roots.iter().map(|root| root.key).collect();
-    let errors = paths.walk(PINS_MAX, &mut |entries| {
-        let mut kept = BTreeSet::new();
-        for is_root in [true, false] {
-            let some = entries
-                .iter()
-                .filter(|entry| roots.contains(&entry.key) == is_root);
-            let keys: Vec<_> = some.map(|entry| entry.key).collect();
-            if keys.is_empty() {
-                continue;
+    let walked = paths.walk_all(
+        PINS_MAX,
+        &mut || *done.borrow_mut() = Done::default(),
+        &mut |entries| {
+            let mut kept = BTreeSet::new();
+            for is_root in [true, false] {
+                let some = entries.iter().filter(|entry| entry.is_root == is_root);
+                let inodes: Vec<_> = some.map(Entry::pinned).collect();
+                if inodes.is_empty() {
+                    continue;
+                }
+                let by = match is_root {
+                    true => PinnedBy::Command,
+                    false => PinnedBy::Directory,
+                };
+                let set = ask(&paths.pool, inodes, Pin { to, by }, is_root)?;
+                done.borrow_mut().set += set.set;
+                kept.extend(set.kept);
             }
-            let pin = Pin {
-                to,
-                by: if is_root && to != PinTo::Policy {
-                    PinnedBy::Command
-                } else {
-                    PinnedBy::Directory
-                },
-            };
-            let done = ask(&paths.pool, keys, pin, is_root)?;
-            whole.set += done.set;
-            kept.extend(done.kept);
-        }
-        let own = entries.iter().filter(|entry| kept.contains(&entry.key));
-        left.extend(own.map(|entry| entry.path.clone()));
-        Ok(kept)
-    })?;
+            let own = entries.iter().filter(|entry| kept.contains(&entry.key));
+            done.borrow_mut()
+                .left
+                .extend(own.map(|entry| tree::text(&entry.path)));
+            Ok(kept)
+        },
+    )?;
     drop(progress);
+    let Done { set, left } = done.into_inner();
     if as_json {
-        let value = json!({"inodes": whole.set, "with_pins_of_their_own": left, "errors": errors});
+        let value = json!({"inodes": set, "with_pins_of_their_own": left, "errors": walked.errors()});
         out::line(&format!("{value:#}"));
     } else {
-        out::line(&format!("{said}: {} files and directories", whole.set));
+        out::line(&format!("{said}: {set} files and directories"));
         for path in &left {
-            out::line(&format!("{} keeps its own", path.display()));
+            out::line(&format!("{path} keeps its own"));
         }
     }
-    match errors.first() {
-        None => Ok(()),
-        Some(first) => bail!("{} directories could not be read: {first}", errors.len()),
-    }
+    walked.check()
+}
+
+/// What a walk has set.
+#[derive(Debug, Default)]
+struct Done {
+    set: u64,
+    /// Paths with pins of their own.
+    left: Vec<String>,
 }
 
 /// Has the daemon set the pins of some inodes.
-fn ask(pool: &Pool, keys: Vec<InodeKey>, pin: Pin, over_own: bool) -> anyhow::Result<PinsSet> {
-    let asked = pool.ask(Admin::Pin { keys, pin, over_own });
-    let json = asked.map_err(|error| described(error, pool.dir(), pin))?;
+fn ask(pool: &Pool, inodes: Vec<Pinned>, pin: Pin, over_own: bool) -> anyhow::Result<PinsSet> {
+    let asked = pool.ask(Admin::Pin {
+        inodes,
+        pin,
+        over_own,
+    });
+    let json = asked.map_err(|error| described(error, pool.dir(), pin.tier()))?;
     serde_json::from_str(&json).context("the daemon's answer is not what was expected")
 }
 
 /// The message for a request that was refused.
-fn described(error: anyhow::Error, pool: &Path, pin: Pin) -> anyhow::Error {
+fn described(error: anyhow::Error, pool: &Path, tier: Option<Tier>) -> anyhow::Error {
     let pool = pool.display();
     match error.downcast_ref::<IpcError>() {
         Some(IpcError::Errno(libc::ENXIO)) => anyhow::anyhow!(
             "the pool {pool} has no {}: `varve status {pool}` shows its tiers",
-            pin.tier().map_or("such tier", |tier| tier.name())
+            tier.map_or("such tier", |tier| tier.name())
         ),
         Some(IpcError::Errno(libc::EPERM)) => {
             anyhow::anyhow!("only root and the owner of the pool {pool} may do that")
@@ -116,31 +124,30 @@ fn described(error: anyhow::Error, pool: &Path, pin: Pin) -> anyhow::Error {
     }
 }
 
-/// Waits until all data is on the tiers of its pins.
-fn wait(paths: &Paths) -> anyhow::Result<()> {
+/// Waits until all data that is pinned to a tier is there.
+fn wait(paths: &Paths, tier: Tier) -> anyhow::Result<()> {
     let _progress = out::Progress::start("moving");
     let (mut before, mut moved) = (u64::MAX, Instant::now());
     loop {
         let (mut away, mut waiting) = (0, None);
-        paths.walk(PINS_MAX, &mut |entries| {
-            for entry in entries.iter().filter(|entry| entry.is_file) {
-                let Some(placed) = which::placed(&paths.pool, entry)? else {
-                    continue;
-                };
-                away += placed.away_bytes();
-                waiting = waiting.take().or(placed.waiting);
+        let walked = paths.walk(PINS_MAX, &mut |entries| {
+            for placed in which::placed(&paths.pool, entries)? {
+                if placed.pin == tier.name() {
+                    away += placed.away_bytes();
+                    waiting = waiting.take().or(placed.waiting);
+                }
             }
             Ok(BTreeSet::new())
         })?;
-        if away == 0 {
-            return Ok(());
+        if away == 0 && walked.gone == 0 {
+            return walked.check();
         }
         if away != before {
             (before, moved) = (away, Instant::now());
         } else if moved.elapsed() >= STUCK_LIMIT {
             bail!(
                 "{away} bytes are not there yet ({}); they move when they can, `varve which-tier` shows it",
-                waiting.unwrap_or_else(|| "waiting for their turn".into())
+                waiting.unwrap_or_else(|| "waiting for their turn, or damaged: see the daemon's log".into())
             );
         }
         std::thread::sleep(Duration::from_millis(100));

@@ -1,9 +1,9 @@
 //! `varve rules`: which placement rule each file matches, and why; has the daemon apply its rules.
 
-use super::tree::{Entry, Paths};
+use super::tree::{self, Entry, Paths};
 use crate::out;
 use crate::pin_args::RulesArgs;
-use anyhow::{Context, bail};
+use anyhow::Context;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use varve_ipc::{Admin, PINS_MAX};
@@ -16,7 +16,7 @@ pub fn rules(args: &RulesArgs) -> anyhow::Result<()> {
     if args.apply {
         return apply(&paths, args.at.json);
     }
-    let rules = paths.pool.host().rules();
+    let rules = paths.pool.host().rules()?;
     if rules.is_empty() && !args.at.json {
         out::line(&format!(
             "{} has no [[rule]]; `varve rules --help` shows how to write one",
@@ -25,10 +25,10 @@ pub fn rules(args: &RulesArgs) -> anyhow::Result<()> {
         return Ok(());
     }
     let (mut files, mut sums) = (Vec::new(), BTreeMap::<Option<usize>, (u64, u64)>::new());
-    let errors = paths.walk(PINS_MAX, &mut |entries| {
+    let walked = paths.walk(PINS_MAX, &mut |entries| {
         for entry in entries.iter().filter(|entry| entry.is_file) {
             let found = rules.explain(&File {
-                path: &paths.in_pool(&entry.path)?,
+                path: &entry.in_pool,
                 size_bytes: entry.size_bytes,
                 age: entry.age,
             });
@@ -47,7 +47,7 @@ pub fn rules(args: &RulesArgs) -> anyhow::Result<()> {
             .iter()
             .map(|(rule, (files, bytes))| json!({"rule": rule, "files": files, "bytes": bytes}))
             .collect();
-        let value = json!({"files": files, "rules": rows, "errors": errors});
+        let value = json!({"files": files, "rules": rows, "errors": walked.errors()});
         out::line(&format!("{value:#}"));
     } else {
         for (rule, (files, bytes)) in &sums {
@@ -56,10 +56,7 @@ pub fn rules(args: &RulesArgs) -> anyhow::Result<()> {
             out::line(&format!("{rule}: {files} files, {bytes}"));
         }
     }
-    match errors.first() {
-        None => Ok(()),
-        Some(first) => bail!("{} directories could not be read: {first}", errors.len()),
-    }
+    walked.check()
 }
 
 fn to_json(entry: &Entry, found: &Explanation) -> Value {
@@ -68,7 +65,7 @@ fn to_json(entry: &Entry, found: &Explanation) -> Value {
         .iter()
         .map(|(rule, miss)| json!({"rule": rule, "why": miss.to_string()}))
         .collect();
-    json!({"path": entry.path, "rule": found.rule, "to": found.to, "passed": passed})
+    json!({"path": tree::text(&entry.path), "rule": found.rule, "to": found.to, "passed": passed})
 }
 
 fn tell(entry: &Entry, found: &Explanation, why: bool) {

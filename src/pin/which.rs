@@ -1,14 +1,14 @@
 //! `varve which-tier`: where the data of files is, and why.
 
-use super::tree::{Entry, Paths};
+use super::tree::{self, Entry, Paths};
 use crate::out;
 use crate::pin_args::WhichTierArgs;
 use crate::pool::Pool;
 use anyhow::Context;
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use varve_format::{FileBlock, Pin, PinTo, PinnedBy};
-use varve_ipc::{Admin, IpcError, PINS_MAX};
+use varve_ipc::{Admin, PINS_MAX};
 use varve_kernelfs::pool::size::show;
 use varve_kernelfs::{PlacedExtent, PlacedFile};
 
@@ -16,11 +16,13 @@ use varve_kernelfs::{PlacedExtent, PlacedFile};
 #[derive(Debug, Serialize)]
 pub struct Placed {
     path: String,
+    #[serde(skip)]
+    is_dir: bool,
     size_bytes: u64,
     /// Bytes on each tier.
     tiers: BTreeMap<String, u64>,
     /// `policy`, `nvm`, `ssd`, `hdd`, or `stay`.
-    pin: String,
+    pub pin: String,
     /// Who has set the pin.
     by: PinnedBy,
     /// What keeps pinned data from moving.
@@ -31,14 +33,7 @@ pub struct Placed {
 impl Placed {
     /// Bytes that a pin wants elsewhere.
     pub fn away_bytes(&self) -> u64 {
-        if matches!(&*self.pin, "policy" | "stay") {
-            return 0;
-        }
-        let away = self
-            .extents
-            .iter()
-            .filter(|part| part.tier != self.pin && !part.shared);
-        away.map(|part| part.len_bytes).sum()
+        self.elsewhere(false)
     }
 
     fn sentence(&self) -> String {
@@ -48,15 +43,33 @@ impl Placed {
             PinnedBy::Rule => ", by a rule",
         };
         let why = match &*self.pin {
+            "policy" if self.by == PinnedBy::Command => {
+                "where the policy puts it, unlike its directory".to_owned()
+            }
             "policy" => "where the policy puts it".to_owned(),
             "stay" => format!("not moved{of}"),
             tier => format!("pinned to {tier}{of}"),
         };
+        let shared = self.elsewhere(true);
+        let shared = match shared {
+            0 => String::new(),
+            bytes => format!("; {} shared with others and not moved", show(bytes)),
+        };
         match (self.away_bytes(), &self.waiting) {
-            (0, _) => why,
-            (away, None) => format!("{why}; {} on the way", show(away)),
-            (away, Some(waiting)) => format!("{why}; {} {waiting}", show(away)),
+            (0, _) => why + &shared,
+            (away, None) => format!("{why}; {} on the way{shared}", show(away)),
+            (away, Some(waiting)) => format!("{why}; {} {waiting}{shared}", show(away)),
         }
+    }
+
+    /// Bytes on other tiers than that of the pin, those with other owners or those without.
+    fn elsewhere(&self, shared: bool) -> u64 {
+        if matches!(&*self.pin, "policy" | "stay") {
+            return 0;
+        }
+        let parts = self.extents.iter();
+        let away = parts.filter(|part| part.tier != self.pin && part.shared == shared);
+        away.map(|part| part.len_bytes).sum()
     }
 }
 
@@ -68,63 +81,64 @@ fn name(pin: Pin) -> String {
     }
 }
 
-/// Asks where a file's data is. `None`: it does not exist any more.
-pub fn placed(pool: &Pool, entry: &Entry) -> anyhow::Result<Option<Placed>> {
-    let (mut from, mut whole) = (FileBlock(0), None::<Placed>);
-    loop {
-        let json = match pool.ask(Admin::Placed { key: entry.key, from }) {
-            Ok(json) => json,
-            Err(error) => match error.downcast_ref::<IpcError>() {
-                Some(IpcError::Errno(libc::ENOENT)) => return Ok(None),
-                Some(IpcError::Errno(libc::EPERM)) => anyhow::bail!(
-                    "only root and the owner of the pool {} may do that",
-                    pool.dir().display()
-                ),
-                _ => return Err(error),
-            },
-        };
-        let part: PlacedFile =
+/// Asks where the data of files is, and for the pins of directories that commands have set. What does not
+/// exist any more is left out.
+pub fn placed(pool: &Pool, entries: &[Entry]) -> anyhow::Result<Vec<Placed>> {
+    let asked: Vec<&Entry> = entries
+        .iter()
+        .filter(|entry| entry.is_file || entry.is_dir)
+        .collect();
+    let mut found: Vec<Option<Placed>> = asked.iter().map(|_| None).collect();
+    let mut next: Vec<(usize, FileBlock)> = (0..asked.len()).map(|at| (at, FileBlock(0))).collect();
+    while !next.is_empty() {
+        let inodes = next.iter().map(|(at, from)| (asked[*at].key, *from)).collect();
+        let json = pool.ask(Admin::Placed { inodes });
+        let json = json.map_err(|error| super::described(error, pool.dir(), None))?;
+        let parts: Vec<Option<PlacedFile>> =
             serde_json::from_str(&json).context("the daemon's answer is not what was expected")?;
-        let placed = whole.get_or_insert_with(|| Placed {
-            path: entry.path.display().to_string(),
-            size_bytes: entry.size_bytes,
-            tiers: BTreeMap::new(),
-            pin: name(part.pin),
-            by: part.pin.by,
-            waiting: part.waiting,
-            extents: Vec::new(),
-        });
-        for extent in &part.extents {
-            *placed.tiers.entry(extent.tier.clone()).or_insert(0) += extent.len_bytes;
+        let mut more = Vec::new();
+        for ((at, _), part) in next.into_iter().zip(parts) {
+            let Some(part) = part else { continue };
+            let entry = asked[at];
+            let placed = found[at].get_or_insert_with(|| Placed {
+                path: tree::text(&entry.path),
+                is_dir: entry.is_dir,
+                size_bytes: entry.size_bytes,
+                tiers: BTreeMap::new(),
+                pin: name(part.pin),
+                by: part.pin.by,
+                waiting: part.waiting,
+                extents: Vec::new(),
+            });
+            for extent in &part.extents {
+                *placed.tiers.entry(extent.tier.clone()).or_insert(0) += extent.len_bytes;
+            }
+            placed.extents.extend(part.extents);
+            more.extend(part.next.map(|next| (at, FileBlock(next))));
         }
-        placed.extents.extend(part.extents);
-        match part.next {
-            Some(next) => from = FileBlock(next),
-            None => return Ok(whole),
-        }
+        next = more;
     }
+    Ok(found.into_iter().flatten().collect())
 }
 
 /// `varve which-tier`.
 pub fn which_tier(args: &WhichTierArgs) -> anyhow::Result<()> {
     let paths = Paths::find(&args.at.paths)?;
-    paths
-        .pool
-        .ask(Admin::DigestAll)
-        .map_err(|error| match error.downcast_ref::<IpcError>() {
-            Some(IpcError::Errno(libc::EPERM)) => anyhow::anyhow!(
-                "only root and the owner of the pool {} may do that",
-                paths.pool.dir().display()
-            ),
-            _ => error,
-        })?;
-    let (mut tiers, mut files) = (BTreeMap::<String, u64>::new(), Vec::new());
+    let digested = paths.pool.ask(Admin::DigestAll);
+    digested.map_err(|error| super::described(error, paths.pool.dir(), None))?;
+    let (mut tiers, mut files, mut dirs) = (BTreeMap::<String, u64>::new(), Vec::new(), Vec::new());
     let mut count = 0_u64;
-    let errors = paths.walk(PINS_MAX, &mut |entries| {
-        for entry in entries.iter().filter(|entry| entry.is_file) {
-            let Some(placed) = placed(&paths.pool, entry)? else {
+    let walked = paths.walk(PINS_MAX, &mut |entries| {
+        for placed in placed(&paths.pool, entries)? {
+            let own = placed.by == PinnedBy::Command;
+            if placed.is_dir {
+                if args.at.json && own {
+                    dirs.push(serde_json::json!({"path": placed.path, "pin": placed.pin}));
+                } else if own {
+                    out::line(&format!("{}/: {}", placed.path, placed.sentence()));
+                }
                 continue;
-            };
+            }
             for (tier, bytes) in &placed.tiers {
                 *tiers.entry(tier.clone()).or_insert(0) += bytes;
             }
@@ -135,18 +149,18 @@ pub fn which_tier(args: &WhichTierArgs) -> anyhow::Result<()> {
                 tell(&placed, args.extents);
             }
         }
-        Ok(Default::default())
+        Ok(BTreeSet::new())
     })?;
     if args.at.json {
-        let value = serde_json::json!({"files": files, "tiers": tiers, "errors": errors});
+        let errors = walked.errors();
+        let value = serde_json::json!({
+            "files": files, "pinned_directories": dirs, "tiers": tiers, "errors": errors,
+        });
         out::line(&format!("{value:#}"));
     } else if count != 1 {
         out::line(&format!("{count} files: {}", by_tier(&tiers)));
     }
-    match errors.first() {
-        None => Ok(()),
-        Some(first) => anyhow::bail!("{} directories could not be read: {first}", errors.len()),
-    }
+    walked.check()
 }
 
 fn by_tier(tiers: &BTreeMap<String, u64>) -> String {

@@ -583,10 +583,11 @@ pub enum Admin {
     /// One session: its leases, and which sessions wait for each other. `ENOENT` if it does not exist.
     Session(u64),
     /// Sets the pin of inodes, at most [`PINS_MAX`]. Those that a command has pinned keep it, unless
-    /// `over_own`. `ENXIO` if the pool has no such tier.
+    /// `over_own`; those that have another name by now are left to the directory where they are. `ENXIO` if
+    /// the pool has no such tier.
     Pin {
         /// Inodes; of a directory, for what is made in it from now on.
-        keys: Vec<InodeKey>,
+        inodes: Vec<Pinned>,
         /// Pin.
         pin: Pin,
         /// Replaces pins of their own.
@@ -594,16 +595,24 @@ pub enum Admin {
     },
     /// Applies the placement rules of the pool's configuration to all files now.
     ApplyRules,
-    /// Where a file's data is, from a block on. `ENOENT` if there is no such inode.
+    /// Where the data of inodes, at most [`PINS_MAX`], is: of each from a block on. An answer has only so
+    /// many extents.
     Placed {
-        /// File.
-        key: InodeKey,
-        /// First block.
-        from: FileBlock,
+        /// Inodes, and blocks.
+        inodes: Vec<(InodeKey, FileBlock)>,
     },
 }
 
-/// Most inodes of one [`Admin::Pin`].
+/// An inode that is to be pinned.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pinned {
+    /// Inode.
+    pub key: InodeKey,
+    /// Directory and name by which it was found; `None` for the pool's root.
+    pub name: Option<(InodeKey, Vec<u8>)>,
+}
+
+/// Most inodes of one [`Admin::Pin`] or [`Admin::Placed`].
 pub const PINS_MAX: usize = 1024;
 
 /// Free and total space in blocks, as `statvfs`.

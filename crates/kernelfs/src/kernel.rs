@@ -47,8 +47,8 @@ pub struct Parts {
     pub clock: Arc<dyn Clock>,
     /// Placement of new data, and later moves.
     pub placement: Box<dyn Placement>,
-    /// Operators' rules, which come before it.
-    pub rules: Rules,
+    /// Operators' rules, which come before it; `None`: they cannot be read.
+    pub rules: Option<Rules>,
     /// Owner of the pool: privileged besides root.
     pub owner_uid: u32,
     /// Implements `fsck` of the running pool.
@@ -72,7 +72,7 @@ impl Parts {
             config,
             clock,
             placement: Box::new(Hierarchy::new(marks)),
-            rules: Rules::default(),
+            rules: Some(Rules::default()),
             owner_uid: rustix::process::geteuid().as_raw(),
             fsck: None,
             scrub: None,

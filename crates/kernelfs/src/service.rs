@@ -205,16 +205,20 @@ impl KernelFs {
                 let detail = self.session_detail(SessionId(id)).ok_or(no(libc::ENOENT))?;
                 serde_json::to_string(&detail).map_err(|_| no(libc::EIO))?
             }
-            Admin::Pin { keys, pin, over_own } => {
-                let set = Pinning::of(self).set(&keys, pin, over_own)?;
+            Admin::Pin {
+                inodes,
+                pin,
+                over_own,
+            } => {
+                let set = Pinning::of(self).set(&inodes, pin, over_own)?;
                 serde_json::to_string(&set).map_err(|_| no(libc::EIO))?
             }
             Admin::ApplyRules => {
                 let applied = Ruling::of(self).apply()?;
                 serde_json::to_string(&applied).map_err(|_| no(libc::EIO))?
             }
-            Admin::Placed { key, from } => {
-                let placed = Pinning::of(self).placed(key, from)?;
+            Admin::Placed { inodes } => {
+                let placed = Pinning::of(self).placed(&inodes)?;
                 serde_json::to_string(&placed).map_err(|_| no(libc::EIO))?
             }
             Admin::Shutdown => {

@@ -8,7 +8,7 @@ use common::{Client, ROOT, World};
 use varve_format::log::CHUNK_BYTES;
 use varve_format::seeded::{Bug, arm};
 use varve_format::{BLOCK_BYTES, FileBlock, Ino, InodeKey, LogOp, Pin, PinTo, PinnedBy, Tier};
-use varve_ipc::{Admin, IpcError, Link, Peer, Request, Response, Upcall};
+use varve_ipc::{Admin, IpcError, Link, Peer, Pinned, Request, Response, Upcall};
 use varve_kernelfs::placement::Cause;
 use varve_kernelfs::{Config, KernelFs, PinsSet, PlacementStatus};
 use varve_media::sim::Crash;
@@ -360,9 +360,13 @@ const fn on(tier: Tier, own: bool) -> Pin {
     }
 }
 
+const fn pinned(key: InodeKey) -> Pinned {
+    Pinned { key, name: None }
+}
+
 fn set_pin(kernel: &KernelFs, keys: &[InodeKey], pin: Pin) -> Result<PinsSet, IpcError> {
     let asked = Admin::Pin {
-        keys: keys.to_vec(),
+        inodes: keys.iter().map(|key| pinned(*key)).collect(),
         pin,
         over_own: pin.by == PinnedBy::Command,
     };
@@ -534,7 +538,7 @@ fn pins_are_refused_where_they_make_no_sense() {
     let gone = set_pin(kernel, &[InodeKey::new(40, 3)], on(Tier::Nvm, true)).unwrap();
     assert_eq!((gone.set, gone.gone), (0, 1));
     let asked = Admin::Pin {
-        keys: vec![ROOT],
+        inodes: vec![pinned(ROOT)],
         pin: on(Tier::Nvm, true),
         over_own: true,
     };
@@ -636,4 +640,86 @@ fn rules_give_files_pins_that_end_when_they_match_no_longer() {
     assert_eq!(pin_of(&world.kernel, log), Pin::NONE);
     assert_eq!(pin_of(&world.kernel, own), on(Tier::Nvm, true));
     sound(&world.kernel);
+}
+
+#[test]
+fn pin_by_command_stands_when_rules_are_applied_meanwhile() {
+    let world = ruled("[[rule]]\nmatch = '*.nothing'\ntier = 'hdd'\n");
+    let kernel = &world.kernel;
+    // More names than one part of a walk has.
+    let files: Vec<_> = (0..800)
+        .map(|number| make_empty(kernel, format!("f{number}").as_bytes()).unwrap())
+        .collect();
+    kernel.place();
+    for some in files.chunks(varve_ipc::PINS_MAX) {
+        set_pin(kernel, &[ROOT], on(Tier::Ssd, true)).unwrap();
+        set_pin(kernel, some, on(Tier::Ssd, false)).unwrap();
+    }
+    for _ in 0..10 {
+        kernel.place();
+    }
+    for key in files {
+        assert_eq!(pin_of(kernel, key), on(Tier::Ssd, false));
+    }
+}
+
+#[test]
+fn file_that_has_another_name_by_now_is_left_to_its_directory() {
+    let world = world();
+    let kernel = &world.kernel;
+    let dir = make_dir(kernel, b"dir");
+    let key = make(kernel, 1).unwrap();
+    let mut tx = kernel.store().begin().unwrap();
+    tx.dir_insert(dir.ino, b"f1", key, varve_format::FileKind::Regular)
+        .unwrap();
+    tx.dir_remove(ROOT.ino, b"f1").unwrap();
+    tx.commit().unwrap();
+    let pin = |name: Option<(InodeKey, Vec<u8>)>| {
+        let asked = Admin::Pin {
+            inodes: vec![Pinned { key, name }],
+            pin: on(Tier::Ssd, false),
+            over_own: false,
+        };
+        match kernel.admin_request(Peer::this_process(), asked).unwrap() {
+            Response::Json(json) => serde_json::from_str::<PinsSet>(&json).unwrap(),
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(pin(Some((ROOT, b"f1".to_vec()))).gone, 1);
+    assert_eq!(pin_of(kernel, key), Pin::NONE);
+    assert_eq!(pin(Some((dir, b"f1".to_vec()))).set, 1);
+    assert_eq!(pin_of(kernel, key), on(Tier::Ssd, false));
+}
+
+#[test]
+fn blocks_that_were_shared_once_move_and_shared_ones_stay() {
+    let world = world();
+    let kernel = &world.kernel;
+    let (key, clone) = (make(kernel, 1).unwrap(), make_empty(kernel, b"clone").unwrap());
+    kernel.store().share_extents().unwrap();
+    let mut tx = kernel.store().begin().unwrap();
+    tx.share(
+        &ShareRange {
+            from: key.ino,
+            from_block: FileBlock(0),
+            to: clone.ino,
+            to_block: FileBlock(0),
+            blocks: 256,
+            size_bytes: FILE as u64,
+        },
+        0,
+    )
+    .unwrap();
+    tx.commit().unwrap();
+    set_pin(kernel, &[key], on(Tier::Ssd, true)).unwrap();
+    settle(kernel);
+    assert_eq!(blocks_on(kernel, key.ino, Tier::Nvm), 256);
+    let mut tx = kernel.store().begin().unwrap();
+    tx.truncate(clone.ino, 0).unwrap();
+    tx.commit().unwrap();
+    set_pin(kernel, &[key], on(Tier::Ssd, true)).unwrap();
+    settle(kernel);
+    assert_eq!(blocks_on(kernel, key.ino, Tier::Ssd), 256);
+    content_is_right(kernel, key, 1);
+    sound(kernel);
 }

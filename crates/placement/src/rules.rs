@@ -78,7 +78,9 @@ impl From<TierName> for Tier {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RuleError {
     /// A pattern is invalid.
-    #[error("rule {rule}: \"{pattern}\" is no pattern ({reason}); see \"Patterns\" in varve.toml(5)")]
+    #[error(
+        "rule {rule}: \"{pattern}\" is no pattern ({reason}); see [[rule]] in docs/reference/configuration.md"
+    )]
     Pattern {
         /// The rule's number.
         rule: usize,
@@ -87,6 +89,14 @@ pub enum RuleError {
         /// The problem.
         reason: String,
     },
+    /// A path that does not begin at the root.
+    #[error(
+        "rule {0}: \"{1}\" can match no path: begin it with \"/\", the pool's root, or \"**/\", any directory"
+    )]
+    Relative(usize, String),
+    /// It ends like a directory.
+    #[error("rule {0}: \"{1}\" can match no file: for all below a directory end it with \"/**\"")]
+    Directory(usize, String),
     /// It has no pattern.
     #[error("rule {0}: match is empty; write match = \"**\" for all files")]
     Empty(usize),
@@ -263,6 +273,15 @@ fn compile(number: usize, spec: RuleSpec) -> Result<Rule, RuleError> {
         reason: error.kind().to_string(),
     };
     for pattern in patterns {
+        if pattern.is_empty() {
+            return Err(RuleError::Empty(number));
+        }
+        if pattern.contains('/') && !pattern.starts_with('/') && !pattern.starts_with("**/") {
+            return Err(RuleError::Relative(number, pattern.clone()));
+        }
+        if pattern.ends_with('/') {
+            return Err(RuleError::Directory(number, pattern.clone()));
+        }
         // A pattern without a slash matches names in all directories.
         let whole = if pattern.contains('/') {
             pattern.clone()

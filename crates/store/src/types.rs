@@ -281,6 +281,8 @@ pub struct MappedPart {
     /// First number in the shared space; `None`: the blocks are in no shared run. A number stands for equal
     /// bytes as long as the pool exists.
     pub number: Option<u64>,
+    /// Extents that name the blocks, also others of this file.
+    pub owners: u32,
 }
 
 /// A run of shared blocks.

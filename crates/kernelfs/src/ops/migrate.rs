@@ -65,7 +65,7 @@ impl StoreCatalog<'_> {
             let mut parts = self.0.map_parts(ino, from, most).unwrap_or_default();
             let Some(last) = parts.last() else { return parts };
             from = last.extent.end();
-            parts.retain(|part| part.number.is_some());
+            parts.retain(|part| part.owners > 1);
             if !parts.is_empty() {
                 return parts;
             }

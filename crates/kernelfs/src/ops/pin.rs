@@ -10,12 +10,12 @@ use crate::placement::{At, Cause, Reads};
 use crate::session::table::Sessions;
 use serde::{Deserialize, Serialize};
 use varve_format::inode::Content;
-use varve_format::{BLOCK_BYTES, FileBlock, InodeKey, Pin, PinnedBy, Tier};
-use varve_ipc::{IpcError, PINS_MAX};
-use varve_store::{MappedPart, OP_ROOM, Store, StoreError};
+use varve_format::{BLOCK_BYTES, FileBlock, InodeKey, Pin, PinTo, PinnedBy, Tier};
+use varve_ipc::{IpcError, PINS_MAX, Pinned};
+use varve_store::{MappedPart, OP_ROOM, Store, StoreError, Tx};
 
 /// Most extents of one answer.
-const EXTENTS_MAX: usize = 1024;
+const EXTENTS_MAX: usize = 4096;
 
 /// Result of setting pins.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -56,6 +56,36 @@ pub struct PlacedFile {
     pub waiting: Option<String>,
 }
 
+/// The pin that a rule wants for a file, and what it was when it was looked at.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Ruled {
+    pub(crate) key: InodeKey,
+    pub(crate) from: Pin,
+    pub(crate) to: Pin,
+    pub(crate) dir: InodeKey,
+    pub(crate) of_dir: Pin,
+}
+
+/// Whether the inode has the name by which it was found.
+fn has_name(store: &Store, inode: &Pinned) -> bool {
+    let Some((dir, name)) = &inode.name else {
+        return true;
+    };
+    let found = store.get_key(*dir).and_then(|_| store.dir_lookup(dir.ino, name));
+    matches!(found, Ok(Some(item)) if item.key == inode.key)
+}
+
+/// The pin to store for an inode. That a command has taken a pin away is stored where the directory has one,
+/// as it would come back otherwise.
+fn unpinned_in_pinned(tx: &Tx<'_>, inode: &Pinned, pin: Pin) -> Result<Pin, StoreError> {
+    let taken_away = pin.to == PinTo::Policy && pin.by == PinnedBy::Command;
+    match &inode.name {
+        Some((dir, _)) if taken_away && tx.pin(dir.ino)?.to != PinTo::Policy => Ok(pin),
+        _ if taken_away => Ok(Pin::NONE),
+        _ => Ok(pin),
+    }
+}
+
 /// Context of requests about pins.
 pub(crate) struct Pinning<'k> {
     core: Core<'k>,
@@ -79,13 +109,13 @@ impl<'k> Pinning<'k> {
         }
     }
 
-    /// Sets the pin of inodes. Those with a pin of their own keep it, unless `over_own`. Durable when this
+    /// Sets the pin of inodes. Those that a command has pinned keep it, unless `over_own`. Durable when this
     /// returns; the data moves in the background.
     ///
     /// # Errors
     /// EINVAL for more than [`PINS_MAX`] inodes, ENXIO if the pool has no such tier, EIO, ENOSPC.
-    pub(crate) fn set(&self, keys: &[InodeKey], pin: Pin, over_own: bool) -> Result<PinsSet, IpcError> {
-        if keys.len() > PINS_MAX {
+    pub(crate) fn set(&self, inodes: &[Pinned], pin: Pin, over_own: bool) -> Result<PinsSet, IpcError> {
+        if inodes.len() > PINS_MAX {
             return Err(no(libc::EINVAL));
         }
         if self.store.latched().is_some() {
@@ -95,114 +125,132 @@ impl<'k> Pinning<'k> {
         if pin.tier().is_some_and(|tier| !exists(tier)) {
             return Err(no(libc::ENXIO));
         }
-        self.digest_if_new(keys)?;
-        let pins: Vec<_> = keys.iter().map(|key| (*key, pin)).collect();
-        let (mut rest, mut result) = (&*pins, PinsSet::default());
-        while !rest.is_empty() {
-            let done = self
-                .set_some(rest, over_own, &mut result)
+        let is_new = |inode: &Pinned| self.store.get_key(inode.key).is_err() || !has_name(self.store, inode);
+        if inodes.iter().any(is_new) {
+            self.digests
+                .digest_all()
                 .map_err(|error| self.core.refused(&error))?;
-            rest = rest.get(done..).unwrap_or_default();
         }
+        let mut result = PinsSet::default();
+        self.in_transactions(inodes, &mut |tx, inode| {
+            let found = match tx.get_key(inode.key) {
+                Ok(found) if has_name(self.store, inode) => found,
+                Ok(_) | Err(StoreError::NoInode(_)) => {
+                    result.gone += 1;
+                    return Ok(());
+                }
+                Err(error) => return Err(error),
+            };
+            if found.pin.by == PinnedBy::Command && !over_own {
+                result.kept.push(inode.key);
+                return Ok(());
+            }
+            result.set += 1;
+            let pin = unpinned_in_pinned(tx, inode, pin)?;
+            if found.pin != pin {
+                tx.set_pin(inode.key.ino, pin)?;
+            }
+            Ok(())
+        })?;
         Ok(result)
     }
 
-    /// Digests all logs if one of the inodes is not in the pool yet.
-    fn digest_if_new(&self, keys: &[InodeKey]) -> Result<(), IpcError> {
-        let is_new = |key: &InodeKey| matches!(self.store.get_key(*key), Err(StoreError::NoInode(_)));
-        if !keys.iter().any(is_new) {
-            return Ok(());
-        }
-        self.digests
-            .digest_all()
-            .map_err(|error| self.core.refused(&error))
-    }
-
-    /// Sets the pins of inodes, each its own, but for those that commands have set. Returns the number that
-    /// have changed. Durable when this returns.
+    /// Sets pins of files as a rule wants them, if neither the file's pin nor its directory's has changed since
+    /// they were looked at. Returns the number that were set. Durable when this returns.
     ///
     /// # Errors
     /// EIO, ENOSPC.
-    pub(crate) fn set_each(&self, pins: &[(InodeKey, Pin)]) -> Result<u64, IpcError> {
-        let (mut rest, mut result) = (pins, PinsSet::default());
-        while !rest.is_empty() {
-            let done = self
-                .set_some(rest, false, &mut result)
-                .map_err(|error| self.core.refused(&error))?;
-            rest = rest.get(done..).unwrap_or_default();
-        }
-        Ok(result.set)
+    pub(crate) fn set_ruled(&self, files: &[Ruled]) -> Result<u64, IpcError> {
+        let mut set = 0;
+        self.in_transactions(files, &mut |tx, file| {
+            let same = tx.get_key(file.key).is_ok_and(|found| found.pin == file.from)
+                && tx.get_key(file.dir).is_ok_and(|dir| dir.pin == file.of_dir);
+            if same {
+                set += 1;
+                tx.set_pin(file.key.ino, file.to)?;
+            }
+            Ok(())
+        })?;
+        Ok(set)
     }
 
-    /// Sets pins in one transaction. Returns the number of inodes that are done with.
-    fn set_some(
+    /// Calls `each` with all items, in as many transactions as their records take.
+    fn in_transactions<T>(
         &self,
-        pins: &[(InodeKey, Pin)],
-        over_own: bool,
-        result: &mut PinsSet,
-    ) -> Result<usize, StoreError> {
-        let change = Change::begin(self.store, self.sessions);
-        let mut tx = self.store.begin_with_room()?;
-        let (mut done, mut some) = (0, PinsSet::default());
-        for (key, pin) in pins {
-            if done > 0 && tx.room() < 2 * OP_ROOM {
-                break;
+        items: &[T],
+        each: &mut dyn FnMut(&mut Tx<'_>, &T) -> Result<(), StoreError>,
+    ) -> Result<(), IpcError> {
+        let refused = |error: StoreError| self.core.refused(&error);
+        let mut rest = items;
+        while !rest.is_empty() {
+            let change = Change::begin(self.store, self.sessions);
+            let mut tx = self.store.begin_with_room().map_err(refused)?;
+            let mut done = 0;
+            while done < rest.len() && (done == 0 || tx.room() >= 2 * OP_ROOM) {
+                each(&mut tx, &rest[done]).map_err(refused)?;
+                done += 1;
             }
-            done += 1;
-            match tx.get_key(*key) {
-                Ok(inode) if inode.pin.by == PinnedBy::Command && !over_own => some.kept.push(*key),
-                Ok(inode) => {
-                    some.set += 1;
-                    if inode.pin != *pin {
-                        tx.set_pin(key.ino, *pin)?;
-                    }
-                }
-                Err(StoreError::NoInode(_)) => some.gone += 1,
-                Err(error) => return Err(error),
-            }
+            let tx = tx.commit().map_err(refused)?;
+            let changes = self.take_over.take_over(&Applied {
+                tx,
+                pinned: true,
+                ..Applied::default()
+            });
+            debug_assert!(changes.is_empty(), "a pin frees no inode");
+            drop(change);
+            rest = &rest[done..];
         }
-        let tx = tx.commit()?;
-        let changes = self.take_over.take_over(&Applied {
-            tx,
-            pinned: true,
-            ..Applied::default()
-        });
-        debug_assert!(changes.is_empty(), "a pin frees no inode");
-        drop(change);
-        result.set += some.set;
-        result.gone += some.gone;
-        result.kept.append(&mut some.kept);
-        Ok(done)
+        Ok(())
     }
 
-    /// Returns where a file's data is, from a block on.
+    /// Returns where the data of inodes is, each from a block on; `None` for those that do not exist. Beyond
+    /// some extents in all, an answer only says that there are more.
     ///
     /// # Errors
-    /// ENOENT if there is no such inode, EIO.
-    pub(crate) fn placed(&self, key: InodeKey, from: FileBlock) -> Result<PlacedFile, IpcError> {
-        self.digest_if_new(&[key])?;
-        let refused = |error: StoreError| match error {
-            StoreError::NoInode(_) => no(libc::ENOENT),
-            error => self.core.refused(&error),
+    /// EINVAL for more than [`PINS_MAX`] inodes, EIO.
+    pub(crate) fn placed(
+        &self,
+        inodes: &[(InodeKey, FileBlock)],
+    ) -> Result<Vec<Option<PlacedFile>>, IpcError> {
+        if inodes.len() > PINS_MAX {
+            return Err(no(libc::EINVAL));
+        }
+        let mut left = EXTENTS_MAX;
+        let one = |(key, from): &(InodeKey, FileBlock)| self.placed_one(*key, *from, &mut left);
+        inodes.iter().map(one).collect()
+    }
+
+    fn placed_one(
+        &self,
+        key: InodeKey,
+        from: FileBlock,
+        left: &mut usize,
+    ) -> Result<Option<PlacedFile>, IpcError> {
+        let inode = match self.store.get_key(key) {
+            Ok(inode) => inode,
+            Err(StoreError::NoInode(_)) => return Ok(None),
+            Err(error) => return Err(self.core.refused(&error)),
         };
-        let inode = self.store.get_key(key).map_err(refused)?;
         let parts = match &inode.content {
-            Content::File(_) => self
-                .store
-                .map_parts(key.ino, from, EXTENTS_MAX)
-                .map_err(refused)?,
-            _ => Vec::new(),
+            Content::File(_) => self.store.map_parts(key.ino, from, (*left).max(1)),
+            _ => Ok(Vec::new()),
         };
-        let next = (parts.len() == EXTENTS_MAX)
-            .then(|| parts.last().map(|part| part.extent.end().0))
-            .flatten();
+        let mut parts = parts.map_err(|error| self.core.refused(&error))?;
+        let mut next = None;
+        if *left == 0 && !parts.is_empty() {
+            parts.clear();
+            next = Some(from.0);
+        } else if parts.len() >= *left {
+            next = parts.last().map(|part| part.extent.end().0);
+        }
+        *left -= parts.len().min(*left);
         let waiting = inode.pin.tier().and_then(|tier| self.waiting_for(tier));
-        Ok(PlacedFile {
+        Ok(Some(PlacedFile {
             pin: inode.pin,
             extents: parts.iter().map(|part| self.extent(key, part)).collect(),
             next,
             waiting,
-        })
+        }))
     }
 
     fn extent(&self, key: InodeKey, part: &MappedPart) -> PlacedExtent {
@@ -211,7 +259,7 @@ impl<'k> Pinning<'k> {
             offset_bytes: extent.file_block.0 * BLOCK_BYTES,
             len_bytes: u64::from(extent.len) * BLOCK_BYTES,
             tier: extent.tier.name().into(),
-            shared: part.number.is_some(),
+            shared: part.owners > 1,
             reads: self.placer.policy.reads(At::of(key, part), extent.tier),
         }
     }

@@ -241,7 +241,7 @@ impl<'k> Reads<'k> {
         let may_know = may_know_numbers(session, &attr);
         let mapped = parts
             .into_iter()
-            .map(|MappedPart { extent, number }| MappedExtent {
+            .map(|MappedPart { extent, number, .. }| MappedExtent {
                 file_block: extent.file_block,
                 len: extent.len,
                 tier: extent.tier,

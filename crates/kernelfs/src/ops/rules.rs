@@ -3,11 +3,11 @@
 
 use crate::error::no;
 use crate::kernel::{Core, KernelFs};
-use crate::ops::pin::Pinning;
+use crate::ops::pin::{Pinning, Ruled};
 use crate::placement::jobs::Placer;
 use crate::placement::walk::{RulesApplied, Walk, wish};
 use varve_format::inode::Content;
-use varve_format::{InodeKey, Pin, PinnedBy, ROOT_INO};
+use varve_format::{PinnedBy, ROOT_INO};
 use varve_ipc::IpcError;
 use varve_store::{DirItem, Store};
 
@@ -39,7 +39,10 @@ impl<'k> Ruling<'k> {
     /// Does the next part of a walk, if one is under way or due.
     pub(crate) fn step(&self) {
         // Files keep pins of rules that are no longer there, until a walk.
-        if self.placer.rules.is_empty() && !self.placer.pins.has_seen_rules() {
+        let Some(rules) = &self.placer.rules else {
+            return;
+        };
+        if rules.is_empty() && !self.placer.pins.has_seen_rules() {
             return;
         }
         let Some(mut walk) = self.placer.walk.try_lock() else {
@@ -63,6 +66,10 @@ impl<'k> Ruling<'k> {
     /// # Errors
     /// EIO, ENOSPC.
     pub(crate) fn apply(&self) -> Result<RulesApplied, IpcError> {
+        // Unreadable rules: told at the start.
+        if self.placer.rules.is_none() {
+            return Err(no(libc::EINVAL));
+        }
         let mut walk = self.placer.walk.lock();
         *walk = Walk::default();
         loop {
@@ -91,7 +98,7 @@ impl<'k> Ruling<'k> {
             walk.path.truncate(level.path_len);
             let items = self
                 .store
-                .dir_iter(level.dir, level.cookie, NAMES_AT_ONCE.min(left));
+                .dir_iter(level.key.ino, level.cookie, NAMES_AT_ONCE.min(left));
             // A directory that was removed has no names left.
             let items = items.unwrap_or_default();
             if items.is_empty() {
@@ -101,19 +108,19 @@ impl<'k> Ruling<'k> {
             left -= items.len();
             self.items(walk, &items, &mut wanted);
         }
-        walk.so_far.changed += self.pinning.set_each(&wanted)?;
+        walk.so_far.changed += self.pinning.set_ruled(&wanted)?;
         Ok(())
     }
 
     /// Looks at names of the last directory, up to one that is a directory.
-    fn items(&self, walk: &mut Walk, items: &[DirItem], wanted: &mut Vec<(InodeKey, Pin)>) {
+    fn items(&self, walk: &mut Walk, items: &[DirItem], wanted: &mut Vec<Ruled>) {
         let now_ns = self.core.env.clock.now_ns();
         for item in items {
             let Some(level) = walk.levels.last_mut() else {
                 return;
             };
             level.cookie = item.cookie;
-            let of_dir = level.pin;
+            let (dir, of_dir) = (level.key, level.pin);
             let Ok(inode) = self.store.get_key(item.key) else {
                 continue;
             };
@@ -126,9 +133,16 @@ impl<'k> Ruling<'k> {
             }
             if matches!(inode.content, Content::File(_)) && walk.is_first_name(&inode) {
                 walk.so_far.files += 1;
-                let pin = wish(&self.placer.rules, &walk.path, &inode, of_dir, now_ns);
+                let rules = self.placer.rules.as_ref();
+                let pin = rules.map_or(inode.pin, |rules| wish(rules, &walk.path, &inode, of_dir, now_ns));
                 if pin != inode.pin && inode.pin.by != PinnedBy::Command {
-                    wanted.push((inode.attr.key, pin));
+                    wanted.push(Ruled {
+                        key: inode.attr.key,
+                        from: inode.pin,
+                        to: pin,
+                        dir,
+                        of_dir,
+                    });
                 }
             }
             walk.path.truncate(path_len);

@@ -581,6 +581,7 @@ mod tests {
                 flags: ExtentFlags::empty(),
             },
             number,
+            owners: 1,
         }
     }
 

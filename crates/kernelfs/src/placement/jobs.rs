@@ -53,8 +53,9 @@ pub(crate) struct Placer {
     pub(crate) policy: Box<dyn Placement>,
     /// Operators' wishes, which come first.
     pub(crate) pins: Pins,
-    /// Operators' rules, which come before the policy and after commands.
-    pub(crate) rules: Rules,
+    /// Operators' rules, which come before the policy and after commands; `None`: they cannot be read, and
+    /// nothing changes what earlier ones have set.
+    pub(crate) rules: Option<Rules>,
     /// The walk that applies them.
     pub(crate) walk: Mutex<Walk>,
     /// Serializes steps; requests never wait for it.
@@ -70,7 +71,7 @@ pub(crate) struct Placer {
 
 impl Placer {
     /// Tiers take pinned data until they are `high` percent full.
-    pub(crate) fn new(policy: Box<dyn Placement>, rules: Rules, high: u64) -> Self {
+    pub(crate) fn new(policy: Box<dyn Placement>, rules: Option<Rules>, high: u64) -> Self {
         Self {
             policy,
             pins: Pins::new(high),

@@ -204,7 +204,11 @@ impl Plan<'_> {
         while done < len && self.left > 0 {
             let room = self.room[to as usize];
             let blocks = (len - done).min(MOVE_BLOCKS).min(self.left).min(room);
-            let at = At::File(key, FileBlock(part.extent.file_block.0 + done));
+            let at = match part.number {
+                // Once shared, and this file's alone by now.
+                Some(number) => At::Shared(number + done),
+                None => At::File(key, FileBlock(part.extent.file_block.0 + done)),
+            };
             if room == 0 {
                 self.waits[to as usize] = true;
                 let stats = &self.space.tiers[to as usize];
@@ -292,7 +296,7 @@ impl Search {
                     return false;
                 }
                 plan.looks -= 1;
-                let moves = part.number.is_none() && part.extent.tier != to;
+                let moves = part.owners == 1 && part.extent.tier != to;
                 let done = match moves {
                     true => plan.add(key, part, to, &self.bad),
                     false => part.extent.len.into(),

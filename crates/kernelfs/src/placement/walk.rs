@@ -23,8 +23,8 @@ pub struct RulesApplied {
 /// A directory on the way of a walk.
 #[derive(Debug)]
 pub(crate) struct Level {
-    pub(crate) dir: Ino,
-    /// The directory's own pin.
+    pub(crate) key: InodeKey,
+    /// Its pin when the walk came there.
     pub(crate) pin: Pin,
     pub(crate) cookie: u64,
     /// Length of its path.
@@ -47,7 +47,7 @@ impl Walk {
     pub(crate) fn enter(&mut self, store: &Store, dir: Ino) {
         if let Ok(inode) = store.get(dir) {
             self.levels.push(Level {
-                dir,
+                key: inode.attr.key,
                 pin: inode.pin,
                 cookie: 0,
                 path_len: self.path.len(),

@@ -65,8 +65,9 @@ struct PoolToml {
     tiers: TiersToml,
     #[serde(default)]
     daemon: Config,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    rule: Vec<RuleSpec>,
+    /// Read where rules are used: a wrong one must not keep other commands from the pool.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    rule: Option<toml::Value>,
 }
 
 /// A pool's place and settings; no file of it is open.
@@ -76,7 +77,7 @@ pub struct HostPool {
     uuid: [u8; 16],
     spec: PoolSpec,
     config: Config,
-    rules: Rules,
+    rules: Option<toml::Value>,
     live: PathBuf,
     owner_uid: u32,
 }
@@ -184,7 +185,6 @@ impl HostPool {
         }
         let file: PoolToml = toml::from_str(text).map_err(|error| wrong(error.to_string()))?;
         file.daemon.validate()?;
-        let rules = Rules::new(file.rule).map_err(|error| wrong(error.to_string()))?;
         let Some(uuid) = parse_uuid(&file.uuid) else {
             return Err(wrong(format!("`uuid = \"{}\"` is not a UUID", file.uuid)));
         };
@@ -194,17 +194,6 @@ impl HostPool {
             Some(&file.tiers.hdd),
         )
         .map_err(|what| wrong(format!("[tiers]: {what}")))?;
-        let lacks = |tier: &Tier| match tier {
-            Tier::Nvm => false,
-            Tier::Ssd => matches!(spec.ssd, TierSpec::None),
-            Tier::Hdd => matches!(spec.hdd, TierSpec::None),
-        };
-        if let Some(tier) = rules.tiers().find(lacks) {
-            return Err(wrong(format!(
-                "a [[rule]] names {}, and the pool has none",
-                tier.name()
-            )));
-        }
         let beside = toml_path.parent().filter(|parent| !parent.as_os_str().is_empty());
         let mut dir = beside.unwrap_or(Path::new(".")).to_owned();
         if let Some(other) = file.dir {
@@ -223,7 +212,7 @@ impl HostPool {
             uuid,
             spec,
             config: file.daemon,
-            rules,
+            rules: file.rule,
             owner_uid,
         })
     }
@@ -259,9 +248,32 @@ impl HostPool {
     }
 
     /// Returns the placement rules as configured.
-    #[must_use]
-    pub const fn rules(&self) -> &Rules {
-        &self.rules
+    ///
+    /// # Errors
+    /// One of them is wrong.
+    pub fn rules(&self) -> Result<Rules, KernelError> {
+        let wrong = |what: String| KernelError::Pool(format!("{}: {what}", self.dir.join(TOML).display()));
+        let Some(written) = &self.rules else {
+            return Ok(Rules::default());
+        };
+        let specs: Vec<RuleSpec> = written
+            .clone()
+            .try_into()
+            .map_err(|error| wrong(format!("[[rule]]: {error}")))?;
+        let rules = Rules::new(specs).map_err(|error| wrong(error.to_string()))?;
+        let lacks = |tier: &Tier| match tier {
+            Tier::Nvm => false,
+            Tier::Ssd => matches!(self.spec.ssd, TierSpec::None),
+            Tier::Hdd => matches!(self.spec.hdd, TierSpec::None),
+        };
+        let lacked = rules.tiers().find(lacks);
+        match lacked {
+            Some(tier) => Err(wrong(format!(
+                "a [[rule]] names {}, and the pool has none",
+                tier.name()
+            ))),
+            None => Ok(rules),
+        }
     }
 
     /// Returns the path of the socket.
@@ -582,7 +594,7 @@ fn make_locked(
         uuid,
         spec: spec.clone(),
         config: Config::default(),
-        rules: Rules::default(),
+        rules: None,
         live: live::place(parent, &uuid_text(&uuid), owner_uid),
         owner_uid,
     };

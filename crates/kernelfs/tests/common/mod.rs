@@ -147,7 +147,7 @@ fn start_with(
         config.clone(),
         Arc::clone(clock) as _,
     );
-    parts.rules = rules;
+    parts.rules = Some(rules);
     KernelFs::open(parts).unwrap()
 }
 

@@ -80,6 +80,15 @@ fn wrong_rules_are_refused_with_their_number_and_what_to_do() {
         ("match = 'a'", "rule 2: give one of tier and exclude"),
         ("match = 'a'\ntier = 'ssd'\nexclude = true", "rule 2: give one of"),
         ("match = []\nexclude = true", "rule 2: match is empty"),
+        ("match = ''\nexclude = true", "rule 2: match is empty"),
+        (
+            "match = 'd/*.log'\nexclude = true",
+            "rule 2: \"d/*.log\" can match no path",
+        ),
+        (
+            "match = '/d/'\nexclude = true",
+            "rule 2: \"/d/\" can match no file",
+        ),
         ("match = 'a['\nexclude = true", "rule 2: \"a[\" is no pattern"),
         (
             "match = 'a'\nexclude = true\nolder_than = '2d'\nyounger_than = '1d'",

@@ -72,7 +72,7 @@ fn plan_unless<V: View>(
     let last = end.div_ceil(BLOCK_BYTES);
     while at < last {
         let batch = reader.parts(inode.attr.key.ino, &root, at, last, EXTENTS_AT_ONCE)?;
-        for MappedPart { extent, number } in &batch {
+        for MappedPart { extent, number, .. } in &batch {
             if extent.flags.contains(ExtentFlags::UNWRITTEN) {
                 continue;
             }

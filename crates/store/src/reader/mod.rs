@@ -292,8 +292,11 @@ impl<V: View> MetaReader<'_, V> {
                 break;
             }
             if !is_shared(&extent) {
-                let number = None;
-                out.push(MappedPart { extent, number });
+                out.push(MappedPart {
+                    extent,
+                    number: None,
+                    owners: 1,
+                });
                 continue;
             }
             let root = match &shared {
@@ -310,8 +313,11 @@ impl<V: View> MetaReader<'_, V> {
                     block: run.block,
                     flags: extent.flags,
                 };
-                let number = Some(run.first);
-                out.push(MappedPart { extent, number });
+                out.push(MappedPart {
+                    extent,
+                    number: Some(run.first),
+                    owners: run.refs,
+                });
             }
         }
         Ok(out)

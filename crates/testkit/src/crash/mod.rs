@@ -27,7 +27,7 @@ use oracle::History;
 use std::fmt::Display;
 use varve_format::inode::InodeSlot;
 use varve_format::{Ino, Pin, PinTo, PinnedBy, Tier};
-use varve_ipc::{Admin, Peer};
+use varve_ipc::{Admin, Peer, Pinned};
 use varve_libfs::{Errno, Fs, OpenFile, OpenFlags};
 use varve_media::sim::Recording;
 
@@ -321,12 +321,15 @@ impl Stage {
 
     fn pin(&mut self, tier: Tier) -> Result<(), String> {
         let kernel = self.rig.kernel();
-        let mut keys = Vec::new();
+        let mut inodes = Vec::new();
         kernel
             .store()
             .for_each_inode_from(Ino(0), &mut |_, slot| {
                 if let InodeSlot::Used(inode) = slot {
-                    keys.push(inode.attr.key);
+                    inodes.push(Pinned {
+                        key: inode.attr.key,
+                        name: None,
+                    });
                 }
                 true
             })
@@ -336,7 +339,7 @@ impl Stage {
             by: PinnedBy::Directory,
         };
         let asked = Admin::Pin {
-            keys,
+            inodes,
             pin,
             over_own: true,
         };

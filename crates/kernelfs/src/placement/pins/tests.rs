@@ -17,7 +17,7 @@ const fn to(tier: Tier) -> Pin {
     }
 }
 
-/// First block, blocks, tier, and whether they are shared.
+/// First block, blocks, tier, and whether they have other owners.
 type Part = (u64, u32, Tier, bool);
 
 /// Files with a pin and extents.
@@ -50,6 +50,7 @@ impl PinnedFiles for Files {
                 flags: ExtentFlags::empty(),
             },
             number: shared.then_some(1),
+            owners: 1 + u32::from(*shared),
         };
         let mut parts: Vec<_> = all.map(part).filter(|part| part.extent.end() > from).collect();
         // As the store clips the first extent.
