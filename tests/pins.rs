@@ -211,6 +211,14 @@ fn rules_of_the_pool_say_which_files_they_match_and_move_them() {
         there["large.log"] == on("hdd", 2 << 20, "hdd") && there["table"] == on("ssd", 2 << 20, "ssd")
     });
     assert_eq!(placed(&mnt)["image.iso"], on("nvm", 2 << 20, "stay"));
+    run_ok(varve().args(["pin", "--tier", "nvm"]).arg(mnt.join("db/deep")));
+    let said = text_of(varve().arg("rules").arg(&mnt));
+    for line in [
+        "db/deep/table: pinned to nvm, as its directory (before the rules; else: goes to ssd (rule 2))",
+        "pinned, which comes before the rules: 1 files, 2.0 MiB",
+    ] {
+        assert!(said.contains(line), "{line:?} in {said}");
+    }
     assert_eq!(placed(&mnt)["other"], on("nvm", 2 << 20, "policy"));
     pool.down();
     pool.fsck_clean();

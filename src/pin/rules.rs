@@ -1,11 +1,13 @@
 //! `varve rules`: which placement rule each file matches, and why; has the daemon apply its rules.
 
 use super::tree::{self, Entry, Paths};
+use super::which;
 use crate::out;
 use crate::pin_args::RulesArgs;
 use anyhow::Context;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
+use varve_format::InodeKey;
 use varve_ipc::{Admin, PINS_MAX};
 use varve_kernelfs::RulesApplied;
 use varve_placement::rules::{Explanation, File};
@@ -24,20 +26,29 @@ pub fn rules(args: &RulesArgs) -> anyhow::Result<()> {
         ));
         return Ok(());
     }
-    let (mut files, mut sums) = (Vec::new(), BTreeMap::<Option<usize>, (u64, u64)>::new());
+    let (mut files, mut sums) = (Vec::new(), BTreeMap::<Row, (u64, u64)>::new());
+    let mut sees_pins = true;
     let walked = paths.walk(PINS_MAX, &mut |entries| {
+        let pins = if sees_pins { pins(&paths, entries)? } else { None };
+        sees_pins = pins.is_some();
         for entry in entries.iter().filter(|entry| entry.is_file) {
             let found = rules.explain(&File {
                 path: &entry.in_pool,
                 size_bytes: entry.size_bytes,
                 age: entry.age,
             });
-            let sum = sums.entry(found.rule).or_default();
+            let pin = pins.as_ref().and_then(|pins| pins.get(&entry.key));
+            let row = if pin.is_some() {
+                Row::Pinned
+            } else {
+                Row::Rule(found.rule)
+            };
+            let sum = sums.entry(row).or_default();
             *sum = (sum.0 + 1, sum.1 + entry.size_bytes);
             if args.at.json {
-                files.push(to_json(entry, &found));
+                files.push(to_json(entry, &found, pin));
             } else {
-                tell(entry, &found, args.why);
+                tell(entry, &found, pin, args.why);
             }
         }
         Ok(BTreeSet::new())
@@ -45,31 +56,77 @@ pub fn rules(args: &RulesArgs) -> anyhow::Result<()> {
     if args.at.json {
         let rows: Vec<Value> = sums
             .iter()
-            .map(|(rule, (files, bytes))| json!({"rule": rule, "files": files, "bytes": bytes}))
+            .map(|(row, (files, bytes))| {
+                let (rule, pinned) = match row {
+                    Row::Rule(rule) => (*rule, false),
+                    Row::Pinned => (None, true),
+                };
+                json!({"rule": rule, "pinned": pinned, "files": files, "bytes": bytes})
+            })
             .collect();
         let value = json!({"files": files, "rules": rows, "errors": walked.errors()});
         out::line(&format!("{value:#}"));
     } else {
-        for (rule, (files, bytes)) in &sums {
-            let rule = rule.map_or("no rule".into(), |rule| format!("rule {rule}"));
+        for (row, (files, bytes)) in &sums {
+            let row = match row {
+                Row::Rule(None) => "no rule".into(),
+                Row::Rule(Some(rule)) => format!("rule {rule}"),
+                Row::Pinned => "pinned, which comes before the rules".into(),
+            };
             let bytes = varve_kernelfs::pool::size::show(*bytes);
-            out::line(&format!("{rule}: {files} files, {bytes}"));
+            out::line(&format!("{row}: {files} files, {bytes}"));
+        }
+        if !sees_pins {
+            out::line(
+                "what `varve pin` and `varve exclude` say was not asked for: that needs root or the pool's owner",
+            );
         }
     }
     walked.check()
 }
 
-fn to_json(entry: &Entry, found: &Explanation) -> Value {
+/// Who decides about a file.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Row {
+    Rule(Option<usize>),
+    Pinned,
+}
+
+/// Returns what commands have said of files, which comes before the rules. `None`: this user may not ask.
+fn pins(paths: &Paths, entries: &[Entry]) -> anyhow::Result<Option<BTreeMap<InodeKey, String>>> {
+    let placed = match which::placed(&paths.pool, entries) {
+        Ok(placed) => placed,
+        Err(_) if !is_operator(paths) => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let pinned = placed
+        .iter()
+        .filter_map(|file| Some((file.key, file.before_rules()?)));
+    Ok(Some(pinned.collect()))
+}
+
+/// Whether the daemon answers this user.
+fn is_operator(paths: &Paths) -> bool {
+    let user = rustix::process::geteuid().as_raw();
+    let owner = std::fs::metadata(paths.pool.dir()).map(|meta| std::os::unix::fs::MetadataExt::uid(&meta));
+    user == 0 || owner.is_ok_and(|owner| owner == user)
+}
+
+fn to_json(entry: &Entry, found: &Explanation, pin: Option<&String>) -> Value {
     let passed: Vec<Value> = found
         .passed
         .iter()
         .map(|(rule, miss)| json!({"rule": rule, "why": miss.to_string()}))
         .collect();
-    json!({"path": tree::text(&entry.path), "rule": found.rule, "to": found.to, "passed": passed})
+    json!({"path": tree::text(&entry.path), "rule": found.rule, "to": found.to, "passed": passed, "pinned": pin})
 }
 
-fn tell(entry: &Entry, found: &Explanation, why: bool) {
-    out::line(&format!("{}: {found}", entry.path.display()));
+fn tell(entry: &Entry, found: &Explanation, pin: Option<&String>, why: bool) {
+    let path = entry.path.display();
+    match pin {
+        Some(pin) => out::line(&format!("{path}: {pin} (before the rules; else: {found})")),
+        None => out::line(&format!("{path}: {found}")),
+    }
     if why {
         for (rule, miss) in &found.passed {
             out::line(&format!("  not rule {rule}: {miss}"));

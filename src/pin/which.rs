@@ -7,7 +7,7 @@ use crate::pool::Pool;
 use anyhow::Context;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
-use varve_format::{FileBlock, Pin, PinTo, PinnedBy};
+use varve_format::{FileBlock, InodeKey, Pin, PinTo, PinnedBy};
 use varve_ipc::{Admin, PINS_MAX};
 use varve_kernelfs::pool::size::show;
 use varve_kernelfs::{PlacedExtent, PlacedFile};
@@ -15,6 +15,8 @@ use varve_kernelfs::{PlacedExtent, PlacedFile};
 /// A file's data by extents.
 #[derive(Debug, Serialize)]
 pub struct Placed {
+    #[serde(skip)]
+    pub key: InodeKey,
     path: String,
     #[serde(skip)]
     is_dir: bool,
@@ -36,20 +38,32 @@ impl Placed {
         self.elsewhere(false)
     }
 
-    fn sentence(&self) -> String {
+    /// The pin, if it comes before the rules.
+    pub fn before_rules(&self) -> Option<String> {
+        match (self.by, &*self.pin) {
+            (PinnedBy::Rule, _) | (PinnedBy::Directory, "policy") => None,
+            _ => Some(self.why()),
+        }
+    }
+
+    fn why(&self) -> String {
         let of = match self.by {
             PinnedBy::Command => "",
             PinnedBy::Directory => ", as its directory",
             PinnedBy::Rule => ", by a rule",
         };
-        let why = match &*self.pin {
+        match &*self.pin {
             "policy" if self.by == PinnedBy::Command => {
                 "where the policy puts it, unlike its directory".to_owned()
             }
             "policy" => "where the policy puts it".to_owned(),
             "stay" => format!("not moved{of}"),
             tier => format!("pinned to {tier}{of}"),
-        };
+        }
+    }
+
+    fn sentence(&self) -> String {
+        let why = self.why();
         let shared = self.elsewhere(true);
         let shared = match shared {
             0 => String::new(),
@@ -101,6 +115,7 @@ pub fn placed(pool: &Pool, entries: &[Entry]) -> anyhow::Result<Vec<Placed>> {
             let Some(part) = part else { continue };
             let entry = asked[at];
             let placed = found[at].get_or_insert_with(|| Placed {
+                key: entry.key,
                 path: tree::text(&entry.path),
                 is_dir: entry.is_dir,
                 size_bytes: entry.size_bytes,
