@@ -161,11 +161,12 @@ impl Pool {
 
     /// Kills daemon, mount and `up` with SIGKILL, all at once, and takes the dead mount away.
     pub fn kill_all(&mut self) {
-        let pids = [
-            Some(self.up_pid()),
-            self.child_pid("serve"),
-            self.child_pid("mount"),
-        ];
+        let up = self.up_pid();
+        // When `up` dies its children end in order, and digest; and it starts again those that die. So it is
+        // stopped first, and dies last.
+        let stopped = rustix::process::Pid::from_raw(up as i32).expect("a pid");
+        rustix::process::kill_process(stopped, rustix::process::Signal::STOP).expect("it stops");
+        let pids = [self.child_pid("serve"), self.child_pid("mount"), Some(up)];
         let mut child = self.up.take().expect("it is up");
         for pid in pids.into_iter().flatten() {
             kill(pid);
