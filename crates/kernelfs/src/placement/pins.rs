@@ -10,6 +10,7 @@ use super::hierarchy::Fill;
 use super::{At, Cause, Job, Move};
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 use varve_format::{BlockNo, FileBlock, Ino, InodeKey, Pin, PinnedBy, Tier};
 use varve_store::{DataTarget, MappedPart, SpaceStats};
 
@@ -46,8 +47,6 @@ struct Search {
     seen: bool,
     /// This or an earlier pass has seen a pin that a rule has set.
     seen_rules: bool,
-    /// Pins have changed since it began.
-    again: bool,
     step: u64,
     /// The step at which the next pass begins, if none is under way; it begins earlier when a tier of `waits`
     /// has room again.
@@ -65,6 +64,11 @@ struct Search {
 pub struct Pins {
     /// Fill level, in percent, up to which a tier takes pinned data.
     high: u64,
+    /// Pins have changed since the search looked here last.
+    changed: AtomicBool,
+    /// Tiers that had no room for new data since then.
+    refused: [AtomicBool; 3],
+    /// Locked while inodes are read; digests never wait for it.
     search: Mutex<Search>,
 }
 
@@ -74,6 +78,8 @@ impl Pins {
     pub fn new(high: u64) -> Self {
         Self {
             high,
+            changed: AtomicBool::new(false),
+            refused: Default::default(),
             search: Mutex::default(),
         }
     }
@@ -87,7 +93,7 @@ impl Pins {
             return Some(DataTarget::prefer(tier).with_reserve());
         }
         // It follows when there is room.
-        self.search.lock().waits[tier as usize] = true;
+        self.refused[tier as usize].store(true, Ordering::Relaxed);
         None
     }
 
@@ -108,9 +114,7 @@ impl Pins {
 
     /// Pins have changed: a pass begins with the next step, or when the present one has ended.
     pub fn changed(&self) {
-        let mut search = self.search.lock();
-        search.bad.clear();
-        search.again = true;
+        self.changed.store(true, Ordering::Release);
     }
 
     /// A move of the last plan can never be done: its data cannot be read.
@@ -125,10 +129,16 @@ impl Pins {
     pub fn plan(&self, space: &SpaceStats, files: &dyn PinnedFiles, most: u64) -> Vec<Job> {
         let mut search = self.search.lock();
         search.step += 1;
+        for (waits, refused) in search.waits.iter_mut().zip(&self.refused) {
+            *waits |= refused.swap(false, Ordering::Relaxed);
+        }
         let room = Tier::ALL.map(|tier| self.room(tier, space));
         if let Some(until) = search.rests_until {
+            let changed = self.changed.swap(false, Ordering::Acquire);
             let has_room = |tier: Tier| search.waits[tier as usize] && room[tier as usize] > 0;
-            if search.step < until && !search.again && !Tier::ALL.into_iter().any(has_room) {
+            if changed {
+                search.bad.clear();
+            } else if search.step < until && !Tier::ALL.into_iter().any(has_room) {
                 return search.told.clone();
             }
             search.begin();
@@ -241,7 +251,6 @@ impl Plan<'_> {
 impl Search {
     fn begin(&mut self) {
         (self.ino, self.block, self.seen) = (Ino(0), FileBlock(0), false);
-        self.again = false;
         (self.rests_until, self.waits) = (None, [false; 3]);
         self.found.clear();
     }

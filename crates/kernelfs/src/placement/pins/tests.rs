@@ -197,6 +197,23 @@ fn blocks_that_cannot_be_read_are_tried_once() {
 }
 
 #[test]
+fn new_data_that_went_elsewhere_follows_when_there_is_room() {
+    let mut files = Files::default();
+    files
+        .files
+        .insert(1, (to(Tier::Ssd), vec![(0, 1, Tier::Ssd, false)]));
+    let pins = Pins::new(95);
+    assert!(pins.plan(&space(9_000), &files, 100).is_empty());
+    files
+        .files
+        .insert(1, (to(Tier::Ssd), vec![(0, 1, Tier::Nvm, false)]));
+    assert!(pins.plan(&space(9_000), &files, 100).is_empty(), "it rests");
+    assert_eq!(pins.target(to(Tier::Ssd), 4096, &space(100)), None);
+    assert!(pins.plan(&space(100), &files, 100).is_empty(), "no room yet");
+    assert_eq!(pins.plan(&space(9_000), &files, 100).len(), 1);
+}
+
+#[test]
 fn new_data_goes_to_the_tier_of_the_pin_while_there_is_room() {
     let pins = Pins::new(95);
     let target = |pin, free| pins.target(pin, 4096, &space(free)).map(|target| target.tier);
