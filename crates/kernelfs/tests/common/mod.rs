@@ -1,6 +1,8 @@
 //! A pool in a simulated machine, and a tiny client that speaks the protocol and writes log entries.
 #![allow(clippy::unwrap_used, dead_code)]
 
+pub mod files;
+
 use std::sync::Arc;
 use std::time::Duration;
 use varve_format::log::{CHUNK_BYTES, LIVE_HEADER_SIZE, crc_seed, entry_crc, entry_size, payload_crc};

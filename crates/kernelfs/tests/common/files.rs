@@ -1,0 +1,93 @@
+//! Files in a simulated pool, and on which tiers they are: for tests of placement.
+
+use super::ROOT;
+use varve_format::{Ino, InodeKey, Tier};
+use varve_kernelfs::KernelFs;
+
+/// Bytes of one file of the tests.
+pub const FILE: usize = 1 << 20;
+
+pub fn body(seed: u64) -> Vec<u8> {
+    (0..FILE as u64 / 8)
+        .flat_map(|at| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ seed << 7).to_le_bytes())
+        .collect()
+}
+
+/// A file of [`FILE`] bytes made by the digest of nobody's log.
+pub fn make(kernel: &KernelFs, number: u64) -> Result<InodeKey, varve_store::StoreError> {
+    make_named(kernel, format!("f{number}").as_bytes(), &body(number))
+}
+
+pub fn make_empty(kernel: &KernelFs, name: &[u8]) -> Result<InodeKey, varve_store::StoreError> {
+    make_named(kernel, name, b"")
+}
+
+pub fn make_named(kernel: &KernelFs, name: &[u8], data: &[u8]) -> Result<InodeKey, varve_store::StoreError> {
+    let store = kernel.store();
+    let mut tx = store.begin()?;
+    let key = tx.alloc_inodes(ROOT.ino, 1)?[0];
+    let attr = varve_format::InodeAttr {
+        key,
+        mode: 0o100_644,
+        nlink: 1,
+        parent: ROOT.ino,
+        ..store.get(ROOT.ino)?.attr
+    };
+    tx.create(&attr, b"")?;
+    tx.dir_insert(ROOT.ino, name, key, varve_format::FileKind::Regular)?;
+    if !data.is_empty() {
+        tx.write_bytes(key.ino, &[(0, data)], varve_store::DataTarget::prefer(Tier::Nvm))?;
+    }
+    tx.commit()?;
+    Ok(key)
+}
+
+pub fn make_dir(kernel: &KernelFs, name: &[u8]) -> InodeKey {
+    let store = kernel.store();
+    let mut tx = store.begin().unwrap();
+    let key = tx.alloc_inodes(ROOT.ino, 1).unwrap()[0];
+    let attr = varve_format::InodeAttr {
+        key,
+        nlink: 2,
+        parent: ROOT.ino,
+        ..store.get(ROOT.ino).unwrap().attr
+    };
+    tx.create(&attr, b"").unwrap();
+    tx.dir_insert(ROOT.ino, name, key, varve_format::FileKind::Directory)
+        .unwrap();
+    tx.edit(ROOT.ino, |attr| attr.nlink += 1).unwrap();
+    tx.commit().unwrap();
+    key
+}
+
+pub fn content_is_right(kernel: &KernelFs, key: InodeKey, seed: u64) {
+    let mut out = vec![0; FILE];
+    assert_eq!(kernel.store().read(key.ino, 0, &mut out).unwrap(), FILE);
+    assert!(out == body(seed), "content of file {seed}");
+}
+
+pub fn blocks_on(kernel: &KernelFs, ino: Ino, tier: Tier) -> u64 {
+    let extents = kernel
+        .store()
+        .map(ino, varve_format::FileBlock(0), 10_000)
+        .unwrap();
+    let there = extents.iter().filter(|extent| extent.tier == tier);
+    there.map(|extent| u64::from(extent.len)).sum()
+}
+
+/// Steps until nothing moves any more; there is an end to it.
+pub fn settle(kernel: &KernelFs) -> u64 {
+    let mut moved = 0;
+    for _ in 0..500 {
+        match kernel.place() {
+            0 => return moved,
+            blocks => moved += blocks,
+        }
+    }
+    panic!("placement does not come to rest: {:?}", kernel.status().jobs);
+}
+
+pub fn sound(kernel: &KernelFs) {
+    assert_eq!(kernel.store().check().unwrap(), []);
+    assert_eq!(kernel.store().check_data().unwrap(), []);
+}
