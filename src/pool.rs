@@ -132,6 +132,12 @@ impl Pool {
         self.host.dir()
     }
 
+    /// Whether the daemon answers this user as an operator: root or the pool's owner.
+    pub fn is_operator(&self) -> bool {
+        let user = rustix::process::geteuid().as_raw();
+        user == 0 || user == self.host.owner_uid()
+    }
+
     /// Returns the mountpoint of `up`.
     pub fn mountpoint(&self) -> PathBuf {
         self.at.clone().unwrap_or_else(|| self.dir().join("mnt"))

@@ -115,12 +115,10 @@ impl PoolSession {
         let mount = mount.context("no path was given")?;
         let pool = Pool::open(&mount.pool)?;
         let posix = open(&pool)?;
-        let user = geteuid().as_raw();
-        let owner = std::os::unix::fs::MetadataExt::uid(&std::fs::metadata(pool.dir())?);
         Ok(Self {
             posix,
             mount,
-            privileged: user == 0 || user == owner,
+            privileged: pool.is_operator(),
             pool,
         })
     }

@@ -172,6 +172,28 @@ fn rules_of_the_pool_say_which_files_they_match_and_move_them() {
     run_ok(varve().arg("status").arg(pool.dir()));
     let output = varve().arg("rules").arg(pool.mnt()).output().unwrap();
     assert!(String::from_utf8_lossy(&output.stderr).contains("tape"));
+    // Nor from being served by the next daemon, which says what is wrong.
+    let daemon = pool.child_pid("serve").unwrap();
+    common::kill(daemon);
+    wait_until("the next daemon", || {
+        pool.child_pid("serve").is_some_and(|next| next != daemon)
+            && varve()
+                .arg("status")
+                .arg(pool.dir())
+                .output()
+                .unwrap()
+                .status
+                .success()
+    });
+    let said = text_of(varve().arg("status").arg(pool.dir()));
+    assert!(said.contains("rules are not applied"), "{said}");
+    let output = varve()
+        .args(["rules", "--apply"])
+        .arg(pool.mnt())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("mend them, and start it again"), "{said}");
     pool.down();
     with(
         "[[rule]]\nmatch = '*.log'\nlarger_than = '1MiB'\ntier = 'hdd'\n\

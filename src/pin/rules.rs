@@ -8,7 +8,7 @@ use anyhow::Context;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use varve_format::InodeKey;
-use varve_ipc::{Admin, PINS_MAX};
+use varve_ipc::{Admin, IpcError, PINS_MAX};
 use varve_kernelfs::RulesApplied;
 use varve_placement::rules::{Explanation, File};
 
@@ -96,20 +96,13 @@ enum Row {
 fn pins(paths: &Paths, entries: &[Entry]) -> anyhow::Result<Option<BTreeMap<InodeKey, String>>> {
     let placed = match which::placed(&paths.pool, entries) {
         Ok(placed) => placed,
-        Err(_) if !is_operator(paths) => return Ok(None),
+        Err(_) if !paths.pool.is_operator() => return Ok(None),
         Err(error) => return Err(error),
     };
     let pinned = placed
         .iter()
         .filter_map(|file| Some((file.key, file.before_rules()?)));
     Ok(Some(pinned.collect()))
-}
-
-/// Whether the daemon answers this user.
-fn is_operator(paths: &Paths) -> bool {
-    let user = rustix::process::geteuid().as_raw();
-    let owner = std::fs::metadata(paths.pool.dir()).map(|meta| std::os::unix::fs::MetadataExt::uid(&meta));
-    user == 0 || owner.is_ok_and(|owner| owner == user)
 }
 
 fn to_json(entry: &Entry, found: &Explanation, pin: Option<&String>) -> Value {
@@ -137,8 +130,18 @@ fn tell(entry: &Entry, found: &Explanation, pin: Option<&String>, why: bool) {
 /// Has the daemon apply its rules to all files of the pool.
 fn apply(paths: &Paths, as_json: bool) -> anyhow::Result<()> {
     let progress = out::Progress::start("applying the rules");
-    paths.pool.ask(Admin::DigestAll)?;
-    let json = paths.pool.ask(Admin::ApplyRules)?;
+    let dir = paths.pool.dir();
+    let asked = |error| super::described(error, dir, None);
+    paths.pool.ask(Admin::DigestAll).map_err(asked)?;
+    let applied = paths.pool.ask(Admin::ApplyRules);
+    let json = applied.map_err(|error| match error.downcast_ref::<IpcError>() {
+        Some(IpcError::Errno(libc::EINVAL)) => anyhow::anyhow!(
+            "the daemon could not read the rules of {0} when it started (`varve status` says why): mend them, and \
+            start it again",
+            dir.join("varve.toml").display()
+        ),
+        _ => asked(error),
+    })?;
     drop(progress);
     let done: RulesApplied =
         serde_json::from_str(&json).context("the daemon's answer is not what was expected")?;

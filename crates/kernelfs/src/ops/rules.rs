@@ -17,6 +17,7 @@ const REST_MS: u64 = 600_000;
 const NAMES: usize = 512;
 /// Names of a directory asked for at once.
 const NAMES_AT_ONCE: usize = 64;
+
 /// Context of applying rules.
 pub(crate) struct Ruling<'k> {
     core: Core<'k>,
@@ -38,10 +39,10 @@ impl<'k> Ruling<'k> {
 
     /// Does the next part of a walk, if one is under way or due.
     pub(crate) fn step(&self) {
-        // Files keep pins of rules that are no longer there, until a walk.
         let Some(rules) = &self.placer.rules else {
             return;
         };
+        // Files keep pins of rules that are no longer there, until a walk.
         if rules.is_empty() && !self.placer.pins.has_seen_rules() {
             return;
         }
@@ -64,9 +65,8 @@ impl<'k> Ruling<'k> {
     /// Walks over all names now.
     ///
     /// # Errors
-    /// EIO, ENOSPC.
+    /// EINVAL if the rules cannot be read, which was said at the start; EIO, ENOSPC.
     pub(crate) fn apply(&self) -> Result<RulesApplied, IpcError> {
-        // Unreadable rules: told at the start.
         if self.placer.rules.is_none() {
             return Err(no(libc::EINVAL));
         }

@@ -247,6 +247,12 @@ impl HostPool {
         &self.config
     }
 
+    /// Returns the user whom the pool belongs to.
+    #[must_use]
+    pub const fn owner_uid(&self) -> u32 {
+        self.owner_uid
+    }
+
     /// Returns the placement rules as configured.
     ///
     /// # Errors
