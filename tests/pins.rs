@@ -141,16 +141,21 @@ fn pin_that_cannot_be_is_refused_or_says_what_it_waits_for() {
     pool.fsck_clean();
 }
 
+/// Replaces the rules in a pool's settings.
+fn set_rules(pool: &Pool, rules: &str) {
+    let toml = pool.dir().join("varve.toml");
+    let text = std::fs::read_to_string(&toml).unwrap();
+    let settings = text.split("\n[[rule]]").next().unwrap();
+    std::fs::write(&toml, format!("{settings}\n{rules}")).unwrap();
+}
+
 #[test]
-fn rules_of_the_pool_say_which_files_they_match_and_move_them() {
+fn wrong_rules_are_refused_at_the_start_and_keep_no_pool_away() {
     if cannot_mount() {
         return;
     }
     let mut pool = Pool::up(&TIERS);
     pool.down();
-    let toml = pool.dir().join("varve.toml");
-    let settings = std::fs::read_to_string(&toml).unwrap();
-    let with = |rules: &str| std::fs::write(&toml, format!("{settings}\n{rules}")).unwrap();
     for (rules, why) in [
         ("[[rule]]\nmatch = 'd/x'\ntier = 'ssd'", "begin it with"),
         (
@@ -160,15 +165,15 @@ fn rules_of_the_pool_say_which_files_they_match_and_move_them() {
         ("[[rule]]\nmatch = '*'", "rule 1: give one of tier and exclude"),
         ("[[rule]]\nmatch = '*'\ntier = 'tape'", "tape"),
     ] {
-        with(rules);
+        set_rules(&pool, rules);
         let output = varve().arg("serve").arg(pool.dir()).output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success() && said.contains(why), "{said}");
     }
     // A mistake that is made while it runs does not keep it from being stopped.
-    with("");
+    set_rules(&pool, "");
     pool.start();
-    with("[[rule]]\nmatch = '*'\ntier = 'tape'");
+    set_rules(&pool, "[[rule]]\nmatch = '*'\ntier = 'tape'");
     run_ok(varve().arg("status").arg(pool.dir()));
     let output = varve().arg("rules").arg(pool.mnt()).output().unwrap();
     assert!(String::from_utf8_lossy(&output.stderr).contains("tape"));
@@ -195,7 +200,17 @@ fn rules_of_the_pool_say_which_files_they_match_and_move_them() {
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(said.contains("mend them, and start it again"), "{said}");
     pool.down();
-    with(
+}
+
+#[test]
+fn rules_of_the_pool_say_which_files_they_match_and_move_them() {
+    if cannot_mount() {
+        return;
+    }
+    let mut pool = Pool::up(&TIERS);
+    pool.down();
+    set_rules(
+        &pool,
         "[[rule]]\nmatch = '*.log'\nlarger_than = '1MiB'\ntier = 'hdd'\n\
          [[rule]]\nmatch = '/db/**'\ntier = 'ssd'\n\
          [[rule]]\nmatch = '*.iso'\nexclude = true\n",

@@ -7,6 +7,7 @@ use crate::pin_args::RulesArgs;
 use anyhow::Context;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use varve_format::InodeKey;
 use varve_ipc::{Admin, IpcError, PINS_MAX};
 use varve_kernelfs::RulesApplied;
@@ -54,25 +55,11 @@ pub fn rules(args: &RulesArgs) -> anyhow::Result<()> {
         Ok(BTreeSet::new())
     })?;
     if args.at.json {
-        let rows: Vec<Value> = sums
-            .iter()
-            .map(|(row, (files, bytes))| {
-                let (rule, pinned) = match row {
-                    Row::Rule(rule) => (*rule, false),
-                    Row::Pinned => (None, true),
-                };
-                json!({"rule": rule, "pinned": pinned, "files": files, "bytes": bytes})
-            })
-            .collect();
+        let rows: Vec<Value> = sums.iter().map(|(row, sum)| row.to_json(*sum)).collect();
         let value = json!({"files": files, "rules": rows, "errors": walked.errors()});
         out::line(&format!("{value:#}"));
     } else {
         for (row, (files, bytes)) in &sums {
-            let row = match row {
-                Row::Rule(None) => "no rule".into(),
-                Row::Rule(Some(rule)) => format!("rule {rule}"),
-                Row::Pinned => "pinned, which comes before the rules".into(),
-            };
             let bytes = varve_kernelfs::pool::size::show(*bytes);
             out::line(&format!("{row}: {files} files, {bytes}"));
         }
@@ -90,6 +77,26 @@ pub fn rules(args: &RulesArgs) -> anyhow::Result<()> {
 enum Row {
     Rule(Option<usize>),
     Pinned,
+}
+
+impl Row {
+    fn to_json(&self, (files, bytes): (u64, u64)) -> Value {
+        let (rule, pinned) = match self {
+            Self::Rule(rule) => (*rule, false),
+            Self::Pinned => (None, true),
+        };
+        json!({"rule": rule, "pinned": pinned, "files": files, "bytes": bytes})
+    }
+}
+
+impl fmt::Display for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Rule(None) => f.write_str("no rule"),
+            Self::Rule(Some(rule)) => write!(f, "rule {rule}"),
+            Self::Pinned => f.write_str("pinned, which comes before the rules"),
+        }
+    }
 }
 
 /// Returns what commands have said of files, which comes before the rules. `None`: this user may not ask.

@@ -66,6 +66,6 @@ pub use ops::handshake::LocalSession;
 pub use ops::pin::{PinsSet, PlacedExtent, PlacedFile};
 pub use ops::status::{DigestStatus, LeaseStatus, SessionDetail, SessionStatus, Status, TierStatus};
 pub use placement::walk::RulesApplied;
-pub use placement::{PlacementStatus, Reads};
+pub use placement::{PlacementStatus, ReadCounts};
 pub use process::ProcessId;
 pub use user_segments::SegmentFile;

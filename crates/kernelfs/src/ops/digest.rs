@@ -126,10 +126,7 @@ impl<'k> TakeOver<'k> {
     pub(crate) fn take_over(&self, applied: &Applied) -> Vec<RowChange> {
         let until_ms = self.core.now_ms() + self.core.env.config.lease_ms;
         self.counters.add(&applied.counts);
-        if applied.pinned {
-            self.placer.pins.changed();
-            self.placer.bell.ring();
-        }
+        self.placer.note_pins(applied.pinned);
         // A hostile log may hold thousands of bad transactions.
         for (session, refused) in applied.refused.iter().take(8) {
             tracing::warn!(%session, seq = %refused.seq, "a transaction was refused: {}", refused.why);

@@ -6,7 +6,7 @@ use crate::error::no;
 use crate::kernel::{Change, Core, KernelFs};
 use crate::ops::digest::{Digests, TakeOver};
 use crate::placement::jobs::Placer;
-use crate::placement::{At, Cause, Reads};
+use crate::placement::{At, Cause, ReadCounts};
 use crate::session::table::Sessions;
 use serde::{Deserialize, Serialize};
 use varve_format::inode::Content;
@@ -40,7 +40,7 @@ pub struct PlacedExtent {
     /// Its blocks may have other owners: the policy moves them for all of them.
     pub shared: bool,
     /// Reads of the 2 MiB around its beginning while they were on this tier, as far as they are known.
-    pub reads: Reads,
+    pub reads: ReadCounts,
 }
 
 /// Where a file's data is, and why.
@@ -155,8 +155,8 @@ impl<'k> Pinning<'k> {
         Ok(result)
     }
 
-    /// Sets pins of files as a rule wants them, if neither the file's pin nor its directory's has changed since
-    /// they were looked at. Returns the number that were set. Durable when this returns.
+    /// Sets pins of files as a rule wants them, if neither the file's pin nor its directory's has changed
+    /// since they were looked at. Returns the number that were set. Durable when this returns.
     ///
     /// # Errors
     /// EIO, ENOSPC.

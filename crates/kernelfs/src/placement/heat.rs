@@ -1,7 +1,7 @@
 //! Uses of data, per tier and range: of a file, or of the shared blocks, whose uses by all their owners count
 //! together. Owns order and bounds of this memory; draws no conclusions.
 
-use super::{At, Reads, Use};
+use super::{At, ReadCounts, Use};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use varve_format::{FileBlock, InodeKey, Tier};
@@ -154,9 +154,9 @@ impl Heat {
     }
 
     /// Returns the reads of a range on a tier.
-    pub(super) fn reads(&self, tier: Tier, id: RangeId) -> Reads {
+    pub(super) fn reads(&self, tier: Tier, id: RangeId) -> ReadCounts {
         let warmth = self.tiers[tier as usize].ranges.get(&id);
-        warmth.map_or(Reads::default(), |warmth| Reads {
+        warmth.map_or(ReadCounts::default(), |warmth| ReadCounts {
             blocks: warmth.read,
             steps: warmth.steps,
         })

@@ -3,7 +3,7 @@
 //! of their own, which all their owners use. Knows nothing of how data moves.
 
 use super::heat::{Heat, RANGE_BLOCKS, RangeId, Space, Uses};
-use super::{At, Catalog, Cause, Job, Move, Placement, Reads, Use};
+use super::{At, Catalog, Cause, Job, Move, Placement, ReadCounts, Use};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use varve_format::{BlockNo, FileBlock, Ino, InodeKey, Tier};
@@ -181,7 +181,7 @@ impl Placement for Hierarchy {
         jobs
     }
 
-    fn reads(&self, at: At, tier: Tier) -> Reads {
+    fn reads(&self, at: At, tier: Tier) -> ReadCounts {
         self.state.lock().heat.reads(tier, RangeId::of(at))
     }
 

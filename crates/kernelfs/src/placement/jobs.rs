@@ -91,6 +91,14 @@ impl Placer {
         self.jobs.lock().clone()
     }
 
+    /// Has the mover look for pinned data, if pins have changed.
+    pub(crate) fn note_pins(&self, have_changed: bool) {
+        if have_changed {
+            self.pins.changed();
+            self.bell.ring();
+        }
+    }
+
     pub(crate) fn count(&self, from: Tier, to: Tier, blocks: u64) {
         let (from, to) = (from as usize, to as usize);
         self.moved[from][to].fetch_add(blocks, Ordering::Relaxed);

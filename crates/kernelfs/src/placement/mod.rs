@@ -30,7 +30,7 @@ pub enum Use {
 
 /// Reads of a part of a file through the daemon, or by sessions that map it. Older ones count half.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Reads {
+pub struct ReadCounts {
     /// Blocks of 4 KiB.
     pub blocks: u64,
     /// Steps of placement in which there were reads.
@@ -134,8 +134,8 @@ pub trait Placement: Send + Sync {
     }
 
     /// Returns the reads of the data around a block, which is on `tier`.
-    fn reads(&self, _at: At, _tier: Tier) -> Reads {
-        Reads::default()
+    fn reads(&self, _at: At, _tier: Tier) -> ReadCounts {
+        ReadCounts::default()
     }
 
     /// Notes that a move of the last plan was done.

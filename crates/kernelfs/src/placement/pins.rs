@@ -261,8 +261,8 @@ impl Search {
         self.rests_until = Some(self.step.saturating_add(rest));
     }
 
-    /// Adds the jobs that wait, as far as they have no moves now; operators see them until the end of the next
-    /// pass.
+    /// Adds the jobs that wait, as far as they have no moves now; operators see them until the end of the
+    /// next pass.
     fn tell(&mut self, mut jobs: Vec<Job>) -> Vec<Job> {
         fn add(jobs: &mut Vec<Job>, job: &Job) {
             let same = |other: &Job| (other.from, other.to) == (job.from, job.to);

@@ -77,13 +77,8 @@ impl HostDaemon {
         }
         let mut parts = Parts::new(store, Arc::clone(&logs) as _, config, Arc::new(SystemClock));
         // A mistake in them must not keep a pool away whose daemon starts again.
-        parts.rules = match pool.rules() {
-            Ok(rules) => Some(rules),
-            Err(error) => {
-                remarks.push(format!("the placement rules are not applied: {error}"));
-                None
-            }
-        };
+        let unread = |error| remarks.push(format!("the placement rules are not applied: {error}"));
+        parts.rules = pool.rules().map_err(unread).ok();
         parts.fsck = Some(hook(CheckReport::of_structures));
         parts.scrub = Some(hook(CheckReport::of_data));
         let kernel = KernelFs::open(parts)?;

@@ -50,7 +50,8 @@ pub enum Act {
     Tick,
     /// A step of placement: data moves between tiers, and metadata is demoted.
     Place,
-    /// An operator pins everything to a tier: the root directory, for what is made in it later, and each inode.
+    /// An operator pins everything to a tier: the root directory, for what is made in it later, and each
+    /// inode.
     Pin(Tier),
     /// A checkpoint, which empties the journal.
     Checkpoint,
