@@ -461,6 +461,37 @@ static void bytes_move_in_every_way(void) {
     close(fd), close(to), close(ends[0]), close(ends[1]);
 }
 
+static void files_are_sent_to_files(void) {
+    char text[8] = {0};
+    int ends[2], there = memfd_create("there", 0), to = open("sent", O_CREAT | O_TRUNC | O_RDWR, 0644);
+    int only_write = open("sent", O_WRONLY), append = open("sent", O_WRONLY | O_APPEND), dir = open(".", O_RDONLY);
+    int version = open("/proc/version", O_RDONLY);
+    CHECK(write(there, "0123456789", 10) == 10 && lseek(there, 0, SEEK_SET) == 0);
+    // By the offset of the source, which moves by what was sent; and of the target.
+    CHECK(sendfile(to, there, NULL, 4) == 4 && lseek(there, 0, SEEK_CUR) == 4 && lseek(to, 0, SEEK_CUR) == 4);
+    off_t at = 6;
+    CHECK(sendfile(to, there, &at, 1 << 30) == 4 && at == 10 && lseek(there, 0, SEEK_CUR) == 4 && holds("sent", "01236789"));
+    CHECK(sendfile(to, there, &at, 5) == 0 && sendfile(to, there, NULL, 0) == 0 && lseek(there, 0, SEEK_CUR) == 4);
+    // From a served file to itself, through one description: what it reads is what it has written.
+    at = 0;
+    CHECK(sendfile(to, to, &at, 2) == 2 && at == 2 && holds("sent", "0123678901"));
+    CHECK(pread(to, text, 4, 6) == 4 && !memcmp(text, "8901", 4));
+    CHECK(version >= 0 && sendfile(to, version, NULL, 5) == 5 && holds("sent", "0123678901Linux"));
+    // In the kernel's order.
+    at = -1;
+    CHECK(sendfile(to, there, &at, 1) == -1 && errno == EINVAL);
+    CHECK(sendfile(to, -1, NULL, 1) == -1 && errno == EBADF);
+    CHECK(sendfile(to, only_write, NULL, 1) == -1 && errno == EBADF);
+    CHECK(sendfile(dir, there, NULL, 1) == -1 && errno == EBADF);
+    CHECK(sendfile(append, there, NULL, 1) == -1 && errno == EINVAL);
+    CHECK(sendfile(to, dir, NULL, 1) == -1 && errno == EINVAL);
+    CHECK(pipe(ends) == 0 && write(ends[1], "x", 1) == 1);
+    CHECK(sendfile(to, ends[0], NULL, 1) == -1 && errno == EINVAL);
+    CHECK(sendfile(to, ends[0], &(off_t){0}, 1) == -1 && errno == ESPIPE);
+    CHECK(holds("sent", "0123678901Linux"));
+    close(there), close(to), close(only_write), close(append), close(dir), close(version), close(ends[0]), close(ends[1]);
+}
+
 static int by_name(const FTSENT **a, const FTSENT **b) { return strcmp((*a)->fts_name, (*b)->fts_name); }
 
 static void names_are_found_in_every_way(void) {
@@ -523,6 +554,7 @@ int main(void) {
     handlers_run_while_a_file_is_sent();
     threads_leave_while_others_write();
     bytes_move_in_every_way();
+    files_are_sent_to_files();
     names_are_found_in_every_way();
     descriptors_end_with_the_program_if_they_say_so();
     if (failures == 0) puts("good");

@@ -5,7 +5,6 @@ use crate::Errno;
 use crate::ofd::{Held, Ofd};
 use crate::process::Process;
 use crate::sys::args::Args;
-use crate::sys::entry::outside;
 use crate::sys::kernel;
 use crate::walk::{Here, Stop, fail};
 use crate::why::Why;
@@ -84,7 +83,7 @@ fn offset_of(a: &Args, i: usize) -> Result<u64, Errno> {
 const SHORT: usize = 16 << 10;
 
 /// Checks that `at + len` is a valid file offset.
-fn ends(at: u64, len: usize) -> Result<(), Errno> {
+pub(super) fn ends(at: u64, len: usize) -> Result<(), Errno> {
     match at.checked_add(len as u64) {
         Some(end) if end <= i64::MAX as u64 => Ok(()),
         _ => Err(Errno(libc::EINVAL)),
@@ -92,7 +91,7 @@ fn ends(at: u64, len: usize) -> Result<(), Errno> {
 }
 
 /// Returns the number of bytes that the file has within `len` bytes at `at`.
-fn within(file: &OpenFile, at: u64, len: usize) -> Result<usize, Errno> {
+pub(super) fn within(file: &OpenFile, at: u64, len: usize) -> Result<usize, Errno> {
     let left = file.getattr()?.size_bytes.saturating_sub(at);
     Ok(len.min(usize::try_from(left).unwrap_or(usize::MAX)))
 }
@@ -174,7 +173,7 @@ fn flags_use_offset(a: &Args) -> bool {
 }
 
 /// The byte range of a whole file.
-const ALL: Range<u64> = 0..u64::MAX;
+pub(super) const ALL: Range<u64> = 0..u64::MAX;
 
 fn write_at(p: &Process, ofd: &Ofd, file: &OpenFile, at: u64, data: &[u8]) -> Result<usize, Errno> {
     let part = at..at.saturating_add(data.len() as u64);
@@ -444,193 +443,4 @@ pub(super) fn readahead(p: &Process, a: &Args) -> Answer {
         _ if ofd.is_dir || (a.word(2) as i64) < 0 => fail(libc::EINVAL),
         _ => Ok(0),
     })
-}
-
-/// Returns the offset that argument `i` points to; `None` for a null pointer.
-fn given_offset(a: &Args, i: usize) -> Result<Option<u64>, Errno> {
-    if a.word(i) == 0 {
-        return Ok(None);
-    }
-    u64::try_from(a.get::<i64>(i)?)
-        .map(Some)
-        .map_err(|_| Errno(libc::EINVAL))
-}
-
-/// Handles `copy_file_range` between one served file and `other`, which is not served. If `other` is in the
-/// mount too, handed to the kernel earlier, the kernel copies. If it is elsewhere, the call fails as the
-/// kernel's would, and programs fall back to reading and writing.
-fn half_ours(p: &Process, a: &Args, other: i32) -> Answer {
-    match kernel::kind(other) {
-        None => Answer::Served(-(libc::EBADF as isize)),
-        Some((device, _)) if p.pool_on(device).is_some() => {
-            p.to_kernel(Why::NotServed, &[a.int(0), a.int(2)])
-        }
-        Some((_, libc::S_IFREG)) => Answer::Served(-(libc::EXDEV as isize)),
-        Some((_, libc::S_IFDIR)) => Answer::Served(-(libc::EISDIR as isize)),
-        Some(_) => Answer::Served(-(libc::EINVAL as isize)),
-    }
-}
-
-/// Copies between files of two pools, by way of memory: how many bytes.
-fn copy_between(
-    p: &Process,
-    (file, from): (&OpenFile, u64),
-    (other, to): (&OpenFile, u64),
-    most: usize,
-) -> Result<u64, Errno> {
-    let mut buffer = vec![0; PIECE.min(most)];
-    let mut done = 0;
-    while done < most {
-        let want = buffer.len().min(most - done);
-        let copied = file
-            .read_at(from + done as u64, &mut buffer[..want])
-            .and_then(|got| match got {
-                0 => Ok(0),
-                got => other.write_at(to + done as u64, &buffer[..got], &p.cred()),
-            });
-        match copied {
-            Ok(0) => break,
-            Ok(count) => done += count,
-            // A short copy is reported before its error.
-            Err(_) if done > 0 => break,
-            Err(errno) => return Err(errno),
-        }
-    }
-    Ok(done as u64)
-}
-
-pub(super) fn copy_file_range(p: &Process, a: &Args) -> Answer {
-    let (from, to) = match (p.table.get(a.int(0)), p.table.get(a.int(2))) {
-        (Some(from), Some(to)) => (from, to),
-        (None, None) => return Answer::NotOurs,
-        (ours, _) => return half_ours(p, a, a.int(if ours.is_some() { 2 } else { 0 })),
-    };
-    let copy = || -> Here<isize> {
-        if a.uint(5) != 0 {
-            return fail(libc::EINVAL);
-        }
-        if from.is_dir || to.is_dir {
-            return fail(libc::EISDIR);
-        }
-        if !from.access().0 || !to.access().1 || to.appends() {
-            return fail(libc::EBADF);
-        }
-        let wraps = |i| {
-            let offset = if a.word(i) == 0 { Ok(0) } else { a.get::<u64>(i) };
-            offset.map(|offset| offset.checked_add(a.word(4) as u64).is_none())
-        };
-        if wraps(1)? || wraps(3)? {
-            return fail(libc::EOVERFLOW);
-        }
-        let (given_from, given_to) = (given_offset(a, 1)?, given_offset(a, 3)?);
-        let at = |ofd: &Ofd, given: Option<u64>| {
-            let position = ofd.position();
-            if given.is_none() && position.moved {
-                Err(Stop::Kernel(Why::KernelsOffset))
-            } else {
-                Ok(given.unwrap_or(position.at))
-            }
-        };
-        let (file, other) = (p.file(&from)?, p.file(&to)?);
-        let (read_at, write_at) = (at(&from, given_from)?, at(&to, given_to)?);
-        let most = limits::room(|| Ok::<_, Errno>(write_at), a.word(4))?;
-        let count = p.change(to.id(), ALL, || {
-            if from.pool == to.pool {
-                return file.copy_range_to(read_at, other, write_at, most as u64, &p.cred());
-            }
-            copy_between(p, (file, read_at), (other, write_at), most)
-        })?;
-        match given_from {
-            Some(_) => a.put(1, (read_at + count) as i64)?,
-            None => from.position().at = read_at + count,
-        }
-        match given_to {
-            Some(_) => a.put(3, (write_at + count) as i64)?,
-            None => to.position().at = write_at + count,
-        }
-        Ok(count as isize)
-    };
-    match copy() {
-        Err(Stop::Kernel(why)) => p.to_kernel(why, &[a.int(0), a.int(2)]),
-        other => Answer::of(other),
-    }
-}
-
-/// Bytes per read and write of `sendfile`.
-const PIECE: usize = 256 << 10;
-
-/// Checks, as the kernel does before it looks at the source, that a descriptor that is not served here
-/// accepts `sendfile`.
-fn takes_bytes(fd: i32) -> Here<()> {
-    let flags = kernel::fcntl(fd, libc::F_GETFL, 0);
-    let is = |flag| flags as i32 & flag != 0;
-    if flags < 0 || is(libc::O_PATH) || !(is(libc::O_WRONLY) || is(libc::O_RDWR)) {
-        return fail(libc::EBADF);
-    }
-    if is(libc::O_APPEND) {
-        return fail(libc::EINVAL);
-    }
-    Ok(())
-}
-
-pub(super) fn sendfile(p: &Process, a: &Args) -> Answer {
-    let Some(from) = p.table.get(a.int(1)) else {
-        return p.kernels(Why::NotServed, &[a.int(0)]);
-    };
-    if p.table.has(a.int(0)) {
-        return p.to_kernel(Why::NotServed, &[a.int(0), a.int(1)]);
-    }
-    let send = || -> Here<isize> {
-        let given = given_offset(a, 2)?;
-        if !from.access().0 {
-            return fail(libc::EBADF);
-        }
-        ends(given.unwrap_or(0), a.word(3))?;
-        takes_bytes(a.int(0))?;
-        if from.is_dir {
-            return fail(libc::EINVAL);
-        }
-        let start = match given {
-            Some(start) => start,
-            None => {
-                let position = from.position();
-                if position.moved {
-                    return Err(Stop::Kernel(Why::KernelsOffset));
-                }
-                position.at
-            }
-        };
-        let file = p.file(&from)?;
-        let mut buffer = vec![0; PIECE.min(a.word(3))];
-        let (mut done, mut failed) = (0, 0);
-        while done < a.word(3) {
-            let want = buffer.len().min(a.word(3) - done);
-            let got = file.read_at(start + done as u64, &mut buffer[..want])?;
-            if got == 0 {
-                break;
-            }
-            // The write may block until a reader takes the data; signals are handled meanwhile.
-            let sent = outside(|| kernel::write(a.int(0), &buffer[..got]));
-            if sent < 0 {
-                failed = sent;
-                break;
-            }
-            done += sent as usize;
-            if (sent as usize) < got {
-                break;
-            }
-        }
-        if done == 0 && failed < 0 {
-            return Ok(failed);
-        }
-        match given {
-            Some(start) => a.put(2, (start + done as u64) as i64)?,
-            None => from.position().at = start + done as u64,
-        }
-        Ok(done as isize)
-    };
-    match send() {
-        Err(Stop::Kernel(why)) => p.to_kernel(why, &[a.int(1)]),
-        other => Answer::of(other),
-    }
 }

@@ -4,6 +4,7 @@
 mod attrs;
 mod carried;
 mod clone;
+mod copies;
 mod counted;
 mod dirs;
 mod early;
@@ -279,8 +280,8 @@ fn choose(p: &'static Process, a: &Args) -> Answer {
         c::SYS_sync => io::sync(p),
         c::SYS_fadvise64 => io::fadvise(p, a),
         c::SYS_readahead => io::readahead(p, a),
-        c::SYS_copy_file_range => io::copy_file_range(p, a),
-        c::SYS_sendfile => io::sendfile(p, a),
+        c::SYS_copy_file_range => copies::copy_file_range(p, a),
+        c::SYS_sendfile => copies::sendfile(p, a),
 
         c::SYS_open => open::open(p, a, cwd, 0, a.int(1), a.int(2) as u32),
         c::SYS_creat => open::open(

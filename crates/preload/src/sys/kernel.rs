@@ -160,6 +160,24 @@ pub fn read(fd: i32, out: &mut [u8]) -> isize {
     }
 }
 
+/// `pread`.
+pub fn pread(fd: i32, out: &mut [u8], offset: u64) -> isize {
+    // SAFETY: the buffer is ours and has the length passed.
+    unsafe {
+        call(
+            nr(libc::SYS_pread64),
+            [
+                fd as usize,
+                out.as_mut_ptr() as usize,
+                out.len(),
+                offset as usize,
+                0,
+                0,
+            ],
+        )
+    }
+}
+
 /// `write`.
 pub fn write(fd: i32, data: &[u8]) -> isize {
     // SAFETY: the buffer is ours and has the length passed.
@@ -184,6 +202,13 @@ pub fn kind(fd: i32) -> Option<(u64, u32)> {
         return None;
     }
     known(fd, libc::STATX_TYPE).map(|is| (device_of(&is), u32::from(is.stx_mode) & libc::S_IFMT))
+}
+
+/// Returns file type and size by `fstat`.
+#[must_use]
+pub fn type_and_size(fd: i32) -> Option<(u32, u64)> {
+    let statx = known(fd, libc::STATX_TYPE | libc::STATX_SIZE)?;
+    Some((u32::from(statx.stx_mode) & libc::S_IFMT, statx.stx_size))
 }
 
 /// Returns the device of the file at a path, or of a descriptor (`dir`, with an empty path). A symbolic link
