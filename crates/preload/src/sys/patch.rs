@@ -7,6 +7,8 @@ use std::ffi::CStr;
 
 /// Bytes reserved per stub.
 const STUB: usize = 64;
+/// Longest site in bytes.
+const SITE: usize = 8;
 const PAGE: usize = 4096;
 /// Greatest distance in bytes between a library and its stubs.
 const REACH: usize = 0x6000_0000;
@@ -133,26 +135,54 @@ fn populate(library: &Library, offsets: impl Iterator<Item = usize>) {
     }
 }
 
-/// The stub of a site. `here`: its address; `site_at`: the site's; `original`: the replaced bytes.
-fn stub(here: usize, site_at: usize, site: &Site, original: &[u8], entry: usize) -> Vec<u8> {
-    let mut code = Vec::with_capacity(STUB);
-    if site.loads.is_some() {
-        code.extend_from_slice(&original[..5]);
+/// A piece of code, put together without memory from the heap: there are hundreds at every start.
+struct Code<const N: usize> {
+    bytes: [u8; N],
+    len: usize,
+}
+
+impl<const N: usize> Code<N> {
+    /// `N` times the filler.
+    fn new(filler: u8) -> Self {
+        Self {
+            bytes: [filler; N],
+            len: 0,
+        }
     }
-    code.extend_from_slice(&[0x48, 0x8d, 0x64, 0x24, 0x80]); // lea rsp, [rsp - 128]: beyond the red zone
-    code.extend_from_slice(&[0x49, 0xbb]); // movabs r11, entry
-    code.extend_from_slice(&(entry as u64).to_le_bytes());
-    code.extend_from_slice(&[0x41, 0xff, 0xd3]); // call r11
-    code.extend_from_slice(&[0x48, 0x8d, 0xa4, 0x24, 0x80, 0, 0, 0]); // lea rsp, [rsp + 128]
-    code.extend_from_slice(&[0x45, 0x85, 0xdb]); // test r11d, r11d
-    code.extend_from_slice(&[0x74, 0x02]); // je over the call
-    code.extend_from_slice(&[0x0f, 0x05]); // syscall
-    code.extend_from_slice(&original[original.len() - site.tail..]);
-    code.push(0xe9); // jmp behind the site
-    let next = here + code.len() + 4;
+
+    fn add(&mut self, bytes: &[u8]) {
+        self.bytes[self.len..self.len + bytes.len()].copy_from_slice(bytes);
+        self.len += bytes.len();
+    }
+}
+
+/// The stub of a site. `here`: its address; `site_at`: the site's; `original`: the replaced bytes.
+fn stub(here: usize, site_at: usize, site: &Site, original: &[u8], entry: usize) -> Code<STUB> {
+    let mut code = Code::new(0xcc); // int3
+    if site.loads.is_some() {
+        code.add(&original[..5]);
+    }
+    code.add(&[0x48, 0x8d, 0x64, 0x24, 0x80]); // lea rsp, [rsp - 128]: beyond the red zone
+    code.add(&[0x49, 0xbb]); // movabs r11, entry
+    code.add(&(entry as u64).to_le_bytes());
+    code.add(&[0x41, 0xff, 0xd3]); // call r11
+    code.add(&[0x48, 0x8d, 0xa4, 0x24, 0x80, 0, 0, 0]); // lea rsp, [rsp + 128]
+    code.add(&[0x45, 0x85, 0xdb]); // test r11d, r11d
+    code.add(&[0x74, 0x02]); // je over the call
+    code.add(&[0x0f, 0x05]); // syscall
+    code.add(&original[original.len() - site.tail..]);
+    code.add(&[0xe9]); // jmp behind the site
+    let next = here + code.len + 4;
     let back = (site_at + site.len).wrapping_sub(next) as u32;
-    code.extend_from_slice(&back.to_le_bytes());
-    debug_assert!(code.len() <= STUB);
+    code.add(&back.to_le_bytes());
+    code
+}
+
+/// The jump that takes the place of a site, to its stub.
+fn jump(here: usize, site_at: usize) -> Code<SITE> {
+    let mut code = Code::new(0x90); // nop
+    code.add(&[0xe9]);
+    code.add(&(here.wrapping_sub(site_at + 5) as u32).to_le_bytes());
     code
 }
 
@@ -182,26 +212,23 @@ pub unsafe fn patch(
     }
     let len = (sites.len() * STUB).next_multiple_of(PAGE);
     let stubs = map_near(library.start, len)?;
-    let mut jumps = Vec::with_capacity(sites.len());
     for (i, site) in sites.iter().enumerate() {
         let (here, site_at) = (stubs + i * STUB, library.start + site.start);
         let original = &code[site.start..site.start + site.len];
-        let bytes = stub(here, site_at, site, original, entry);
+        let stub = stub(here, site_at, site, original, entry);
         // SAFETY: the stub's part of the memory mapped above, still writable.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), here as *mut u8, bytes.len()) };
-        let mut jump = vec![0x90_u8; site.len];
-        jump[0] = 0xe9;
-        jump[1..5].copy_from_slice(&(here.wrapping_sub(site_at + 5) as u32).to_le_bytes());
-        jumps.push((site_at, jump));
+        unsafe { std::ptr::copy_nonoverlapping(stub.bytes.as_ptr(), here as *mut u8, STUB) };
     }
     if !protect(stubs, len, read | exec) {
         // SAFETY: no site jumps there yet.
         unsafe { kernel::call(libc::SYS_munmap as usize, [stubs, len, 0, 0, 0, 0]) };
         return None;
     }
-    for (site_at, jump) in &jumps {
+    for (i, site) in sites.iter().enumerate() {
+        let site_at = library.start + site.start;
+        let jump = jump(stubs + i * STUB, site_at);
         // SAFETY: inside the segment, made writable above; no thread runs it, as the caller promises.
-        unsafe { std::ptr::copy_nonoverlapping(jump.as_ptr(), *site_at as *mut u8, jump.len()) };
+        unsafe { std::ptr::copy_nonoverlapping(jump.bytes.as_ptr(), site_at as *mut u8, site.len.min(SITE)) };
     }
     drop(done);
     Some(sites.len())
