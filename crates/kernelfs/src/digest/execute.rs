@@ -287,6 +287,10 @@ impl PlanExecutor<'_, '_> {
         pieces: &[(u64, WriteData<'_>)],
         target: DataTarget,
     ) -> Result<(), CommitFailure> {
+        // One look at the inode, not one for each piece: few files share blocks.
+        if !self.tx.has_shared_blocks(ino)? {
+            return Ok(());
+        }
         let mut rest = pieces;
         while let Some((start, _)) = rest.first() {
             let mut end = *start;

@@ -131,6 +131,7 @@ impl<'s> TxState<'s> {
         let queue = &mut self.in_place;
         if queue.bytes.is_empty() {
             queue.bytes = std::mem::take(&mut self.writer.in_place_room);
+            queue.blocks.reserve(IN_PLACE_BYTES_MAX / BLOCK_SIZE);
         }
         let (start, end) = (queue.used, queue.used + data.len());
         if queue.bytes.len() < end {

@@ -78,6 +78,15 @@ impl Tx<'_> {
 }
 
 impl Tx<'_> {
+    /// Whether any block of a file is shared.
+    ///
+    /// # Errors
+    /// `NoInode`, `WrongKind`, or damage.
+    pub fn has_shared_blocks(&self, ino: Ino) -> Result<bool> {
+        let root = file_root(&self.core.reader().get(ino)?)?;
+        Ok(ExtentTree::of(ino).counts(&root)?.shared != 0)
+    }
+
     /// Returns the number of shared runs in which blocks of a file lie, at most `max`.
     ///
     /// # Errors
@@ -85,9 +94,6 @@ impl Tx<'_> {
     pub fn shared_runs(&self, ino: Ino, blocks: Range<FileBlock>, max: usize) -> Result<usize> {
         let reader = self.core.reader();
         let root = file_root(&reader.get(ino)?)?;
-        if ExtentTree::of(ino).counts(&root)?.shared == 0 {
-            return Ok(0);
-        }
         let (mut runs, mut at) = (0, blocks.start.0);
         while runs < max {
             let found = reader.extents(ino, &root, at, blocks.end.0, 64)?;
