@@ -25,6 +25,11 @@ pub trait Clock: Send + Sync {
         since_start()
     }
 
+    /// Monotonic time in nanoseconds, to measure a transfer by. Stands still where a test's clock does.
+    fn monotonic_ns(&self) -> u64 {
+        self.monotonic_ms().saturating_mul(1_000_000)
+    }
+
     /// Lets other threads run for `time` or less. A thread that waits for another thread's progress checks
     /// for it, pauses, and checks again.
     fn pause(&self, time: Duration) {
@@ -64,6 +69,11 @@ impl Clock for SystemClock {
     fn monotonic_ms(&self) -> u64 {
         let now = clock_gettime(ClockId::Monotonic);
         (now.tv_sec as u64).saturating_mul(1000) + now.tv_nsec as u64 / 1_000_000
+    }
+
+    fn monotonic_ns(&self) -> u64 {
+        let now = clock_gettime(ClockId::Monotonic);
+        (now.tv_sec as u64).saturating_mul(1_000_000_000) + now.tv_nsec as u64
     }
 }
 

@@ -1,12 +1,13 @@
 //! Faults of a medium since it was opened: errors, want of space, slow transfers, and damage that others
 //! found on it. Counts them and keeps the last of each; decides nothing. Wrappers count the transfers that
-//! pass through them.
+//! pass through them, and tell an observer when each begins and ends.
 
 use parking_lot::Mutex;
 use rustix::time::{ClockId, clock_gettime};
+use std::fmt;
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::error::MediaError;
@@ -74,9 +75,38 @@ impl Tally {
     }
 }
 
+/// Least length of a transfer of a region that is shown to an observer, in bytes.
+const SHOWN_BYTES: usize = 4096;
+/// Of a region's transfers of that length one in so many is shown: copying a block takes not much longer than
+/// reading the time.
+pub const SHOWN_OF: u32 = 64;
+
+/// Reads or writes of a medium that one call has begun together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Transfer {
+    /// It reads; otherwise it writes.
+    pub reading: bool,
+    /// Ranges.
+    pub parts: u32,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+/// Learns of transfers: all those of a block device, and one in [`SHOWN_OF`] of a region. Called by the
+/// threads that transfer, so it must be quick.
+pub trait Observer: Send + Sync {
+    /// A transfer begins. Returns the time.
+    fn begins(&self) -> u64;
+
+    /// A transfer has ended that began at `begun`.
+    fn ends(&self, begun: u64, transfer: Transfer, failed: bool);
+}
+
 /// Counters of one medium. Share it in an `Arc`.
-#[derive(Debug)]
 pub struct MediaStats {
+    observer: OnceLock<Arc<dyn Observer>>,
+    /// Transfers of a region that could have been shown.
+    regular: AtomicU64,
     /// [`Tally::longest`], in milliseconds. A transfer that is neither longer nor slow takes no lock.
     longest_ms: AtomicU64,
     slow_ms: AtomicU64,
@@ -86,10 +116,21 @@ pub struct MediaStats {
 impl Default for MediaStats {
     fn default() -> Self {
         Self {
+            observer: OnceLock::new(),
+            regular: AtomicU64::new(0),
             longest_ms: AtomicU64::new(0),
             slow_ms: AtomicU64::new(SLOW.as_millis() as u64),
             tally: Mutex::default(),
         }
+    }
+}
+
+impl fmt::Debug for MediaStats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MediaStats")
+            .field("longest_ms", &self.longest_ms)
+            .field("tally", &self.tally)
+            .finish_non_exhaustive()
     }
 }
 
@@ -121,6 +162,50 @@ impl MediaStats {
     /// Sets the duration from which a transfer counts as slow.
     pub fn set_slow(&self, from: Duration) {
         self.slow_ms.store(from.as_millis() as u64, Ordering::Relaxed);
+    }
+
+    /// Shows transfers to an observer from this call on. Only the first call counts.
+    pub fn set_observer(&self, observer: Arc<dyn Observer>) {
+        let _ = self.observer.set(observer);
+    }
+
+    /// Runs a transfer, and shows it to the observer.
+    #[inline]
+    fn shown<T>(
+        &self,
+        transfer: Transfer,
+        run: impl FnOnce() -> Result<T, MediaError>,
+    ) -> Result<T, MediaError> {
+        let Some(observer) = self.observer.get() else {
+            return run();
+        };
+        let begun = observer.begins();
+        let result = run();
+        observer.ends(begun, transfer, result.is_err());
+        result
+    }
+
+    /// As [`shown`](Self::shown), for some of the transfers only.
+    #[inline]
+    fn shown_rarely<T>(
+        &self,
+        reading: bool,
+        bytes: usize,
+        run: impl FnOnce() -> Result<T, MediaError>,
+    ) -> Result<T, MediaError> {
+        let is_rare = || {
+            let before = self.regular.fetch_add(1, Ordering::Relaxed);
+            before.is_multiple_of(SHOWN_OF.into())
+        };
+        if bytes < SHOWN_BYTES || self.observer.get().is_none() || !is_rare() {
+            return run();
+        }
+        let transfer = Transfer {
+            reading,
+            parts: 1,
+            bytes: bytes as u64,
+        };
+        self.shown(transfer, run)
     }
 
     /// Returns the current counts.
@@ -246,13 +331,18 @@ impl Region for CountingRegion {
 
     fn read(&self, off: u64, out: &mut [u8]) -> Result<(), MediaError> {
         let place = (off, out.len() as u64);
-        self.stats.over(true, "read", place, || self.inner.read(off, out))
+        self.stats.over(true, "read", place, || {
+            self.stats
+                .shown_rarely(true, out.len(), || self.inner.read(off, out))
+        })
     }
 
     fn read_shared(&self, off: u64, out: &mut [u8]) -> Result<(), MediaError> {
         let place = (off, out.len() as u64);
-        self.stats
-            .over(true, "read", place, || self.inner.read_shared(off, out))
+        self.stats.over(true, "read", place, || {
+            self.stats
+                .shown_rarely(true, out.len(), || self.inner.read_shared(off, out))
+        })
     }
 
     fn is_mapped(&self) -> bool {
@@ -261,14 +351,18 @@ impl Region for CountingRegion {
 
     fn write(&self, off: u64, src: &[u8]) -> Result<(), MediaError> {
         let place = (off, src.len() as u64);
-        self.stats
-            .over(false, "write", place, || self.inner.write(off, src))
+        self.stats.over(false, "write", place, || {
+            self.stats
+                .shown_rarely(false, src.len(), || self.inner.write(off, src))
+        })
     }
 
     fn write_crc(&self, off: u64, src: &[u8], seed: u32) -> Result<u32, MediaError> {
         let place = (off, src.len() as u64);
-        self.stats
-            .over(false, "write", place, || self.inner.write_crc(off, src, seed))
+        self.stats.over(false, "write", place, || {
+            self.stats
+                .shown_rarely(false, src.len(), || self.inner.write_crc(off, src, seed))
+        })
     }
 
     fn is_written_by_calls(&self) -> bool {
@@ -340,13 +434,26 @@ impl BlockDevice for CountingDevice {
 
     fn read(&self, off: u64, out: &mut [u8]) -> Result<(), MediaError> {
         let place = (off, out.len() as u64);
-        self.stats.over(true, "read", place, || self.inner.read(off, out))
+        let transfer = Transfer {
+            reading: true,
+            parts: 1,
+            bytes: place.1,
+        };
+        self.stats.over(true, "read", place, || {
+            self.stats.shown(transfer, || self.inner.read(off, out))
+        })
     }
 
     fn write(&self, off: u64, src: &[u8]) -> Result<(), MediaError> {
         let place = (off, src.len() as u64);
-        self.stats
-            .over(false, "write", place, || self.inner.write(off, src))
+        let transfer = Transfer {
+            reading: false,
+            parts: 1,
+            bytes: place.1,
+        };
+        self.stats.over(false, "write", place, || {
+            self.stats.shown(transfer, || self.inner.write(off, src))
+        })
     }
 
     fn flush(&self) -> Result<(), MediaError> {
@@ -362,16 +469,28 @@ impl BlockDevice for CountingDevice {
         let place = parts
             .first()
             .map_or((0, 0), |(off, out)| (*off, out.len() as u64));
-        self.stats
-            .over(true, "read", place, || self.inner.read_batch(parts))
+        let transfer = Transfer {
+            reading: true,
+            parts: parts.len() as u32,
+            bytes: parts.iter().map(|(_, out)| out.len() as u64).sum(),
+        };
+        self.stats.over(true, "read", place, || {
+            self.stats.shown(transfer, || self.inner.read_batch(parts))
+        })
     }
 
     fn write_batch(&self, parts: &[(u64, &[u8])]) -> Result<(), MediaError> {
         let place = parts
             .first()
             .map_or((0, 0), |(off, src)| (*off, src.len() as u64));
-        self.stats
-            .over(false, "write", place, || self.inner.write_batch(parts))
+        let transfer = Transfer {
+            reading: false,
+            parts: parts.len() as u32,
+            bytes: parts.iter().map(|(_, src)| src.len() as u64).sum(),
+        };
+        self.stats.over(false, "write", place, || {
+            self.stats.shown(transfer, || self.inner.write_batch(parts))
+        })
     }
 
     fn state(&self) -> DeviceState {
