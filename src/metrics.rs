@@ -15,6 +15,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
+use varve_kernelfs::placement::DeviceFigures;
 use varve_kernelfs::{MediumStatus, SessionStatus, TierStatus};
 
 /// Time for a scraper to send its request and to read the answer.
@@ -182,6 +183,7 @@ fn text(look: Option<&Look>) -> String {
     if let Some(look) = look {
         pool_metrics(&mut page, look);
         tier_metrics(&mut page, look);
+        device_metrics(&mut page, look);
         medium_metrics(&mut page, look);
         session_metrics(&mut page, look);
         lease_metrics(&mut page, look);
@@ -331,6 +333,72 @@ fn tier_metrics(page: &mut Page, look: &Look) {
         "tier_moved_out_bytes",
         "Moved away to other tiers",
         of(&|t| t.moved_out_bytes),
+    );
+}
+
+/// Adds the measured speed of the tiers' devices.
+fn device_metrics(page: &mut Page, look: &Look) {
+    let [mut all, mut by_size, mut service, mut samples] = [const { Rows::new() }; 4];
+    for tier in &look.status.tiers {
+        for (op, figures) in [("read", &tier.figures.read), ("write", &tier.figures.write)] {
+            let labels = [("tier", tier.tier.as_str()), ("op", op)];
+            let labels: Labels = labels.map(|(name, value)| (name.into(), value.into())).into();
+            all.extend(figures.response_ns.map(|ns| (labels.clone(), ns)));
+            service.push((labels.clone(), figures.service_ns));
+            samples.push((labels.clone(), figures.samples));
+            for size in &figures.by_size {
+                let up_to = size.up_to_bytes.map_or("+Inf".into(), |bytes| bytes.to_string());
+                let labels = [&labels[..], &[("up_to_bytes".into(), up_to)]].concat();
+                by_size.push((labels, size.response_ns));
+            }
+        }
+    }
+    page.gauge(
+        "tier_response_nanoseconds",
+        "Average time of a request of the daemon; left out before the first",
+        all,
+    );
+    page.gauge(
+        "tier_response_by_size_nanoseconds",
+        "The same by size, for sizes that were measured",
+        by_size,
+    );
+    page.gauge(
+        "tier_service_nanoseconds",
+        "Learned work of a request of 4 KiB, without its wait for others",
+        service,
+    );
+    page.counter("tier_requests_measured", "Requests that were measured", samples);
+    let of = |f: &dyn Fn(&DeviceFigures) -> u64| -> Rows {
+        let tiers = look.status.tiers.iter();
+        tiers
+            .map(|tier| (vec![("tier".to_owned(), tier.tier.clone())], f(&tier.figures)))
+            .collect()
+    };
+    page.gauge(
+        "tier_requests_in_flight_thousandths",
+        "Average number of requests under way, in thousandths",
+        of(&|figures| figures.depth_thousandths),
+    );
+    page.gauge(
+        "tier_requests_in_flight",
+        "Requests under way at the moment",
+        of(&|figures| figures.queue.into()),
+    );
+    page.gauge(
+        "tier_requests_per_second",
+        "Average number of requests of the daemon",
+        of(&|figures| figures.requests_per_s),
+    );
+    page.gauge(
+        "tier_busy_thousandths",
+        "Average share of time that the device is at work, in thousandths",
+        of(&|figures| figures.busy_thousandths),
+    );
+    page.gauge(
+        "tier_throughput_bytes_per_second",
+        "Average throughput of the daemon's requests",
+        of(&|figures| figures.bytes_per_s),
     );
 }
 

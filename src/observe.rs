@@ -165,7 +165,14 @@ pub fn example() -> Look {
             "tier": "nvm", "device": "file nvm.img", "capacity_bytes": 1 << 30, "used_bytes": 1 << 28,
             "pending_bytes": 4096,
             "state": "ok", "read_bytes": 1 << 20, "written_bytes": 1 << 21, "moved_in_bytes": 0,
-            "moved_out_bytes": 8192
+            "moved_out_bytes": 8192,
+            "figures": {
+                "read": { "response_ns": 81_500, "service_ns": 900, "samples": 12,
+                          "by_size": [{ "up_to_bytes": 4096, "response_ns": 640 }] },
+                "write": { "response_ns": null, "service_ns": 1100, "samples": 0, "by_size": [] },
+                "queue": 2, "depth_thousandths": 1500, "busy_thousandths": 120, "bytes_per_s": 4096,
+                "requests_per_s": 31
+            }
         }],
         "media": media,
         "reserved_blocks": 16, "inodes_used": 3, "inodes_free": 100,

@@ -12,6 +12,7 @@ use std::fmt::Write;
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 use varve_kernelfs::WaitStatus;
+use varve_kernelfs::placement::DirectionFigures;
 use varve_kernelfs::pool::size::show;
 
 /// `varve top`.
@@ -112,6 +113,7 @@ fn render(pool: &str, look: &Look, rates: Option<&Rates>) -> String {
     let mut text = String::new();
     put_pool(&mut text, pool, look, rates);
     put_tiers(&mut text, look, rates);
+    put_devices(&mut text, look);
     put_sessions(&mut text, look, rates);
     put_waits(&mut text, look);
     text
@@ -183,6 +185,42 @@ fn put_tiers(text: &mut String, look: &Look, rates: Option<&Rates>) {
             } else {
                 format!("  {}", tier.state)
             }
+        ));
+    }
+}
+
+/// Formats a time, for people.
+fn time(ns: u64) -> String {
+    let ns = ns as f64;
+    match ns {
+        ns if ns < 1e3 => format!("{ns:.0} ns"),
+        ns if ns < 1e6 => format!("{:.1} µs", ns / 1e3),
+        ns => format!("{:.1} ms", ns / 1e6),
+    }
+}
+
+/// Prints what each tier's device is measured to do.
+fn put_devices(text: &mut String, look: &Look) {
+    let mut put = |line: String| {
+        let _ = writeln!(text, "{line}");
+    };
+    put(String::new());
+    put("tier    read in   4 KiB in   write in   4 KiB in   queue   busy    requests".into());
+    for tier in &look.status.tiers {
+        let figures = &tier.figures;
+        let of = |direction: &DirectionFigures| {
+            let small = direction.by_size.first();
+            let small = small.filter(|size| size.up_to_bytes == Some(4096));
+            [direction.response_ns, small.map(|size| size.response_ns)].map(|ns| ns.map_or_else(dash, time))
+        };
+        let [read, read_small] = of(&figures.read);
+        let [write, write_small] = of(&figures.write);
+        put(format!(
+            "{:<5} {read:>9} {read_small:>10} {write:>10} {write_small:>10} {:>7.1} {:>5}% {:>9}/s",
+            tier.tier,
+            figures.depth_thousandths as f64 / 1e3,
+            figures.busy_thousandths / 10,
+            figures.requests_per_s
         ));
     }
 }
@@ -291,6 +329,7 @@ mod tests {
             "5.0 MiB/s",
             "redis",
             "25%",
+            "81.5 µs     640 ns          -          -     1.5    12%        31/s",
             "waits    session 5 for inode 33 (write) since 120 ms; session 4 (redis) has it (write, asked \
             back 118 ms ago)",
             "job      nvm to ssd: cold data",

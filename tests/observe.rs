@@ -13,6 +13,7 @@ use std::process::{Child, Stdio};
 use std::sync::Arc;
 use varve_ipc::{ClientKind, Cred, Hello, LeaseMode, Link, PROTOCOL_VERSION, Request, Want};
 use varve_libfs::{Fs, FsOptions, OpenFlags, SocketConnector};
+use varve_media::emulated::DiskModel;
 
 /// A process that ends with the test.
 struct Running(Child);
@@ -179,20 +180,73 @@ fn top_metrics_and_debug_session_say_what_status_says() {
     fs.unmount().unwrap();
 }
 
+/// Of an emulated device the times are known: no request is faster.
+#[test]
+fn response_times_of_a_device_are_those_that_it_has() {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = dir.path().join("pool");
+    let _live = mkfs(&pool);
+    set(
+        &pool,
+        "emulate = [\"ssd\"]\nplacement_high_percent = 20\nplacement_low_percent = 10",
+    );
+    let _serve = serve(&pool, &[]);
+    let (fs, me) = (mount(&pool), Cred::root());
+    let key = fs
+        .create(fs.root(), b"f", libc::S_IFREG | 0o644, 0, &me)
+        .unwrap()
+        .key;
+    let flags = OpenFlags {
+        read: true,
+        write: true,
+        ..OpenFlags::default()
+    };
+    let file = fs.open(key, flags, &me).unwrap();
+    // More than NVM takes below its mark.
+    for at in 0..24 {
+        file.write_at(at << 18, &[7; 256 << 10], &me).unwrap();
+        run_ok(varve().arg("digest").arg(&pool));
+    }
+    let ssd = || json(varve().args(["status", "--json"]).arg(&pool))["tiers"][1].clone();
+    wait_until("data on the SSD", || {
+        ssd()["written_bytes"].as_u64().unwrap() > 1 << 20
+    });
+    for at in 0..24 {
+        assert_eq!(file.read_at(at << 18, &mut [0; 4096]).unwrap(), 4096);
+    }
+    let (figures, model) = (ssd()["figures"].clone(), DiskModel::SSD);
+    for (op, least_ns) in [("read", model.read_latency_ns), ("write", model.write_latency_ns)] {
+        let response_ns = figures[op]["response_ns"].as_u64().unwrap();
+        assert!(response_ns >= least_ns, "{op}: {figures}");
+    }
+    let text = text_of(varve().arg("metrics").arg(&pool));
+    let read_ns = metric(&text, "varve_tier_response_nanoseconds{tier=\"ssd\",op=\"read\"}");
+    assert!(read_ns >= model.read_latency_ns, "{text}");
+    let screen = text_of(varve().args(["top", "--once", "--interval", "0.1"]).arg(&pool));
+    assert!(screen.contains("read in") && screen.contains(" µs"), "{screen}");
+    drop(file);
+    fs.unmount().unwrap();
+}
+
+/// Adds lines to the daemon's settings.
+fn set(pool: &Path, lines: &str) {
+    let toml = pool.join("varve.toml");
+    let text = std::fs::read_to_string(&toml).unwrap();
+    let text = if text.contains("[daemon]") {
+        text.replace("[daemon]", &format!("[daemon]\n{lines}"))
+    } else {
+        format!("{text}\n[daemon]\n{lines}\n")
+    };
+    std::fs::write(&toml, text).unwrap();
+}
+
 #[test]
 fn waiting_session_and_who_keeps_it_are_named() {
     let dir = tempfile::tempdir().unwrap();
     let pool = dir.path().join("pool");
     let _live = mkfs(&pool);
     // A holder that does not answer keeps its lease for that long.
-    let toml = pool.join("varve.toml");
-    let text = std::fs::read_to_string(&toml).unwrap();
-    let text = if text.contains("[daemon]") {
-        text.replace("[daemon]", "[daemon]\nlease_ms = 30000")
-    } else {
-        text + "\n[daemon]\nlease_ms = 30000\n"
-    };
-    std::fs::write(&toml, text).unwrap();
+    set(&pool, "lease_ms = 30000");
     let _serve = serve(&pool, &[]);
     // A client that takes a lease and never answers.
     let hello = Hello {

@@ -11,6 +11,7 @@ use crate::ops::recovery::Recovery;
 use crate::ops::sharing::Sharing;
 use crate::ops::teardown::Teardown;
 use crate::placement::jobs::Placer;
+use crate::placement::meter::Meters;
 use crate::session::table::{SessionTable, Sessions};
 use crate::user_segments::Segments;
 use std::sync::Arc;
@@ -79,6 +80,7 @@ pub(crate) fn open(parts: Parts) -> Result<KernelFs, KernelError> {
         Err(error) if error.is_device() => LeaseNo(1),
         Err(error) => return Err(error.into()),
     };
+    let meters = Meters::of(&store, &clock);
     let kernel = KernelFs {
         sessions: Sessions::new(SessionTable::new(Table::new(limits, first_lease))),
         env: Env {
@@ -93,7 +95,7 @@ pub(crate) fn open(parts: Parts) -> Result<KernelFs, KernelError> {
         },
         store,
         logs,
-        placer: Placer::new(placement, rules, high_percent.into()),
+        placer: Placer::new(placement, rules, high_percent.into(), meters),
         segments: Segments::default(),
         health: Health::default(),
         counters: Counters::default(),

@@ -171,6 +171,7 @@ impl<'k> Mover<'k> {
         let Some(_turn) = self.placer.turn.try_lock() else {
             return 0;
         };
+        self.placer.meters.tick();
         let catalog = StoreCatalog(self.store);
         let space = self.store.space();
         let mut jobs = self.placer.pins.plan(&space, &catalog, self.step_blocks);

@@ -4,8 +4,8 @@ use crate::counters::Counters;
 use crate::health::{Health, LogsStatus, MediumStatus};
 use crate::kernel::{Env, KernelFs};
 use crate::leases::{LeaseDetail, WaitStatus};
-use crate::placement::PlacementStatus;
 use crate::placement::jobs::Placer;
+use crate::placement::{DeviceFigures, PlacementStatus};
 use crate::session::table::{Phase, SessionEntry, SessionTable, Sessions};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -44,6 +44,9 @@ pub struct TierStatus {
     /// Moved away to other tiers since the daemon started, in bytes.
     #[serde(default)]
     pub moved_out_bytes: u64,
+    /// Measured speed of its device.
+    #[serde(default)]
+    pub figures: DeviceFigures,
 }
 
 /// One session.
@@ -278,6 +281,7 @@ impl<'k> View<'k> {
                 written_bytes: io[tier as usize].written_bytes,
                 moved_in_bytes: get(&self.placer.moved_in[tier as usize]) * block,
                 moved_out_bytes: get(&self.placer.moved_out[tier as usize]) * block,
+                figures: DeviceFigures::of(self.placer.meters.tier(tier)),
             });
         }
         tiers

@@ -1,6 +1,7 @@
 //! The policy in use, its jobs for operators, and the numbers of moved blocks. Moves nothing (`ops::migrate`
 //! does).
 
+use super::meter::Meters;
 use super::walk::Walk;
 use super::{Cause, Pins, Placement};
 use crate::bell::Bell;
@@ -67,11 +68,13 @@ pub(crate) struct Placer {
     pub(crate) moved_in: [AtomicU64; 3],
     pub(crate) moved_out: [AtomicU64; 3],
     pub(crate) bell: Bell,
+    /// What the tiers' devices are measured to do.
+    pub(crate) meters: Meters,
 }
 
 impl Placer {
     /// Tiers take pinned data until they are `high` percent full.
-    pub(crate) fn new(policy: Box<dyn Placement>, rules: Option<Rules>, high: u64) -> Self {
+    pub(crate) fn new(policy: Box<dyn Placement>, rules: Option<Rules>, high: u64, meters: Meters) -> Self {
         Self {
             policy,
             pins: Pins::new(high),
@@ -83,6 +86,7 @@ impl Placer {
             moved_in: Default::default(),
             moved_out: Default::default(),
             bell: Bell::default(),
+            meters,
         }
     }
 

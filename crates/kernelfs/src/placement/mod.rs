@@ -5,11 +5,13 @@
 mod heat;
 mod hierarchy;
 pub(crate) mod jobs;
+pub(crate) mod meter;
 mod pins;
 pub(crate) mod walk;
 
 pub use hierarchy::{Hierarchy, Marks};
 pub use jobs::PlacementStatus;
+pub use meter::{DeviceFigures, DirectionFigures, SizeFigures};
 pub use pins::{PinnedFiles, Pins};
 
 use serde::{Deserialize, Serialize};
