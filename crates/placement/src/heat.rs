@@ -133,6 +133,11 @@ impl Heat {
 
     /// Counts an access.
     pub fn count(&mut self, access: &Access) {
+        self.count_times(access, 1);
+    }
+
+    /// Counts equal accesses.
+    pub fn count_times(&mut self, access: &Access, times: u16) {
         let (at, slot) = (self.place_or_make(access.unit), access.unit.index % GROUP);
         let wide = access.is_wide(self.unit);
         let group = &mut self.groups[at];
@@ -144,11 +149,11 @@ impl Heat {
             Op::Read => 0,
             Op::Write => 1,
         };
-        if counts[op] == u16::MAX {
+        if counts[op].checked_add(times).is_none() {
             // Only the ratio matters: both are halved.
             *counts = counts.map(|count| count / 2);
         }
-        counts[op] += 1;
+        counts[op] = counts[op].saturating_add(times);
     }
 
     /// Counters of a unit; zeros if it is not remembered.

@@ -36,8 +36,10 @@ pub struct Place {
     pub second: Option<DeviceId>,
     /// The reason why it must not move, if any.
     pub hold: Option<Hold>,
-    /// Time of its arrival here, in the driver's milliseconds.
+    /// Time of its arrival here, in the driver's milliseconds; 0: not known.
     pub since_ms: u64,
+    /// The device that its last move took it from, if known.
+    pub came_from: Option<DeviceId>,
 }
 
 impl Place {
@@ -47,11 +49,11 @@ impl Place {
         self.device == device || self.second == Some(device)
     }
 
-    /// The device of its other copy.
+    /// The device of its other copy, if one is on `device`.
     #[must_use]
     pub fn other_than(&self, device: DeviceId) -> Option<DeviceId> {
-        let copies = [Some(self.device), self.second];
-        copies.into_iter().flatten().find(|copy| *copy != device)
+        let second = self.second.filter(|_| self.is_on(device))?;
+        Some(if second == device { self.device } else { second })
     }
 
     /// The hold that prevents a step of this cause, if any. Planners and drivers both call this, so that no
@@ -102,14 +104,23 @@ impl fmt::Display for Hold {
     }
 }
 
+/// Units found on a device.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Found {
+    /// Units with a copy there, or a part of them.
+    pub units: Vec<UnitId>,
+    /// Where to continue; `None`: there are no more.
+    pub next: Option<UnitId>,
+}
+
 /// The places of units. Several calls do not see one consistent state: the mover drops a move if its unit is
 /// not at the place that the plan assumed.
 pub trait Catalog {
     /// Returns the place of a unit; `None` if it has no data.
     fn place(&self, unit: UnitId) -> Option<Place>;
 
-    /// Returns at most `most` units with a copy on a device, in the order of their names, after `after`.
-    fn units_on(&self, device: DeviceId, after: Option<UnitId>, most: usize) -> Vec<UnitId>;
+    /// Returns units with a copy on a device, about `most` of them, from where an earlier call has ended.
+    fn units_on(&self, device: DeviceId, after: Option<UnitId>, most: usize) -> Found;
 }
 
 /// All state that a policy may read.
@@ -123,6 +134,9 @@ pub struct View<'v> {
     pub heat: &'v Heat,
     /// Places of units.
     pub catalog: &'v dyn Catalog,
+    /// The fill above which a device gets no more data while another has room. [`FULL`], unless an operator
+    /// wants another.
+    pub full: f64,
 }
 
 impl<'v> View<'v> {
@@ -132,21 +146,43 @@ impl<'v> View<'v> {
         &self.devices[id.index()]
     }
 
+    /// A device's name.
+    #[must_use]
+    pub fn name(&self, id: DeviceId) -> &'v str {
+        &self.device(id).name
+    }
+
     /// Bytes of a unit.
     #[must_use]
     pub const fn unit_bytes(&self) -> u64 {
         self.heat.unit().bytes()
     }
 
-    /// Whether a device has room for one more unit and is at most [`FULL`] afterwards.
+    /// Whether a device has room for one more unit and is not full afterwards.
     #[must_use]
     pub fn takes_unit(&self, id: DeviceId) -> bool {
+        self.takes(id, self.unit_bytes())
+    }
+
+    /// As [`takes_unit`](Self::takes_unit), for `bytes`.
+    #[must_use]
+    pub fn takes(&self, id: DeviceId, bytes: u64) -> bool {
         let device = self.device(id);
-        device.state.takes_new() && device.has_room(self.unit_bytes(), FULL)
+        device.state.takes_new() && device.has_room(bytes, self.full)
+    }
+
+    /// Bytes that a device takes until it is full.
+    #[must_use]
+    pub fn room_bytes(&self, device: &DeviceView) -> u64 {
+        if !device.state.takes_new() {
+            return 0;
+        }
+        let kept = (device.total_bytes as f64 * (1.0 - self.full)) as u64;
+        device.free_bytes.saturating_sub(kept)
     }
 }
 
-/// The fill above which a device gets no more data while another has room (95 %, Strata).
+/// The usual [`View::full`] (95 %, Strata).
 pub const FULL: f64 = 0.95;
 
 /// The chosen device for new data.
@@ -308,7 +344,8 @@ fn best_target<K: PartialOrd>(new: &NewData, view: &View<'_>, key: impl Fn(&Devi
         best.map(|(_, id)| id)
     };
     let wanted = |device: &&DeviceView| new.tier.is_none_or(|tier| device.tier == tier);
-    let fits = |device: &&DeviceView| view.takes_unit(device.id);
+    let bytes = view.unit_bytes().max(new.bytes.into());
+    let fits = |device: &&DeviceView| view.takes(device.id, bytes);
     let some = |device: &&DeviceView| device.state.takes_new() && device.free_bytes >= u64::from(new.bytes);
     least(&mut view.devices.iter().filter(wanted).filter(fits))
         .or_else(|| least(&mut view.devices.iter().filter(wanted).filter(some)))

@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex};
 use varve_placement::figures::{Figures, Service};
 use varve_placement::heat::Heat;
 use varve_placement::policy::{
-    Act, Balance, Budget, Catalog, Fixed, Hierarchy, Measured, Place, Plan, Policy, Step, Target, View,
+    Act, Balance, Budget, Catalog, FULL, Fixed, Found, Hierarchy, Measured, Place, Plan, Policy, Step,
+    Target, View,
 };
 use varve_placement::sim::device::Model;
 use varve_placement::sim::{Fault, Load, Options, Report, World, loads, models};
@@ -244,18 +245,20 @@ impl Catalog for Places {
             second: None,
             hold: None,
             since_ms: 0,
+            came_from: None,
         };
         self.0.get(&unit).map(place)
     }
-    fn units_on(&self, device: DeviceId, after: Option<UnitId>, most: usize) -> Vec<UnitId> {
+    fn units_on(&self, device: DeviceId, after: Option<UnitId>, most: usize) -> Found {
         let on = self
             .0
             .iter()
             .filter(|(_, on)| **on == device)
             .map(|(unit, _)| *unit);
-        on.filter(|unit| after.is_none_or(|after| *unit > after))
-            .take(most)
-            .collect()
+        let rest = on.filter(|unit| after.is_none_or(|after| *unit > after));
+        let units: Vec<_> = rest.take(most).collect();
+        let next = units.last().copied().filter(|_| units.len() == most);
+        Found { units, next }
     }
 }
 
@@ -274,9 +277,11 @@ impl Still {
     fn new(quick_free_bytes: u64) -> Self {
         let device = |id, free_bytes, us| DeviceView {
             id,
+            name: id.to_string().into(),
             tier: Tier::Ssd,
             total_bytes: 16 << 30,
             free_bytes,
+            pending_bytes: 0,
             state: DeviceState::Online,
             parallel: 1,
             queue: 0,
@@ -313,6 +318,7 @@ impl Still {
             devices: &self.devices,
             heat: &self.heat,
             catalog: &self.places,
+            full: FULL,
         }
     }
 

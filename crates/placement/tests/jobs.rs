@@ -50,7 +50,7 @@ fn evacuation_goes_on_after_crashes_and_empties_the_device() {
 #[test]
 fn job_says_what_each_unit_waits_for() {
     let mut world = world(60);
-    let units = world.view().catalog.units_on(SSD, None, 8);
+    let units = world.view().catalog.units_on(SSD, None, 8).units;
     units[..5]
         .iter()
         .for_each(|unit| world.map_mut().hold(*unit, Some(Hold::InUse { session: 12 })));
@@ -96,12 +96,12 @@ fn job_waits_for_a_full_target_and_says_how_full_it_is() {
 #[test]
 fn file_goes_to_the_tier_it_is_migrated_to_and_the_others_stay() {
     let mut world = world(60);
-    let key = world.view().catalog.units_on(DISK, None, 1)[0].key;
-    let others = world.view().catalog.units_on(DISK, None, usize::MAX);
+    let key = world.view().catalog.units_on(DISK, None, 1).units[0].key;
+    let others = world.view().catalog.units_on(DISK, None, usize::MAX).units;
     world.start_job(JobKind::Migrate { key, tier: Tier::Ssd });
     world.run_until(50);
     assert_eq!(world.jobs().jobs[0].state, JobState::Done);
-    let after = world.view().catalog.units_on(DISK, None, usize::MAX);
+    let after = world.view().catalog.units_on(DISK, None, usize::MAX).units;
     assert!(after.iter().all(|unit| unit.key != key));
     assert_eq!(after.len(), others.iter().filter(|unit| unit.key != key).count());
     assert!(world.jobs().jobs[0].moved_bytes > 0);
@@ -159,7 +159,7 @@ fn state_at_the_end(world: &mut World) -> JobState {
 }
 
 fn held(world: &mut World, hold: Hold) -> Vec<varve_placement::UnitId> {
-    let units = world.view().catalog.units_on(SSD, None, 5);
+    let units = world.view().catalog.units_on(SSD, None, 5).units;
     units
         .iter()
         .for_each(|unit| world.map_mut().hold(*unit, Some(hold)));
@@ -218,7 +218,7 @@ fn job_ends_when_nothing_more_can_move_and_says_what_is_left() {
 fn unit_with_a_copy_where_it_shall_go_only_loses_the_other() {
     for (at, to) in [(DISK, SSD), (SSD, DISK)] {
         let mut world = world(60);
-        let unit = world.view().catalog.units_on(at, None, 1)[0];
+        let unit = world.view().catalog.units_on(at, None, 1).units[0];
         assert!(world.map_mut().add_copy(unit, to));
         world.start_job(JobKind::Migrate {
             key: unit.key,
@@ -233,7 +233,7 @@ fn unit_with_a_copy_where_it_shall_go_only_loses_the_other() {
 #[test]
 fn copy_in_use_is_not_dropped() {
     let mut world = world(60);
-    let unit = world.view().catalog.units_on(SSD, None, 1)[0];
+    let unit = world.view().catalog.units_on(SSD, None, 1).units[0];
     assert!(world.map_mut().add_copy(unit, DISK));
     world.map_mut().hold(unit, Some(Hold::InUse { session: 12 }));
     world.set_state(SSD, DeviceState::Draining);
@@ -252,7 +252,7 @@ fn copy_in_use_is_not_dropped() {
 #[test]
 fn last_copy_that_can_be_read_is_not_dropped() {
     let mut world = world(60);
-    let unit = world.view().catalog.units_on(SSD, None, 1)[0];
+    let unit = world.view().catalog.units_on(SSD, None, 1).units[0];
     assert!(world.map_mut().add_copy(unit, DISK));
     world.set_state(SSD, DeviceState::Draining);
     world.set_state(DISK, DeviceState::Absent);
@@ -274,7 +274,7 @@ fn unit_that_comes_into_use_while_it_is_copied_stays() {
     });
     for second in 1..=30 {
         world.run_until(second);
-        let units = world.view().catalog.units_on(SSD, None, usize::MAX);
+        let units = world.view().catalog.units_on(SSD, None, usize::MAX).units;
         for unit in &units {
             world.map_mut().hold(*unit, Some(Hold::InUse { session: 12 }));
         }

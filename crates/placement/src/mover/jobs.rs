@@ -6,8 +6,8 @@
 //! time and loaded after a crash does all the remaining work: units whose moves were committed in between are
 //! no longer there and are not moved twice.
 
-use crate::policy::{Act, Budget, Cause, FULL, Place, Plan, Step, View, Waiting};
-use crate::{DeviceId, UnitId};
+use crate::policy::{Act, Budget, Cause, Found, Place, Plan, Step, View, Waiting};
+use crate::{DeviceId, DeviceView, UnitId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use varve_format::{InodeKey, Tier};
@@ -192,8 +192,7 @@ impl Job {
             return plan;
         }
         let (mut left, mut room) = (budget.bytes, Rooms::of(view));
-        let units = self.next_units(view);
-        let ended = units.len() < LOOKS;
+        let Found { units, next } = self.next_units(view);
         for unit in units {
             if left < view.unit_bytes() {
                 return plan;
@@ -204,8 +203,8 @@ impl Job {
                 plan.steps.push(step);
             }
         }
-        if ended {
-            self.cursor = None;
+        self.cursor = next;
+        if next.is_none() {
             self.stuck = std::mem::take(&mut self.passing);
             let (found, lasting) = (std::mem::take(&mut self.found), std::mem::take(&mut self.lasting));
             if found == lasting {
@@ -219,20 +218,21 @@ impl Job {
         plan
     }
 
-    fn next_units(&self, view: &View<'_>) -> Vec<UnitId> {
+    fn next_units(&self, view: &View<'_>) -> Found {
         match &self.kind {
             JobKind::Evacuate { device, .. } => view.catalog.units_on(*device, self.cursor, LOOKS),
             JobKind::Migrate { key, tier } => {
                 let after = self.cursor.or_else(|| before_file(*key));
                 let others = view.devices.iter().filter(|device| device.tier != *tier);
                 let mut units: Vec<_> = others
-                    .flat_map(|device| view.catalog.units_on(device.id, after, LOOKS))
+                    .flat_map(|device| view.catalog.units_on(device.id, after, LOOKS).units)
                     .filter(|unit| unit.key == *key)
                     .collect();
                 units.sort_unstable();
                 units.dedup();
                 units.truncate(LOOKS);
-                units
+                let next = units.last().copied().filter(|_| units.len() == LOOKS);
+                Found { units, next }
             }
         }
     }
@@ -266,7 +266,12 @@ impl Job {
         if let Some(other) = place.other_than(from) {
             // There is another copy, so this one is only dropped.
             if !view.device(other).state.reads() {
-                return self.stuck(&place, from, format!("waiting: {other} does not answer"), waiting);
+                return self.stuck(
+                    &place,
+                    from,
+                    format!("waiting: {} does not answer", view.name(other)),
+                    waiting,
+                );
             }
             return Some(step(
                 Act::Drop,
@@ -275,7 +280,12 @@ impl Job {
             ));
         }
         if !view.device(from).state.reads() {
-            return self.stuck(&place, from, format!("waiting: {from} does not answer"), waiting);
+            return self.stuck(
+                &place,
+                from,
+                format!("waiting: {} does not answer", view.name(from)),
+                waiting,
+            );
         }
         let able = |to: DeviceId| !self.is_wrong(to, view) && self.wants(to);
         let same_tier = |to: DeviceId| able(to) && view.device(to).tier == view.device(from).tier;
@@ -290,7 +300,12 @@ impl Job {
             }
             Some((to, _)) => {
                 let percent = view.device(to).fill() * 100.0;
-                self.stuck(&place, to, format!("waiting: {to} {percent:.0} % full"), waiting)
+                self.stuck(
+                    &place,
+                    to,
+                    format!("waiting: {} {percent:.0} % full", view.name(to)),
+                    waiting,
+                )
             }
             None => {
                 let reason = "waiting: no device that takes new data".into();
@@ -351,13 +366,12 @@ struct Rooms(Vec<Option<u64>>);
 
 impl Rooms {
     fn of(view: &View<'_>) -> Self {
-        let room = view.devices.iter().map(|device| {
-            let kept = (device.total_bytes as f64 * (1.0 - FULL)) as u64;
-            device
-                .state
-                .takes_new()
-                .then(|| device.free_bytes.saturating_sub(kept))
-        });
+        let room = |device| view.room_bytes(device);
+        let takes = |device: &&DeviceView| device.state.takes_new();
+        let room = view
+            .devices
+            .iter()
+            .map(|device| Some(device).filter(takes).map(room));
         Self(room.collect())
     }
 

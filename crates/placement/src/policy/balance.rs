@@ -34,6 +34,8 @@ pub struct BalanceConfig {
     pub margin: f64,
     /// Wear of flash: an extra cost of writes, as a share of their time. Default 0.25.
     pub wear: f64,
+    /// Whether hot units get second copies. Default true.
+    pub copies: bool,
     /// Share of a device that must stay free of second copies. Default 0.2.
     pub copies_free: f64,
     /// Milliseconds between two plans. Default 500.
@@ -46,6 +48,7 @@ impl Default for BalanceConfig {
             pay: 1.0,
             margin: 0.1,
             wear: 0.25,
+            copies: true,
             copies_free: 0.2,
             period_ms: 500,
         }

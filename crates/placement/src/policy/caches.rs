@@ -1,7 +1,7 @@
 //! Two present-day caches as policies, to compare with: dm-cache's `smq`, and write-back as bcachefs does it.
 //! Their queues and rules, as far as this interface allows; not their code, and not their metadata.
 
-use super::{Act, Budget, Cause, Place, Plan, Policy, Step, Target, View, best_target};
+use super::{Act, Budget, Cause, Found, Place, Plan, Policy, Step, Target, View, best_target};
 use crate::{Access, DeviceId, DeviceView, NewData, Op, UnitId};
 use std::borrow::Cow;
 
@@ -42,8 +42,8 @@ fn cached(place: &Place, fast: DeviceId) -> DeviceId {
 
 /// Makes room on the cache: drops the least used clean copies.
 fn drop_cold(fast: DeviceId, hand: &mut Option<UnitId>, most: u64, view: &View<'_>, plan: &mut Plan) {
-    let units = view.catalog.units_on(fast, *hand, LOOKS);
-    *hand = units.last().copied().filter(|_| units.len() == LOOKS);
+    let Found { units, next } = view.catalog.units_on(fast, *hand, LOOKS);
+    *hand = next;
     let clean = units.into_iter().filter(|unit| {
         view.catalog
             .place(*unit)
@@ -142,8 +142,8 @@ fn write_back(
     if !now {
         return;
     }
-    let units = view.catalog.units_on(fast, *hand, LOOKS);
-    *hand = units.last().copied().filter(|_| units.len() == LOOKS);
+    let Found { units, next } = view.catalog.units_on(fast, *hand, LOOKS);
+    *hand = next;
     let dirty = |unit: &UnitId| {
         view.catalog
             .place(*unit)

@@ -1,11 +1,10 @@
 //! `hierarchy`: tiers as Strata has them, by units. New data goes to the fastest tier with room; a full tier
 //! demotes its least used units; frequently used units are promoted.
 //!
-//! Unlike the daemon's basic policy of this name it has hysteresis (a moved unit stays for a while) and a
-//! cost test: a unit is promoted only if it has already lost more by its place than the move costs, and it
+//! It has hysteresis (a moved unit does not go back for a while) and a cost test: a unit is promoted only if it has already lost more by its place than the move costs, and it
 //! displaces only units that are used less than half as much.
 
-use super::{Act, Budget, Cause, Plan, Policy, Step, Target, View, Waiting, best_target};
+use super::{Act, Budget, Cause, Found, Place, Plan, Policy, Step, Target, View, Waiting, best_target};
 use crate::heat::Counts;
 use crate::{DeviceId, DeviceView, NewData, Op, UnitId};
 use serde::{Deserialize, Serialize};
@@ -18,7 +17,7 @@ pub struct HierarchyConfig {
     pub high: f64,
     /// Fill at which demotion stops. Default 0.90.
     pub low: f64,
-    /// Time for which a moved unit stays, in milliseconds. Default 10,000.
+    /// Time for which a moved unit does not go back, in milliseconds. Default 10,000.
     pub stay_ms: u64,
     /// Counted reads from which a unit may be promoted. Default 4.
     pub warm_reads: u16,
@@ -57,20 +56,25 @@ impl Hierarchy {
         }
     }
 
-    fn stays(&self, unit: UnitId, view: &View<'_>) -> bool {
-        view.catalog.place(unit).is_none_or(|place| {
-            place.hold.is_some()
-                || place.second.is_some()
-                || place.since_ms + self.config.stay_ms > view.now_ms && place.since_ms > 0
-        })
+    /// Whether a unit must not leave for faster (or slower) devices: it is held, or has come from there
+    /// lately.
+    fn stays(&self, place: &Place, up: bool, view: &View<'_>) -> bool {
+        let lately = place.since_ms > 0 && place.since_ms + self.config.stay_ms > view.now_ms;
+        let here = view.device(place.device).tier;
+        let back = place.came_from.is_some_and(|from| {
+            let there = view.device(from).tier;
+            if up { there < here } else { there > here }
+        });
+        place.hold.is_some() || place.second.is_some() || lately && back
     }
 
     /// The coldest units that the hand finds on a device, coldest first.
     fn coldest(&mut self, device: DeviceId, view: &View<'_>) -> Vec<(u32, UnitId)> {
         let hand = &mut self.hands[device.index()];
-        let mut units = view.catalog.units_on(device, *hand, LOOKS);
-        *hand = units.last().copied().filter(|_| units.len() == LOOKS);
-        units.retain(|unit| !self.stays(*unit, view));
+        let Found { mut units, next } = view.catalog.units_on(device, *hand, LOOKS);
+        *hand = next;
+        let place = |unit| view.catalog.place(unit);
+        units.retain(|unit| place(*unit).is_some_and(|place| !self.stays(&place, false, view)));
         let mut cold: Vec<_> = units
             .into_iter()
             .map(|unit| (view.heat.get(unit).total(), unit))
@@ -81,7 +85,7 @@ impl Hierarchy {
 
     fn down(&mut self, from: &DeviceView, view: &View<'_>, left: &mut u64, plan: &mut Plan) {
         let draining = &mut self.draining[from.id.index()];
-        if from.fill() >= self.config.high {
+        if from.fill_with(view.unit_bytes()) > self.config.high {
             *draining = true;
         } else if from.fill() <= self.config.low {
             *draining = false;
@@ -101,14 +105,24 @@ impl Hierarchy {
                     to: next.id,
                     cause: Cause::Full,
                     bytes: want,
-                    reason: format!("waiting: {} {:.0} % full", next.id, next.fill() * 100.0).into(),
+                    reason: format!("waiting: {} {:.0} % full", next.name, next.fill() * 100.0).into(),
                 });
             }
             return;
         };
-        let most = want.min(*left) / view.unit_bytes();
-        let reason = format!("{} is {:.0} % full", from.id, from.fill() * 100.0);
-        for (_, unit) in self.coldest(from.id, view).into_iter().take(most as usize) {
+        let most = want.div_ceil(view.unit_bytes()).min(*left / view.unit_bytes());
+        let reason = format!("{} is {:.0} % full", from.name, from.fill() * 100.0);
+        let cold = self.coldest(from.id, view);
+        if cold.is_empty() && self.hands[from.id.index()].is_none() {
+            plan.waiting.push(Waiting {
+                from: from.id,
+                to,
+                cause: Cause::Full,
+                bytes: want,
+                reason: "waiting: nothing is left that may move".into(),
+            });
+        }
+        for (_, unit) in cold.into_iter().take(most as usize) {
             *left -= view.unit_bytes();
             plan.steps.push(Step {
                 unit,
@@ -141,12 +155,15 @@ impl Hierarchy {
         let Some(to) = fast.first().copied() else { return };
         let mut warm: Vec<(f64, Counts, UnitId, DeviceId)> = Vec::new();
         for (unit, counts) in view.heat.units() {
-            if counts.reads < self.config.warm_reads || self.stays(unit, view) {
+            if counts.reads < self.config.warm_reads {
                 continue;
             }
             let Some(place) = view.catalog.place(unit) else {
                 continue;
             };
+            if self.stays(&place, true, view) {
+                continue;
+            }
             let from = view.device(place.device);
             if from.tier > to.tier {
                 let gain = Self::gain_us(counts, from, to, view.unit_bytes() as f64);
@@ -156,9 +173,7 @@ impl Hierarchy {
             }
         }
         warm.sort_by(|a, b| b.0.total_cmp(&a.0));
-        let mut room = to
-            .free_bytes
-            .saturating_sub((to.total_bytes as f64 * (1.0 - self.config.high)) as u64);
+        let mut room = view.room_bytes(to);
         let mut cold = if room < view.unit_bytes() && !warm.is_empty() {
             self.coldest(to.id, view)
         } else {
@@ -194,7 +209,13 @@ impl Hierarchy {
                 from,
                 to: to.id,
                 cause: Cause::Hot,
-                reason: format!("{} reads and {} writes on {from}", counts.reads, counts.writes).into(),
+                reason: format!(
+                    "{} reads and {} writes on {}",
+                    counts.reads,
+                    counts.writes,
+                    view.name(from)
+                )
+                .into(),
             });
         }
     }

@@ -1,7 +1,7 @@
 //! `measured`: devices are peers, and a unit goes where its own mix of reads and writes is served fastest, by
 //! measured response times (Chapter II). New data is striped.
 
-use super::{Act, Budget, Cause, FULL, Place, Plan, Policy, Step, Striped, Target, View};
+use super::{Act, Budget, Cause, Place, Plan, Policy, Step, Striped, Target, View};
 use crate::heat::Counts;
 use crate::{Access, DeviceId, NewData, Op, UnitId};
 use serde::{Deserialize, Serialize};
@@ -76,8 +76,7 @@ impl Measured {
         };
         let here = cost(place.device);
         let others = view.devices.iter().filter(|device| device.id != place.device);
-        let able =
-            others.filter(|device| device.state.takes_new() && device.has_room(view.unit_bytes(), FULL));
+        let able = others.filter(|device| view.takes_unit(device.id));
         let (there, to) = able
             .map(|device| (cost(device.id), device.id))
             .min_by(|a, b| a.0.total_cmp(&b.0))?;
@@ -88,8 +87,10 @@ impl Measured {
             to,
             cause: Cause::Hot,
             reason: format!(
-                "{} reads and {} writes cost {here:.0} µs here, {there:.0} µs on {to}",
-                counts.reads, counts.writes
+                "{} reads and {} writes cost {here:.0} µs here, {there:.0} µs on {}",
+                counts.reads,
+                counts.writes,
+                view.name(to)
             )
             .into(),
         })

@@ -1,7 +1,7 @@
 //! `wardrop`: new data is spread so that the devices' response times become equal (Chapter III, equation
 //! 3.1); migration of hot units levels the rest.
 
-use super::{Act, Budget, Cause, FULL, Place, Plan, Policy, Step, Target, View, best_target};
+use super::{Act, Budget, Cause, Place, Plan, Policy, Step, Target, View, best_target};
 use crate::{Access, DeviceId, NewData, Op, UnitId};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
@@ -151,13 +151,20 @@ impl Wardrop {
             from,
             to,
             cause: Cause::Load,
-            reason: format!("{from} answers in {:.2} ms, {to} in {:.2} ms", ms(from), ms(to)).into(),
+            reason: format!(
+                "{} answers in {:.2} ms, {} in {:.2} ms",
+                view.name(from),
+                ms(from),
+                view.name(to),
+                ms(to)
+            )
+            .into(),
         })
     }
 
-    /// Moves of cold units from a device above [`FULL`] to the one with most room.
+    /// Moves of cold units from a device that is full to the one with most room.
     fn cold(&self, view: &View<'_>, most: u64) -> Vec<Step> {
-        let full = view.devices.iter().find(|device| device.fill() > FULL);
+        let full = view.devices.iter().find(|device| device.fill() > view.full);
         let Some(from) = full.map(|device| device.id) else {
             return Vec::new();
         };
@@ -171,7 +178,7 @@ impl Wardrop {
         else {
             return Vec::new();
         };
-        let units = view.catalog.units_on(from, None, 4096).into_iter();
+        let units = view.catalog.units_on(from, None, 4096).units.into_iter();
         let cold = units.filter(|unit| view.heat.get(*unit).total() == 0);
         let free = cold.filter(|unit| {
             view.catalog
@@ -185,7 +192,8 @@ impl Wardrop {
             to,
             cause: Cause::Cold,
             reason: format!(
-                "not used, and {from} is {:.0} % full",
+                "not used, and {} is {:.0} % full",
+                view.name(from),
                 view.device(from).fill() * 100.0
             )
             .into(),

@@ -1,6 +1,6 @@
 //! The places of units on the simulated devices. Owns space; knows no time.
 
-use crate::policy::{Catalog, Hold, Place};
+use crate::policy::{Catalog, Found, Hold, Place};
 use crate::{DeviceId, UnitId};
 use hashbrown::HashMap;
 use std::collections::BTreeSet;
@@ -100,6 +100,7 @@ impl Map {
             second: None,
             hold: None,
             since_ms: now_ms,
+            came_from: None,
         };
         let entry = Entry {
             place,
@@ -188,6 +189,7 @@ impl Map {
             entry.place.device = second;
             entry.slots[0] = entry.slots[1];
             entry.place.since_ms = now_ms;
+            entry.place.came_from = Some(gone.0);
             gone
         } else {
             (second, entry.slots[1])
@@ -252,9 +254,11 @@ impl Catalog for Map {
         self.units.get(&unit).map(|entry| entry.place.clone())
     }
 
-    fn units_on(&self, device: DeviceId, after: Option<UnitId>, most: usize) -> Vec<UnitId> {
+    fn units_on(&self, device: DeviceId, after: Option<UnitId>, most: usize) -> Found {
         let from = after.map_or(Bound::Unbounded, Bound::Excluded);
         let units = self.on[device.index()].range((from, Bound::Unbounded));
-        units.take(most).copied().collect()
+        let units: Vec<_> = units.take(most).copied().collect();
+        let next = units.last().copied().filter(|_| units.len() == most);
+        Found { units, next }
     }
 }

@@ -143,6 +143,7 @@ macro_rules! view {
             devices: &$world.views,
             heat: &$world.heat,
             catalog: &$world.map,
+            full: crate::policy::FULL,
         }
     };
 }
@@ -156,9 +157,11 @@ impl World {
         let mut rng = fastrand::Rng::with_seed(options.seed);
         let views = models.iter().enumerate().map(|(at, model)| DeviceView {
             id: DeviceId(at as u8),
+            name: DeviceId(at as u8).to_string().into(),
             tier: model.tier,
             total_bytes: model.total_bytes,
             free_bytes: model.total_bytes,
+            pending_bytes: 0,
             state: DeviceState::Online,
             parallel: model.parallel,
             queue: 0,

@@ -2,7 +2,7 @@
 
 use super::model::{Demand, Part};
 use super::{Balance, Counts};
-use crate::policy::{Act, Budget, Cause, Place, Plan, Step, View, Waiting};
+use crate::policy::{Act, Budget, Cause, Found, Place, Plan, Step, View, Waiting};
 use crate::{DeviceId, DeviceView, UnitId};
 
 /// Candidates that are evaluated with the whole model.
@@ -61,7 +61,8 @@ impl Balance {
         let requests = Self::requests(view);
         let mut left = (budget.bytes / view.unit_bytes()).min(self.memory_left(view));
         let mut plan = Plan::default();
-        let mut rooms: Vec<u64> = view.devices.iter().map(|device| room(device, view)).collect();
+        let room = |device| view.room_bytes(device) / view.unit_bytes();
+        let mut rooms: Vec<u64> = view.devices.iter().map(room).collect();
         let prices = Prices::of(&demand, requests);
         let candidates = self.candidates(&known, &prices, view);
         let mut gone = self.make_room(&candidates, &rooms, view, &mut plan.waiting);
@@ -208,8 +209,10 @@ impl Balance {
             to,
             cause: Cause::Hot,
             reason: format!(
-                "{} reads and {} writes: an access takes {now:.1} µs, {then:.1} µs with it on {to}",
-                known.counts.reads, known.counts.writes
+                "{} reads and {} writes: an access takes {now:.1} µs, {then:.1} µs with it on {}",
+                known.counts.reads,
+                known.counts.writes,
+                view.name(to)
             )
             .into(),
         })
@@ -239,7 +242,8 @@ impl Balance {
                     cause: Cause::Hot,
                     bytes: wanted as u64 * view.unit_bytes(),
                     reason: format!(
-                        "waiting: {on} {:.0} % full of data in use",
+                        "waiting: {} {:.0} % full of data in use",
+                        view.name(on),
                         view.device(on).fill() * 100.0
                     )
                     .into(),
@@ -254,8 +258,8 @@ impl Balance {
     fn victims(&mut self, on: DeviceId, most: usize, rooms: &[u64], view: &View<'_>) -> Vec<Step> {
         let to = roomiest(on, rooms, view);
         let hand = &mut self.hands[on.index()];
-        let units = view.catalog.units_on(on, *hand, LOOKS);
-        *hand = units.last().copied().filter(|_| units.len() == LOOKS);
+        let Found { units, next } = view.catalog.units_on(on, *hand, LOOKS);
+        *hand = next;
         let (mut drops, mut moves) = (Vec::new(), Vec::new());
         for unit in units {
             let Some(place) = view.catalog.place(unit) else {
@@ -289,7 +293,7 @@ impl Balance {
 
     /// Plans second copies of the hottest units that are mostly read.
     fn copies(&self, known: &[Known], prices: &Prices, left: &mut u64, view: &View<'_>, plan: &mut Plan) {
-        if Self::requests(view) < 2.0 {
+        if !self.config.copies || Self::requests(view) < 2.0 {
             return;
         }
         let mut hot: Vec<&Known> = known.iter().filter(|known| self.is_worth_a_copy(known)).collect();
@@ -355,13 +359,4 @@ fn roomiest(than: DeviceId, rooms: &[u64], view: &View<'_>) -> Option<DeviceId> 
         .filter(|id| *id != than);
     let most = others.max_by_key(|id| rooms[id.index()])?;
     (rooms[most.index()] > 0).then_some(most)
-}
-
-/// Number of units that still fit a device.
-fn room(device: &DeviceView, view: &View<'_>) -> u64 {
-    if !device.state.takes_new() {
-        return 0;
-    }
-    let kept = (device.total_bytes as f64 * (1.0 - crate::policy::FULL)) as u64;
-    device.free_bytes.saturating_sub(kept) / view.unit_bytes()
 }
