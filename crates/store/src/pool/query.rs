@@ -3,7 +3,7 @@
 use super::Store;
 use crate::reader::{file_root, is_shared};
 use crate::{DirItem, MappedPart, OwnedPart, Result, SharedPart, StoreError};
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use varve_extent_tree::{ExtentTree, SharedRuns};
 use varve_format::inode::{INODES_PER_BLOCK, Inode, InodeSlot};
 use varve_format::session::{GrantRow, SessionRow};
@@ -97,14 +97,21 @@ impl Store {
     pub fn shared_parts(&self, numbers: Range<u64>, max: usize) -> Result<Vec<SharedPart>> {
         let snapshot = self.snapshot();
         let reader = snapshot.reader();
-        let runs = SharedRuns::new().runs(reader.view, &reader.shared_root()?, numbers, max)?;
         let part = |run: SharedRun| SharedPart {
             number: run.first,
             len: run.len,
             tier: run.tier,
             block: run.block,
         };
-        Ok(runs.into_iter().map(part).collect())
+        let (mut parts, range) = (Vec::new(), numbers.clone());
+        SharedRuns::new().for_each(reader.view, &reader.shared_root()?, range, |run| {
+            parts.extend(run.clip(numbers.start, numbers.end).map(part));
+            match parts.len() < max {
+                true => ControlFlow::Continue(()),
+                false => ControlFlow::Break(()),
+            }
+        })?;
+        Ok(parts)
     }
 
     /// Returns the number of extents of a file; one that lies in several shared runs counts once.

@@ -119,6 +119,9 @@ fn clone_takes_no_data_blocks_and_its_parts_are_freed_with_their_last_owner() {
             );
             tx.commit().unwrap();
         }
+        // Numbers of the others are free by now.
+        let runs = store.shared_parts(0..1 << 20, 100).unwrap();
+        assert!(!runs.is_empty() && runs[0].number > 0, "{runs:?}");
         let mut tx = store.begin().unwrap();
         assert_eq!(unlink(&mut tx, ROOT_INO, "clone of f10").unwrap(), Progress::Done);
         tx.commit().unwrap();
