@@ -40,6 +40,12 @@ impl DeviceView {
         1.0 - (self.free_bytes + self.pending_bytes) as f64 / self.total_bytes as f64
     }
 
+    /// Its fill in whole percent, for reasons.
+    #[must_use]
+    pub fn percent(&self) -> u64 {
+        (self.fill() * 100.0) as u64
+    }
+
     /// Its fill when `bytes` more are on it.
     #[must_use]
     pub fn fill_with(&self, bytes: u64) -> f64 {

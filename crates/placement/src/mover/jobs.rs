@@ -263,15 +263,11 @@ impl Job {
             cause,
             reason: reason.into(),
         };
+        let silent = |id| format!("waiting: {} does not answer", view.name(id));
         if let Some(other) = place.other_than(from) {
             // There is another copy, so this one is only dropped.
             if !view.device(other).state.reads() {
-                return self.stuck(
-                    &place,
-                    from,
-                    format!("waiting: {} does not answer", view.name(other)),
-                    waiting,
-                );
+                return self.stuck(&place, from, silent(other), waiting);
             }
             return Some(step(
                 Act::Drop,
@@ -280,12 +276,7 @@ impl Job {
             ));
         }
         if !view.device(from).state.reads() {
-            return self.stuck(
-                &place,
-                from,
-                format!("waiting: {} does not answer", view.name(from)),
-                waiting,
-            );
+            return self.stuck(&place, from, silent(from), waiting);
         }
         let able = |to: DeviceId| !self.is_wrong(to, view) && self.wants(to);
         let same_tier = |to: DeviceId| able(to) && view.device(to).tier == view.device(from).tier;
@@ -299,11 +290,11 @@ impl Job {
                 Some(step(Act::Move, most.0, format!("job {id}")))
             }
             Some((to, _)) => {
-                let percent = view.device(to).fill() * 100.0;
+                let percent = view.device(to).percent();
                 self.stuck(
                     &place,
                     to,
-                    format!("waiting: {} {percent:.0} % full", view.name(to)),
+                    format!("waiting: {} {percent} % full", view.name(to)),
                     waiting,
                 )
             }

@@ -105,13 +105,13 @@ impl Hierarchy {
                     to: next.id,
                     cause: Cause::Full,
                     bytes: want,
-                    reason: format!("waiting: {} {:.0} % full", next.name, next.fill() * 100.0).into(),
+                    reason: format!("waiting: {} {} % full", next.name, next.percent()).into(),
                 });
             }
             return;
         };
         let most = want.div_ceil(view.unit_bytes()).min(*left / view.unit_bytes());
-        let reason = format!("{} is {:.0} % full", from.name, from.fill() * 100.0);
+        let reason = format!("{} is {} % full", from.name, from.percent());
         let cold = self.coldest(from.id, view);
         if cold.is_empty() && self.hands[from.id.index()].is_none() {
             plan.waiting.push(Waiting {
@@ -145,15 +145,10 @@ impl Hierarchy {
         reads + writes - us(from, Op::Read, unit_bytes) - us(to, Op::Write, unit_bytes)
     }
 
-    fn up(&mut self, view: &View<'_>, left: &mut u64, plan: &mut Plan) {
-        let mut fast: Vec<&DeviceView> = view
-            .devices
-            .iter()
-            .filter(|device| device.state.takes_new())
-            .collect();
-        fast.sort_by_key(|device| device.tier);
-        let Some(to) = fast.first().copied() else { return };
-        let mut warm: Vec<(f64, Counts, UnitId, DeviceId)> = Vec::new();
+    /// Units of slower devices that have lost more by their place than a move to this one costs; what gains most
+    /// first.
+    fn warm(&self, to: &DeviceView, view: &View<'_>) -> Vec<(f64, Counts, UnitId, DeviceId)> {
+        let mut warm = Vec::new();
         for (unit, counts) in view.heat.units() {
             if counts.reads < self.config.warm_reads {
                 continue;
@@ -173,6 +168,18 @@ impl Hierarchy {
             }
         }
         warm.sort_by(|a, b| b.0.total_cmp(&a.0));
+        warm
+    }
+
+    fn up(&mut self, view: &View<'_>, left: &mut u64, plan: &mut Plan) {
+        let mut fast: Vec<&DeviceView> = view
+            .devices
+            .iter()
+            .filter(|device| device.state.takes_new())
+            .collect();
+        fast.sort_by_key(|device| device.tier);
+        let Some(to) = fast.first().copied() else { return };
+        let warm = self.warm(to, view);
         let mut room = view.room_bytes(to);
         let mut cold = if room < view.unit_bytes() && !warm.is_empty() {
             self.coldest(to.id, view)

@@ -192,9 +192,9 @@ impl Wardrop {
             to,
             cause: Cause::Cold,
             reason: format!(
-                "not used, and {} is {:.0} % full",
+                "not used, and {} is {} % full",
                 view.name(from),
-                view.device(from).fill() * 100.0
+                view.device(from).percent()
             )
             .into(),
         };

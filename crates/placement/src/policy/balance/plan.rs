@@ -242,9 +242,9 @@ impl Balance {
                     cause: Cause::Hot,
                     bytes: wanted as u64 * view.unit_bytes(),
                     reason: format!(
-                        "waiting: {} {:.0} % full of data in use",
+                        "waiting: {} {} % full of data in use",
                         view.name(on),
-                        view.device(on).fill() * 100.0
+                        view.device(on).percent()
                     )
                     .into(),
                 });
