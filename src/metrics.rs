@@ -15,7 +15,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
-use varve_kernelfs::placement::DeviceFigures;
+use varve_kernelfs::placement::{Cause, DeviceFigures};
 use varve_kernelfs::{MediumStatus, SessionStatus, TierStatus};
 
 /// Time for a scraper to send its request and to read the answer.
@@ -183,6 +183,7 @@ fn text(look: Option<&Look>) -> String {
     if let Some(look) = look {
         pool_metrics(&mut page, look);
         tier_metrics(&mut page, look);
+        access_metrics(&mut page, look);
         device_metrics(&mut page, look);
         medium_metrics(&mut page, look);
         session_metrics(&mut page, look);
@@ -228,18 +229,6 @@ fn pool_metrics(page: &mut Page, look: &Look) {
         one(status.reserved_blocks),
     );
     page.gauge("jobs", "Background jobs", one(status.jobs.len() as u64));
-    let moves = status.placement.iter().map(|job| {
-        let cause = format!("{:?}", job.cause).to_lowercase();
-        let labels = [("from", &job.from), ("to", &job.to), ("cause", &cause)];
-        let labels = labels.map(|(name, value)| (name.to_owned(), value.clone()));
-        (labels.to_vec(), job.moved_blocks)
-    });
-    page.gauge(
-        "job_moved_blocks",
-        "Of the jobs that move data between tiers: blocks of 4 KiB moved between the two since the daemon \
-        started",
-        moves.collect(),
-    );
     page.gauge(
         "host_missing_bytes",
         "Bytes that the tiers could still take and the host does not have",
@@ -259,7 +248,37 @@ fn pool_metrics(page: &mut Page, look: &Look) {
             "kind",
         ),
     );
+    move_metrics(page, look);
     digest_metrics(page, look);
+}
+
+/// Adds what moves between tiers.
+fn move_metrics(page: &mut Page, look: &Look) {
+    let status = &look.status;
+    let labels = |from: &str, to: &str, cause: Cause| -> Labels {
+        let cause = format!("{cause:?}").to_lowercase();
+        let labels = [("from", from), ("to", to), ("cause", &cause)];
+        labels.map(|(name, value)| (name.into(), value.into())).into()
+    };
+    let jobs = status
+        .placement
+        .iter()
+        .map(|job| (labels(&job.from, &job.to, job.cause), job.moved_blocks));
+    page.gauge(
+        "job_moved_blocks",
+        "Of the jobs that move data between tiers: blocks of 4 KiB moved between the two for this cause since \
+        the daemon started",
+        jobs.collect(),
+    );
+    let moved = status
+        .moved
+        .iter()
+        .map(|moved| (labels(&moved.from, &moved.to, moved.cause), moved.blocks));
+    page.counter(
+        "moved_blocks",
+        "Blocks of 4 KiB moved between tiers since the daemon started, by cause",
+        moved.collect(),
+    );
 }
 
 fn digest_metrics(page: &mut Page, look: &Look) {
@@ -333,6 +352,25 @@ fn tier_metrics(page: &mut Page, look: &Look) {
         "tier_moved_out_bytes",
         "Moved away to other tiers",
         of(&|t| t.moved_out_bytes),
+    );
+}
+
+/// Adds the accesses that placement has counted.
+fn access_metrics(page: &mut Page, look: &Look) {
+    let mut accesses = Rows::new();
+    for tier in &look.status.tiers {
+        for (op, count) in [("read", tier.accesses.reads), ("write", tier.accesses.writes)] {
+            let labels = [("tier", tier.tier.as_str()), ("op", op)];
+            accesses.push((
+                labels.map(|(name, value)| (name.into(), value.into())).into(),
+                count,
+            ));
+        }
+    }
+    page.counter(
+        "tier_accesses",
+        "Accesses to a tier's data that placement has counted, each to 64 KiB of a file",
+        accesses,
     );
 }
 
@@ -628,6 +666,7 @@ mod tests {
         let mut status = serde_json::to_value(&example().status).unwrap_or_else(|error| panic!("{error}"));
         status["placement"] =
             json!([{ "from": "nvm", "to": "ssd", "cause": "full", "moved_blocks": 1, "waiting": null }]);
+        status["moved"] = json!([{ "from": "hdd", "to": "nvm", "cause": "hot", "blocks": 1 }]);
         status["sessions"][1]["log_used_bytes"] = json!(1);
         status["waiting"][0]["holders"][0]["session"] = json!(0);
         let (mut next, mut numbers) = (7_000_000, Vec::new());

@@ -72,6 +72,8 @@ pub struct TierRates {
     pub moved_in_bytes: f64,
     /// Moved away to other tiers, in bytes.
     pub moved_out_bytes: f64,
+    /// Accesses to its data that placement counts.
+    pub accesses: f64,
 }
 
 /// A session's progress per second.
@@ -123,6 +125,10 @@ impl Rates {
                 written_bytes: rate(old.written_bytes, new.written_bytes),
                 moved_in_bytes: rate(old.moved_in_bytes, new.moved_in_bytes),
                 moved_out_bytes: rate(old.moved_out_bytes, new.moved_out_bytes),
+                accesses: rate(
+                    old.accesses.reads + old.accesses.writes,
+                    new.accesses.reads + new.accesses.writes,
+                ),
             })
         });
         let sessions = after.sessions.iter().filter_map(|new| {

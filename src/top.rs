@@ -113,7 +113,7 @@ fn render(pool: &str, look: &Look, rates: Option<&Rates>) -> String {
     let mut text = String::new();
     put_pool(&mut text, pool, look, rates);
     put_tiers(&mut text, look, rates);
-    put_devices(&mut text, look);
+    put_devices(&mut text, look, rates);
     put_sessions(&mut text, look, rates);
     put_waits(&mut text, look);
     text
@@ -199,13 +199,13 @@ fn time(ns: u64) -> String {
     }
 }
 
-/// Prints what each tier's device is measured to do.
-fn put_devices(text: &mut String, look: &Look) {
+/// Prints what each tier's device is measured to do, and how much its data is used.
+fn put_devices(text: &mut String, look: &Look, rates: Option<&Rates>) {
     let mut put = |line: String| {
         let _ = writeln!(text, "{line}");
     };
     put(String::new());
-    put("tier    read in   4 KiB in   write in   4 KiB in   queue   busy    requests".into());
+    put("tier    read in   4 KiB in   write in   4 KiB in   queue   busy    requests      accesses".into());
     for tier in &look.status.tiers {
         let figures = &tier.figures;
         let of = |direction: &DirectionFigures| {
@@ -216,11 +216,14 @@ fn put_devices(text: &mut String, look: &Look) {
         let [read, read_small] = of(&figures.read);
         let [write, write_small] = of(&figures.write);
         put(format!(
-            "{:<5} {read:>9} {read_small:>10} {write:>10} {write_small:>10} {:>7.1} {:>5}% {:>9}/s",
+            "{:<5} {read:>9} {read_small:>10} {write:>10} {write_small:>10} {:>7.1} {:>5}% {:>9}/s {:>11}/s",
             tier.tier,
             figures.depth_thousandths as f64 / 1e3,
             figures.busy_thousandths / 10,
-            figures.requests_per_s
+            figures.requests_per_s,
+            rates
+                .and_then(|r| r.tiers.iter().find(|other| other.tier == tier.tier))
+                .map_or_else(dash, |r| count(r.accesses))
         ));
     }
 }
@@ -275,6 +278,15 @@ fn put_waits(text: &mut String, look: &Look) {
     for wait in &status.waiting {
         put(format!("waits    {}", describe(look, wait)));
     }
+    for moved in &status.moved {
+        put(format!(
+            "moved    {} to {}, {}: {}",
+            moved.from,
+            moved.to,
+            moved.cause.reason(),
+            show(moved.blocks * 4096)
+        ));
+    }
     for job in &status.jobs {
         put(format!("job      {job}"));
     }
@@ -321,6 +333,13 @@ mod tests {
         after.status.uptime_ms += 1_000;
         after.status.digest.bytes_in += 3 << 20;
         after.status.tiers[0].read_bytes += 5 << 20;
+        after.status.tiers[0].accesses.writes += 250;
+        after.status.moved.push(varve_kernelfs::placement::MovedStatus {
+            from: "hdd".into(),
+            to: "nvm".into(),
+            cause: varve_kernelfs::placement::Cause::Hot,
+            blocks: 768,
+        });
         let rates = Rates::between(&before.status, &after.status);
         let screen = render("/pool", &after, rates.as_ref());
         for wanted in [
@@ -329,7 +348,8 @@ mod tests {
             "5.0 MiB/s",
             "redis",
             "25%",
-            "81.5 µs     640 ns          -          -     1.5    12%        31/s",
+            "81.5 µs     640 ns          -          -     1.5    12%        31/s         250/s",
+            "moved    hdd to nvm, hot data: 3.0 MiB",
             "waits    session 5 for inode 33 (write) since 120 ms; session 4 (redis) has it (write, asked \
             back 118 ms ago)",
             "job      nvm to ssd: cold data",

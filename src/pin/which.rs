@@ -205,8 +205,8 @@ fn tell(placed: &Placed, extents: bool) {
         let end = extent.offset_bytes + extent.len_bytes;
         let shared = if extent.shared { ", shared" } else { "" };
         out::line(&format!(
-            "  {}..{end} {}{shared}, {} blocks read in {} steps",
-            extent.offset_bytes, extent.tier, extent.reads.blocks, extent.reads.steps
+            "  {}..{end} {}{shared}, {} reads and {} writes",
+            extent.offset_bytes, extent.tier, extent.reads, extent.writes
         ));
     }
 }

@@ -186,6 +186,9 @@ pub struct Config {
     /// Interval at which idle logs are digested in the background, in milliseconds. Default 500; 10 to
     /// 60,000.
     pub idle_digest_ms: u64,
+    /// Policy that decides where data is: `"hierarchy"` (the default), `"measured"`, `"wardrop"` or
+    /// `"balance"`.
+    pub placement_policy: PolicyName,
     /// Fill level at which a tier's coldest data begins to move down, in percent of the tier's space for
     /// data. Default 95; 20 to 99.
     pub placement_high_percent: u8,
@@ -206,6 +209,38 @@ pub struct Config {
     /// default), `"group"` (of one user or one group) or `"pool"` (all). Across users only blocks on SSD and
     /// HDD are shared.
     pub dedup_scope: DedupScope,
+}
+
+/// A policy of `varve_placement` (ADR 29).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PolicyName {
+    /// New data goes to the fastest tier with room; a full tier passes on what is used least, and what is used
+    /// much moves up.
+    #[default]
+    Hierarchy,
+    /// Tiers are peers: data moves to the one that has answered its mix of reads and writes fastest.
+    Measured,
+    /// New data is spread until all tiers answer in the same time.
+    Wardrop,
+    /// The mean time of all accesses becomes minimal, by a model of the devices' queues.
+    Balance,
+}
+
+impl PolicyName {
+    /// All policies.
+    pub const ALL: [Self; 4] = [Self::Hierarchy, Self::Measured, Self::Wardrop, Self::Balance];
+
+    /// As in the settings.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Hierarchy => "hierarchy",
+            Self::Measured => "measured",
+            Self::Wardrop => "wardrop",
+            Self::Balance => "balance",
+        }
+    }
 }
 
 /// When reads of data on NVM are compared with its checksums (ADR 16).
@@ -300,6 +335,7 @@ impl Default for Config {
             emulate: Vec::new(),
             solo_ms: 100,
             idle_digest_ms: 500,
+            placement_policy: PolicyName::default(),
             placement_high_percent: 95,
             placement_low_percent: 90,
             placement_step_blocks: 1_024,

@@ -8,7 +8,7 @@ use crate::error::refuse;
 use crate::health::Health;
 use crate::logs::LogStore;
 use crate::placement::jobs::Placer;
-use crate::placement::{Hierarchy, Marks, Placement};
+use crate::placement::{Driver, Meters, Placement};
 use crate::session::inflight::{InFlight, InFlightGuard};
 use crate::session::table::{SessionTable, Sessions};
 use crate::user_segments::Segments;
@@ -47,6 +47,8 @@ pub struct Parts {
     pub clock: Arc<dyn Clock>,
     /// Placement of new data, and later moves.
     pub placement: Box<dyn Placement>,
+    /// Measures the store's devices.
+    pub meters: Arc<Meters>,
     /// Operators' rules, which come before it; `None`: they cannot be read.
     pub rules: Option<Rules>,
     /// Owner of the pool: privileged besides root.
@@ -62,16 +64,15 @@ pub struct Parts {
 impl Parts {
     /// Fills in default policies, and this process' user as the owner.
     pub fn new(store: Store, logs: Arc<dyn LogStore>, config: Config, clock: Arc<dyn Clock>) -> Self {
-        let marks = Marks {
-            high: config.placement_high_percent.into(),
-            low: config.placement_low_percent.into(),
-        };
+        let meters = Arc::new(Meters::of(&store, &clock));
+        let driver = Driver::new(&config, &store.space(), Arc::clone(&meters));
         Self {
             store,
             logs,
             config,
             clock,
-            placement: Box::new(Hierarchy::new(marks)),
+            placement: Box::new(driver),
+            meters,
             rules: Some(Rules::default()),
             owner_uid: rustix::process::geteuid().as_raw(),
             fsck: None,

@@ -20,6 +20,9 @@
 //!    a wait other than on its own condition variables;
 //! 7. leaves: `Session::turn`, upcall queues, `Bell`.
 //!
+//! The policy of placement has a lock of its own, held by the mover's step while it plans, across reads of the
+//! store. A digest takes it only if it is free, so it never waits for a plan.
+//!
 //! A digest (4 to 6) waits for no client, so a release, which needs a digest, always ends: a client that
 //! obeys can always give back. Nothing waits for a session that is late: the first thread to notice seals it
 //! (waiting threads check).
@@ -55,7 +58,7 @@ mod session;
 mod user_segments;
 mod watches;
 
-pub use config::{AtimeSetting, Config, ConfigError, DedupScope, Users, VerifyNvm};
+pub use config::{AtimeSetting, Config, ConfigError, DedupScope, PolicyName, Users, VerifyNvm};
 pub use daemon::Daemon;
 pub use error::{KernelError, errno};
 pub use health::{HealthStatus, LogsStatus, MediumStatus};
@@ -65,7 +68,7 @@ pub use logs::{LogStore, SessionArea, SimLogs};
 pub use ops::handshake::LocalSession;
 pub use ops::pin::{PinsSet, PlacedExtent, PlacedFile};
 pub use ops::status::{DigestStatus, LeaseStatus, SessionDetail, SessionStatus, Status, TierStatus};
+pub use placement::PlacementStatus;
 pub use placement::walk::RulesApplied;
-pub use placement::{PlacementStatus, ReadCounts};
 pub use process::ProcessId;
 pub use user_segments::SegmentFile;

@@ -4,19 +4,25 @@
 
 mod common;
 
-use common::files::{FILE, blocks_on, body, content_is_right, make, make_empty, settle, sound};
+use common::files::{FILE, blocks_on, body, content_is_right, make, make_empty, make_on, settle, sound};
 use common::{Client, ROOT, World};
 use varve_format::log::CHUNK_BYTES;
 use varve_format::seeded::{Bug, arm};
 use varve_format::{BLOCK_BYTES, FileBlock, InodeKey, LogOp, Tier};
 use varve_ipc::{Link, Request, Response, Upcall};
-use varve_kernelfs::{Config, KernelFs};
+use varve_kernelfs::placement::STAY_MS;
+use varve_kernelfs::{Config, KernelFs, PolicyName};
 use varve_media::sim::Crash;
 use varve_store::ShareRange;
 
 fn world() -> World {
+    world_of(PolicyName::Hierarchy)
+}
+
+fn world_of(placement_policy: PolicyName) -> World {
     let config = Config {
         log_initial_bytes: CHUNK_BYTES,
+        placement_policy,
         ..Config::default()
     };
     World::with_tiers(config, &[("ssd", 24 << 20), ("hdd", 96 << 20)])
@@ -25,17 +31,16 @@ fn world() -> World {
 fn read_all(client: &Client, key: InodeKey) -> Vec<u8> {
     let mut out = Vec::new();
     while out.len() < FILE {
-        let request = Request::ReadData {
-            key,
-            offset: out.len() as u64,
-            len: 256 << 10,
-        };
-        match client.link.call(request).unwrap() {
-            Response::Bytes(bytes) | Response::Numbered(bytes, _) => out.extend(bytes),
-            other => panic!("{other:?}"),
-        }
+        out.extend(read_at(client, key, out.len() as u64, 256 << 10));
     }
     out
+}
+
+fn read_at(client: &Client, key: InodeKey, offset: u64, len: u32) -> Vec<u8> {
+    match client.link.call(Request::ReadData { key, offset, len }).unwrap() {
+        Response::Bytes(bytes) | Response::Numbered(bytes, _) => bytes,
+        other => panic!("{other:?}"),
+    }
 }
 
 /// Fills NVM until nothing more goes there.
@@ -72,9 +77,11 @@ fn full_nvm_moves_what_was_not_used_down_and_what_was_read_again_up() {
     assert_eq!(kernel.place(), 0, "at rest");
     // Room below the mark for the file that is read again.
     client.read_lease(cold);
-    assert!(read_all(&client, cold) == body(1));
-    assert_eq!(kernel.place(), 0, "once is not again");
-    assert!(read_all(&client, cold) == body(1));
+    for reads in 0..6 {
+        assert!(read_all(&client, cold) == body(1));
+        assert_eq!(kernel.place(), 0, "read {reads} times just after it came");
+    }
+    world.clock.advance_ms(STAY_MS);
     let up = settle(kernel);
     assert_eq!(up, FILE as u64 / BLOCK_BYTES);
     assert_eq!(blocks_on(kernel, cold.ino, Tier::Nvm), up);
@@ -101,7 +108,7 @@ fn moved_blocks_are_not_reused_before_their_readers_know() {
     // All others are used later.
     for key in &keys[1..] {
         client.read_lease(*key);
-        client.read(*key, 1);
+        (0..2).for_each(|_| drop(read_all(&client, *key)));
     }
     assert!(settle(kernel) > 0);
     assert_eq!(blocks_on(kernel, keys[0].ino, Tier::Nvm), 0);
@@ -167,7 +174,7 @@ fn reader_of_a_clone_is_told(bug: Option<Bug>) -> bool {
     // All others are used later.
     for key in &keys[1..] {
         client.read_lease(*key);
-        client.read(*key, 1);
+        (0..2).for_each(|_| drop(read_all(&client, *key)));
     }
     arm(bug);
     assert!(settle(kernel) > 0);
@@ -275,5 +282,241 @@ fn crash_in_a_migration_leaves_every_file_whole() {
             assert_eq!(blocks_on(&after.kernel, keys[0].ino, Tier::Nvm), 0);
             sound(&after.kernel);
         }
+    }
+}
+
+/// Bytes of a unit of placement.
+const UNIT: u64 = 64 << 10;
+
+/// The tier of each unit of files; none moves in parts here.
+fn places(kernel: &KernelFs, keys: &[InodeKey]) -> Vec<Tier> {
+    let mut places = Vec::new();
+    for key in keys {
+        let units = FILE as u64 / UNIT;
+        let mut of_file = vec![Tier::Nvm; units as usize];
+        for extent in kernel.store().map(key.ino, FileBlock(0), 1000).unwrap() {
+            for block in extent.file_block.0..extent.end().0 {
+                of_file[(block * BLOCK_BYTES / UNIT) as usize] = extent.tier;
+            }
+        }
+        places.extend(of_file);
+    }
+    places
+}
+
+#[test]
+fn crash_while_units_of_a_file_move_leaves_it_whole() {
+    let world = world();
+    let keys = fill_nvm(&world.kernel);
+    let client = world.client();
+    client.read_lease(keys[0]);
+    // Only every other unit of the file is in use.
+    for unit in (0..FILE as u64 / UNIT).step_by(2) {
+        read_at(&client, keys[0], unit * UNIT, 4096);
+    }
+    let (recording, moved) = world.sim.record(|| settle(&world.kernel));
+    assert!(moved > 0);
+    let in_use = |at: usize| {
+        if at.is_multiple_of(2) {
+            Tier::Nvm
+        } else {
+            Tier::Ssd
+        }
+    };
+    let expected: Vec<Tier> = (0..16).map(in_use).collect();
+    assert_eq!(places(&world.kernel, &keys[..1]), expected);
+    for (at, point) in recording.durability_points().iter().enumerate() {
+        for crash in [Crash::PowerSeeded(at as u64), Crash::Kill] {
+            let image = recording.image(point.index, crash).into_world();
+            let after = World::start_on(image, &world.config);
+            let now = places(&after.kernel, &keys[..1]);
+            let is_old_or_new = |(now, new): (&Tier, &Tier)| *now == Tier::Nvm || now == new;
+            assert!(now.iter().zip(&expected).all(is_old_or_new), "{now:?}");
+            for (seed, key) in (0..3).zip(&keys) {
+                content_is_right(&after.kernel, *key, seed);
+            }
+            sound(&after.kernel);
+        }
+    }
+}
+
+#[test]
+fn crash_while_a_policy_moves_units_leaves_all_files_whole() {
+    for policy in PolicyName::ALL {
+        let world = world_of(policy).with_times(1, 10);
+        let kernel = &world.kernel;
+        let keys: Vec<InodeKey> = (0..24)
+            .map(|number| make_on(kernel, number, Tier::ALL[number as usize % 3]).unwrap())
+            .collect();
+        let client = world.client();
+        let before = places(kernel, &keys);
+        let (recording, moved) = world.sim.record(|| {
+            let mut moved = 0;
+            for step in 0..40_u64 {
+                // Some units of a file on the disk and of one on the SSD are used much.
+                for key in [keys[2], keys[4]] {
+                    client.read_lease(key);
+                    for unit in [1, 2, 5, 11] {
+                        (0..8).for_each(|_| drop(read_at(&client, key, unit * UNIT, 4096)));
+                    }
+                }
+                world.clock.advance_ms(100 + step);
+                moved += kernel.place();
+            }
+            moved
+        });
+        let after = places(kernel, &keys);
+        assert!(moved > 0 && before != after, "{policy:?} moves nothing");
+        let points = recording.durability_points();
+        println!("{policy:?}: {moved} blocks moved, {} points", points.len());
+        for (at, point) in points.iter().enumerate() {
+            let image = recording
+                .image(point.index, Crash::PowerSeeded(at as u64))
+                .into_world();
+            let rig = World::start_on(image, &world.config);
+            let now = places(&rig.kernel, &keys);
+            let is_old_or_new = |(at, now): (usize, &Tier)| *now == before[at] || *now == after[at];
+            // A unit may have been on a third tier on its way.
+            let odd = now.iter().enumerate().filter(|at| !is_old_or_new(*at)).count();
+            assert!(odd * 8 < now.len(), "{policy:?}: {odd} units are elsewhere");
+            for (seed, key) in (0..).zip(&keys[..6]) {
+                content_is_right(&rig.kernel, *key, seed);
+            }
+            sound(&rig.kernel);
+        }
+    }
+}
+
+/// Reads what lies on slower tiers, and nothing else, so that what moves up has to go down again.
+fn adversary(policy: PolicyName) -> (usize, u64) {
+    const FILES: u64 = 60;
+    let world = world_of(policy).with_times(1, 10);
+    let kernel = &world.kernel;
+    let made = |number| make_on(kernel, number, Tier::ALL[number as usize % 3]).unwrap();
+    let keys: Vec<InodeKey> = (0..FILES).map(made).collect();
+    let client = world.client();
+    for key in &keys {
+        client.read_lease(*key);
+    }
+    let mut before = places(kernel, &keys);
+    // Where each unit came from last, and when, in milliseconds.
+    let mut came = vec![(Tier::Nvm, 0); before.len()];
+    let (mut moves, mut moved) = (0, 0);
+    for second in 1..=90_u64 {
+        for (key, now) in keys.iter().zip(before.chunks(FILE / UNIT as usize)) {
+            for (unit, tier) in (0..).zip(now) {
+                let is_turn = (u64::from(*tier != Tier::Nvm) + second / 7).is_multiple_of(2);
+                if is_turn && (key.ino.0 + second / 3) % 5 == 0 {
+                    (0..4).for_each(|_| drop(read_at(&client, *key, unit * UNIT, 4096)));
+                }
+            }
+        }
+        for _ in 0..4 {
+            let begun_ms = varve_ipc::Clock::monotonic_ms(&*world.clock);
+            moved += kernel.place();
+            let now_ms = varve_ipc::Clock::monotonic_ms(&*world.clock);
+            world.clock.advance_ms(250);
+            let now = places(kernel, &keys);
+            for (at, (was, is)) in before.iter().zip(&now).enumerate() {
+                if was == is {
+                    continue;
+                }
+                moves += 1;
+                let (from, since_ms) = came[at];
+                let back = *is == from && since_ms > 0 && now_ms - since_ms < STAY_MS;
+                assert!(
+                    !back,
+                    "{policy:?}: unit {at} is back on {is:?} after {} ms",
+                    now_ms - since_ms
+                );
+                came[at] = (*was, begun_ms);
+            }
+            before = now;
+        }
+    }
+    for (seed, key) in (0..).zip(&keys) {
+        content_is_right(kernel, *key, seed);
+    }
+    sound(kernel);
+    (moves, moved)
+}
+
+#[test]
+fn status_tells_the_times_that_devices_take() {
+    let world = world().with_times(2, 10);
+    let kernel = &world.kernel;
+    for tier in [Tier::Ssd, Tier::Hdd] {
+        let key = make_on(kernel, tier as u64, tier).unwrap();
+        content_is_right(kernel, key, tier as u64);
+    }
+    let [_, ssd, hdd] = &kernel.status().tiers[..] else {
+        panic!("three tiers")
+    };
+    for (tier, ns) in [(ssd, 2_000_000), (hdd, 10_000_000)] {
+        assert_eq!(tier.figures.read.response_ns, Some(ns), "{tier:?}");
+        assert_eq!(tier.figures.write.response_ns, Some(ns), "{tier:?}");
+        assert!(tier.figures.read.samples > 0 && !tier.figures.read.by_size.is_empty());
+    }
+}
+
+#[test]
+fn no_policy_takes_a_unit_back_at_once_whatever_is_read() {
+    for policy in PolicyName::ALL {
+        let (moves, blocks) = adversary(policy);
+        println!("{policy:?}: {moves} units moved, {blocks} blocks");
+        assert!(moves > 0, "{policy:?} moves nothing");
+    }
+}
+
+#[test]
+fn pool_of_each_policy_works_until_it_is_full_and_says_which_it_is() {
+    for policy in PolicyName::ALL {
+        let world = world_of(policy);
+        let kernel = &world.kernel;
+        assert_eq!(kernel.status().placement_policy, policy.name());
+        let mut client = world.client();
+        client.write_lease(ROOT);
+        let mut keys = Vec::new();
+        for (key, _) in client.alloc(16) {
+            let name = format!("of{}", keys.len());
+            client.create(name.as_bytes(), key);
+            let data = body(keys.len() as u64);
+            for (at, part) in data.chunks(64 << 10).enumerate() {
+                let offset = at as u64 * UNIT;
+                client.log_op(&LogOp::Write {
+                    key,
+                    offset,
+                    data: part,
+                });
+            }
+            kernel.digest_all().unwrap();
+            client.offset = varve_format::log::LIVE_HEADER_SIZE as u64;
+            keys.push(key);
+            world.clock.advance_ms(300);
+            kernel.place();
+        }
+        let mut made = Vec::new();
+        while made.len() < 200 {
+            match make(kernel, 100 + made.len() as u64) {
+                Ok(key) => made.push(key),
+                Err(error) => {
+                    assert!(
+                        matches!(error, varve_store::StoreError::NoSpace { .. }),
+                        "{error}"
+                    );
+                    break;
+                }
+            }
+            kernel.place();
+        }
+        assert!(made.len() > 70, "{policy:?}: {} files", made.len());
+        settle(kernel);
+        for (seed, key) in (0..).zip(&keys) {
+            content_is_right(kernel, *key, seed);
+        }
+        for (seed, key) in (100..).zip(&made) {
+            content_is_right(kernel, *key, seed);
+        }
+        sound(kernel);
     }
 }

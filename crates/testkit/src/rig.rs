@@ -10,7 +10,7 @@ use std::time::Duration;
 use varve_format::{FileBlock, Ino, InodeKey, SessionId, Tier};
 use varve_ipc::{ClientKind, ManualClock, Page, Service};
 use varve_kernelfs::placement::{At, Catalog, Cause, Job, Move, Placement};
-use varve_kernelfs::{Config, KernelError, KernelFs, LogStore, Parts, SessionArea, SimLogs};
+use varve_kernelfs::{Config, KernelError, KernelFs, LogStore, Parts, PolicyName, SessionArea, SimLogs};
 use varve_libfs::{Fs, FsOptions, MountError};
 use varve_media::faulty::{FaultScript, FaultyDevice, FaultyRegion};
 use varve_media::sim::{SimMedium, SimWorld};
@@ -44,8 +44,14 @@ pub enum Policy {
     Scatter,
     /// As [`Self::Scatter`], and each step of placement moves data to the next tier, cyclically.
     Rotate,
-    /// The product's policy, with low watermarks, so that a small pool has data to move.
+    /// The product's policy of this name, with low watermarks, so that a small pool has data to move.
     Hierarchy,
+    /// As [`Self::Hierarchy`].
+    Measured,
+    /// As [`Self::Hierarchy`].
+    Wardrop,
+    /// As [`Self::Hierarchy`].
+    Balance,
     /// The product's policy with its own watermarks and steps: a tier is full at 95 percent.
     Product,
     /// New data goes to SSD and HDD in turn while they have room; nothing moves.
@@ -54,19 +60,34 @@ pub enum Policy {
 
 impl Policy {
     /// All policies.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 8] = [
         Self::Scatter,
         Self::Rotate,
         Self::Hierarchy,
+        Self::Measured,
+        Self::Wardrop,
+        Self::Balance,
         Self::Product,
         Self::Slow,
     ];
+
+    /// The product's policy, if it is one.
+    const fn name(self) -> Option<PolicyName> {
+        match self {
+            Self::Hierarchy | Self::Product => Some(PolicyName::Hierarchy),
+            Self::Measured => Some(PolicyName::Measured),
+            Self::Wardrop => Some(PolicyName::Wardrop),
+            Self::Balance => Some(PolicyName::Balance),
+            Self::Scatter | Self::Rotate | Self::Slow => None,
+        }
+    }
 
     /// Daemon settings, of which only those of placement are used.
     fn config(self) -> Config {
         match self {
             Self::Product => Config::default(),
-            Self::Scatter | Self::Rotate | Self::Hierarchy | Self::Slow => Config {
+            _ => Config {
+                placement_policy: self.name().unwrap_or_default(),
                 placement_high_percent: 20,
                 placement_low_percent: 10,
                 placement_step_blocks: 64,
@@ -457,7 +478,7 @@ impl Rig {
             Policy::Scatter => parts.placement = Box::new(Scatter { rotate: false }),
             Policy::Rotate => parts.placement = Box::new(Scatter { rotate: true }),
             Policy::Slow => parts.placement = Box::new(Slow),
-            Policy::Hierarchy | Policy::Product => {}
+            policy => debug_assert!(policy.name().is_some(), "the settings name it"),
         }
         let kernel = KernelFs::open(parts)?;
         let mut gate = self.door.lock();

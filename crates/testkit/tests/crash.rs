@@ -284,6 +284,25 @@ fn data_that_moves_between_tiers_is_whole_when_it_crashes() {
 }
 
 #[test]
+fn data_that_each_policy_moves_is_whole_when_it_crashes() {
+    let effort = Effort {
+        seeds: 1,
+        ..Effort::ordinary(0)
+    };
+    for policy in [
+        Policy::Hierarchy,
+        Policy::Measured,
+        Policy::Wardrop,
+        Policy::Balance,
+    ] {
+        let what = format!("moves of {policy:?}");
+        let sum = shared_runs(&what, Flavour::Moving, policy, 6, 24, effort);
+        // What moves is explored in `varve-kernelfs`, `tests/placement.rs`: these files are small.
+        assert!(sum.images > 500, "{sum:?}");
+    }
+}
+
+#[test]
 fn blocks_overwritten_in_place_are_whole_when_it_crashes() {
     let mut jobs = Vec::new();
     for run in 0..9 * scale() {
@@ -540,6 +559,8 @@ fn filled(files: std::ops::Range<usize>, large: usize) -> Vec<Act> {
     files.flat_map(one).collect()
 }
 
+/// So many ticks are longer than data stays where it has come.
+const TICKS: usize = 3;
 /// So many large files leave less room on NVM below its mark than another one needs; with so many, on the SSD
 /// too.
 const NVM_LARGE: usize = 35;
@@ -560,18 +581,20 @@ fn tiers_that_the_products_policy_fills_and_empties_are_whole_when_it_crashes() 
             ]
             .concat(),
         };
-        // What is read again moves up, and is changed there.
-        let read = [Act::Read(1, vec!["n0"]), Act::Remount(1), Act::Place];
+        // What is read often moves up when it has been below for a while, and is changed there.
+        let read = vec![[Act::Read(1, vec!["n0"]), Act::Remount(1)]; 3].concat();
         let up = Script {
             before: [
                 setup(true),
                 filled(0..NVM_LARGE + 11, NVM_LARGE),
-                vec![Act::Place, Act::Place, Act::Tick],
-                read.to_vec(),
+                vec![Act::Place, Act::Place],
+                vec![Act::Tick; TICKS],
+                read.clone(),
             ]
             .concat(),
             acts: [
-                read.to_vec(),
+                read,
+                vec![Act::Place],
                 ops(&[write("n0", 5000, 9000, 91)]),
                 vec![Act::Digest, Act::Tick, Act::Place, Act::Checkpoint],
             ]

@@ -21,7 +21,7 @@ mod tests;
 mod types;
 mod view;
 
-pub use crate::placement::{Hierarchy, Placement};
+pub use crate::placement::Placement;
 pub use allocation::{Spent, blocks_missing};
 pub(crate) use commit::free_tail;
 pub use commit::{Digested, Freed, digest, free_orphans};

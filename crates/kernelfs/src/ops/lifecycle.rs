@@ -11,7 +11,6 @@ use crate::ops::recovery::Recovery;
 use crate::ops::sharing::Sharing;
 use crate::ops::teardown::Teardown;
 use crate::placement::jobs::Placer;
-use crate::placement::meter::Meters;
 use crate::session::table::{SessionTable, Sessions};
 use crate::user_segments::Segments;
 use std::sync::Arc;
@@ -42,6 +41,7 @@ pub(crate) fn open(parts: Parts) -> Result<KernelFs, KernelError> {
         config,
         clock,
         placement,
+        meters,
         rules,
         owner_uid,
         fsck,
@@ -80,7 +80,6 @@ pub(crate) fn open(parts: Parts) -> Result<KernelFs, KernelError> {
         Err(error) if error.is_device() => LeaseNo(1),
         Err(error) => return Err(error.into()),
     };
-    let meters = Meters::of(&store, &clock);
     let kernel = KernelFs {
         sessions: Sessions::new(SessionTable::new(Table::new(limits, first_lease))),
         env: Env {

@@ -12,9 +12,11 @@ use crate::placement::{At, Catalog, Cause, Job, Move, PinnedFiles, PlacementStat
 use crate::session::table::Sessions;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 use varve_format::inode::{Content, Inode, InodeSlot};
 use varve_format::seeded::{Bug, armed};
 use varve_format::{FileBlock, Ino, InodeKey, Pin, PinTo, Tier, TxId};
+use varve_ipc::Clock;
 use varve_store::{DataTarget, MappedPart, OP_ROOM, SharedPart, Store, StoreError};
 
 /// Most blocks of one transaction of moves, which commits nothing else: 1 MiB.
@@ -23,6 +25,8 @@ const TX_BLOCKS: u64 = 256;
 const TX_MOVES: usize = 32;
 /// Most slots of the inode table that one scan passes.
 const SLOTS: usize = 4096;
+/// Longest time for which a move waits while others use its devices.
+const YIELD_MS: u64 = 20;
 /// Most steps of blocks that may wait for sessions.
 const UNRELEASED_STEPS: u64 = 16;
 
@@ -61,15 +65,15 @@ impl StoreCatalog<'_> {
         if !self.0.shares_blocks(ino).unwrap_or(false) {
             return Vec::new();
         }
-        loop {
-            let mut parts = self.0.map_parts(ino, from, most).unwrap_or_default();
-            let Some(last) = parts.last() else { return parts };
+        let mut shared = Vec::new();
+        while shared.len() < most {
+            let parts = self.0.map_parts(ino, from, most).unwrap_or_default();
+            let Some(last) = parts.last() else { break };
             from = last.extent.end();
-            parts.retain(|part| part.owners > 1);
-            if !parts.is_empty() {
-                return parts;
-            }
+            shared.extend(parts.into_iter().filter(|part| part.owners > 1));
         }
+        shared.truncate(most);
+        shared
     }
 
     /// Calls `each` with inodes in use with numbers from `from` on until it returns false. Returns where to
@@ -142,6 +146,7 @@ pub(crate) struct Mover<'k> {
     placer: &'k Placer,
     space: &'k SpaceLimits,
     stopping: &'k AtomicBool,
+    clock: &'k dyn Clock,
     /// `placement_step_blocks`.
     step_blocks: u64,
     faults: Faults<'k>,
@@ -157,6 +162,7 @@ impl<'k> Mover<'k> {
             placer: &kernel.placer,
             space: &kernel.space,
             stopping: &kernel.lifecycle.stopping,
+            clock: &*kernel.env.clock,
             step_blocks: kernel.env.config.placement_step_blocks,
             faults: Core::of(kernel).faults(),
             take_over: TakeOver::of(kernel),
@@ -182,12 +188,11 @@ impl<'k> Mover<'k> {
         let mut shown = Vec::with_capacity(jobs.len());
         for mut job in jobs {
             total += self.carry_job(&mut job);
-            let moved = &self.placer.moved[job.from as usize][job.to as usize];
             shown.push(PlacementStatus {
                 from: job.from.name().into(),
                 to: job.to.name().into(),
                 cause: job.cause,
-                moved_blocks: moved.load(Ordering::Relaxed),
+                moved_blocks: self.placer.moved(&job),
                 waiting: job.waiting,
             });
         }
@@ -257,6 +262,7 @@ impl<'k> Mover<'k> {
     fn carry_moves(&self, job: &mut Job) -> u64 {
         let (mut at, mut total, mut most) = (0, 0, TX_MOVES);
         while at < job.moves.len() && !self.stopping.load(Ordering::Acquire) {
+            self.let_others_go_first(job);
             match self.carry_some(job, &job.moves[at..], most) {
                 Ended::Done { moves, blocks } => {
                     at += moves.max(1);
@@ -289,6 +295,18 @@ impl<'k> Mover<'k> {
         total
     }
 
+    /// Waits while others use the devices of the job, though not for long. Moves that make room do not wait:
+    /// writers may need it.
+    fn let_others_go_first(&self, job: &Job) {
+        let meters = &self.placer.meters;
+        let others = || [job.from, job.to].into_iter().any(|tier| meters.is_at_work(tier));
+        let mut left_ms = if job.cause == Cause::Full { 0 } else { YIELD_MS };
+        while left_ms > 0 && others() && !self.stopping.load(Ordering::Acquire) {
+            self.clock.pause(Duration::from_millis(1));
+            left_ms -= 1;
+        }
+    }
+
     /// Carries out one transaction.
     fn carry_some(&self, job: &Job, moves: &[Move], most: usize) -> Ended {
         let change = Change::begin(self.store, self.sessions);
@@ -311,9 +329,9 @@ impl<'k> Mover<'k> {
         if shared && !armed(Bug::SharedMoveNotTold) {
             let mapped = self.sessions.table.lock().table.mapped();
             remapped.extend(mapped.into_iter().filter(|key| self.shares_blocks(*key)));
-            remapped.sort_unstable();
-            remapped.dedup();
         }
+        remapped.sort_unstable();
+        remapped.dedup();
         let changes = self.take_over.take_over(&Applied {
             tx,
             remapped,
@@ -326,7 +344,7 @@ impl<'k> Mover<'k> {
             blocks += u64::from(moved.len);
             self.placer.policy.moved(job, moved);
         }
-        self.placer.count(job.from, job.to, blocks);
+        self.placer.count(job, blocks);
         Ended::Done {
             moves: done.len(),
             blocks,

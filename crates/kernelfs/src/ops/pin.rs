@@ -6,7 +6,7 @@ use crate::error::no;
 use crate::kernel::{Change, Core, KernelFs};
 use crate::ops::digest::{Digests, TakeOver};
 use crate::placement::jobs::Placer;
-use crate::placement::{At, Cause, ReadCounts};
+use crate::placement::{At, Cause};
 use crate::session::table::Sessions;
 use serde::{Deserialize, Serialize};
 use varve_format::inode::Content;
@@ -39,8 +39,10 @@ pub struct PlacedExtent {
     pub tier: String,
     /// Its blocks may have other owners: the policy moves them for all of them.
     pub shared: bool,
-    /// Reads of the 2 MiB around its beginning while they were on this tier, as far as they are known.
-    pub reads: ReadCounts,
+    /// Counted reads of the 64 KiB around its beginning, as far as they are known; halved each 30 s.
+    pub reads: u64,
+    /// The same of writes.
+    pub writes: u64,
 }
 
 /// Where a file's data is, and why.
@@ -255,12 +257,14 @@ impl<'k> Pinning<'k> {
 
     fn extent(&self, key: InodeKey, part: &MappedPart) -> PlacedExtent {
         let extent = &part.extent;
+        let heat = self.placer.policy.heat(At::of(key, part));
         PlacedExtent {
             offset_bytes: extent.file_block.0 * BLOCK_BYTES,
             len_bytes: u64::from(extent.len) * BLOCK_BYTES,
             tier: extent.tier.name().into(),
             shared: part.owners > 1,
-            reads: self.placer.policy.reads(At::of(key, part), extent.tier),
+            reads: heat.reads.into(),
+            writes: heat.writes.into(),
         }
     }
 

@@ -5,7 +5,7 @@ use crate::health::{Health, LogsStatus, MediumStatus};
 use crate::kernel::{Env, KernelFs};
 use crate::leases::{LeaseDetail, WaitStatus};
 use crate::placement::jobs::Placer;
-use crate::placement::{DeviceFigures, PlacementStatus};
+use crate::placement::{DeviceFigures, MovedStatus, PlacementStatus, TierHeat};
 use crate::session::table::{Phase, SessionEntry, SessionTable, Sessions};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -44,6 +44,9 @@ pub struct TierStatus {
     /// Moved away to other tiers since the daemon started, in bytes.
     #[serde(default)]
     pub moved_out_bytes: u64,
+    /// Accesses to its data that placement has counted.
+    #[serde(default)]
+    pub accesses: TierHeat,
     /// Measured speed of its device.
     #[serde(default)]
     pub figures: DeviceFigures,
@@ -181,6 +184,12 @@ pub struct Status {
     pub waiting: Vec<WaitStatus>,
     /// Background jobs and their obstacles.
     pub jobs: Vec<String>,
+    /// Policy that decides on the place of data.
+    #[serde(default)]
+    pub placement_policy: String,
+    /// What was moved between tiers, by cause.
+    #[serde(default)]
+    pub moved: Vec<MovedStatus>,
     /// Those jobs that move data between tiers.
     #[serde(default)]
     pub placement: Vec<PlacementStatus>,
@@ -264,6 +273,7 @@ impl<'k> View<'k> {
         let block = varve_format::BLOCK_BYTES;
         let mut tiers = Vec::new();
         let io = self.store.io();
+        let heat = self.placer.policy.served();
         for (tier, stats) in Tier::ALL.into_iter().zip(&space.tiers) {
             let (device, state) = match (tier, devices.block_device(tier)) {
                 (Tier::Nvm, _) => (devices.nvm.info().to_string(), devices.nvm.state()),
@@ -281,6 +291,7 @@ impl<'k> View<'k> {
                 written_bytes: io[tier as usize].written_bytes,
                 moved_in_bytes: get(&self.placer.moved_in[tier as usize]) * block,
                 moved_out_bytes: get(&self.placer.moved_out[tier as usize]) * block,
+                accesses: heat[tier as usize],
                 figures: DeviceFigures::of(self.placer.meters.tier(tier)),
             });
         }
@@ -378,6 +389,8 @@ impl<'k> View<'k> {
             },
             waiting: sessions.table.waits(now_ms()),
             jobs,
+            moved: self.placer.all_moved(),
+            placement_policy: self.placer.policy.name().into(),
             placement,
         }
     }

@@ -3,11 +3,13 @@
 
 use super::meter::Meters;
 use super::walk::Walk;
-use super::{Cause, Pins, Placement};
+use super::{Cause, Job, Pins, Placement};
 use crate::bell::Bell;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use varve_format::Tier;
 use varve_placement::rules::Rules;
@@ -21,20 +23,32 @@ pub struct PlacementStatus {
     pub to: String,
     /// Reason of the move.
     pub cause: Cause,
-    /// Moved between the two since the daemon started, for either cause, in blocks of 4 KiB.
+    /// Moved between the two for this cause since the daemon started, in blocks of 4 KiB.
     pub moved_blocks: u64,
     /// Obstacle that it waits for, if it waits.
     pub waiting: Option<String>,
 }
 
+/// Data moved from one tier to another for one cause, since the daemon started.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MovedStatus {
+    /// Source: `nvm`, `ssd` or `hdd`.
+    pub from: String,
+    /// Target.
+    pub to: String,
+    /// Reason of the moves.
+    pub cause: Cause,
+    /// Blocks of 4 KiB.
+    pub blocks: u64,
+}
+
+const fn key_of(job: &Job) -> (Cause, Tier, Tier) {
+    (job.cause, job.from, job.to)
+}
+
 impl fmt::Display for PlacementStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let what = match self.cause {
-            Cause::Full => "cold data",
-            Cause::Warm => "warm data",
-            Cause::Metadata => "cold metadata",
-            Cause::Pinned => "pinned data",
-        };
+        let what = self.cause.reason();
         let Self { from, to, .. } = self;
         write!(
             f,
@@ -63,18 +77,23 @@ pub(crate) struct Placer {
     pub(crate) turn: Mutex<()>,
     /// A leaf of the lock order.
     pub(crate) jobs: Mutex<Vec<PlacementStatus>>,
-    /// Blocks moved, by source and target tier.
-    pub(crate) moved: [[AtomicU64; 3]; 3],
+    /// Blocks moved, by cause, source and target tier. A leaf of the lock order.
+    pub(crate) moved: Mutex<BTreeMap<(Cause, Tier, Tier), u64>>,
     pub(crate) moved_in: [AtomicU64; 3],
     pub(crate) moved_out: [AtomicU64; 3],
     pub(crate) bell: Bell,
     /// What the tiers' devices are measured to do.
-    pub(crate) meters: Meters,
+    pub(crate) meters: Arc<Meters>,
 }
 
 impl Placer {
     /// Tiers take pinned data until they are `high` percent full.
-    pub(crate) fn new(policy: Box<dyn Placement>, rules: Option<Rules>, high: u64, meters: Meters) -> Self {
+    pub(crate) fn new(
+        policy: Box<dyn Placement>,
+        rules: Option<Rules>,
+        high: u64,
+        meters: Arc<Meters>,
+    ) -> Self {
         Self {
             policy,
             pins: Pins::new(high),
@@ -82,7 +101,7 @@ impl Placer {
             walk: Mutex::default(),
             turn: Mutex::default(),
             jobs: Mutex::default(),
-            moved: Default::default(),
+            moved: Mutex::default(),
             moved_in: Default::default(),
             moved_out: Default::default(),
             bell: Bell::default(),
@@ -103,10 +122,26 @@ impl Placer {
         }
     }
 
-    pub(crate) fn count(&self, from: Tier, to: Tier, blocks: u64) {
-        let (from, to) = (from as usize, to as usize);
-        self.moved[from][to].fetch_add(blocks, Ordering::Relaxed);
-        self.moved_out[from].fetch_add(blocks, Ordering::Relaxed);
-        self.moved_in[to].fetch_add(blocks, Ordering::Relaxed);
+    pub(crate) fn count(&self, job: &Job, blocks: u64) {
+        *self.moved.lock().entry(key_of(job)).or_default() += blocks;
+        self.moved_out[job.from as usize].fetch_add(blocks, Ordering::Relaxed);
+        self.moved_in[job.to as usize].fetch_add(blocks, Ordering::Relaxed);
+    }
+
+    /// Blocks moved between the tiers of a job for its cause.
+    pub(crate) fn moved(&self, job: &Job) -> u64 {
+        self.moved.lock().get(&key_of(job)).copied().unwrap_or(0)
+    }
+
+    /// All moves since the daemon started.
+    pub(crate) fn all_moved(&self) -> Vec<MovedStatus> {
+        let moved = self.moved.lock();
+        let shown = |(&(cause, from, to), &blocks): (&(Cause, Tier, Tier), &u64)| MovedStatus {
+            from: from.name().into(),
+            to: to.name().into(),
+            cause,
+            blocks,
+        };
+        moved.iter().map(shown).collect()
     }
 }

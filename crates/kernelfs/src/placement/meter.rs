@@ -78,6 +78,11 @@ impl Meter {
         }
     }
 
+    /// Requests that it serves at once.
+    pub(super) const fn parallel(&self) -> u32 {
+        self.parallel
+    }
+
     /// Has the averages over time follow.
     fn tick(&self) {
         let now_ns = self.clock.monotonic_ns();
@@ -145,29 +150,49 @@ impl Observer for Meter {
 }
 
 /// Figures of the devices of all tiers.
-pub(crate) struct Meters([Arc<Meter>; 3]);
+pub struct Meters {
+    tiers: [Arc<Meter>; 3],
+    clock: Arc<dyn Clock>,
+}
 
 impl Meters {
     /// Measures the devices of a store from now on.
-    pub(crate) fn of(store: &Store, clock: &Arc<dyn Clock>) -> Self {
-        Self(Tier::ALL.map(|tier| {
-            let meter = Arc::new(Meter::new(Arc::clone(clock), tier));
-            store
-                .media_stats()
-                .tier(tier)
-                .set_observer(Arc::clone(&meter) as _);
-            meter
-        }))
+    #[must_use]
+    pub fn of(store: &Store, clock: &Arc<dyn Clock>) -> Self {
+        let meters = Self::new(clock);
+        for tier in Tier::ALL {
+            let meter = Arc::clone(&meters.tiers[tier as usize]);
+            store.media_stats().tier(tier).set_observer(meter);
+        }
+        meters
+    }
+
+    /// Meters that measure nothing yet.
+    pub(super) fn new(clock: &Arc<dyn Clock>) -> Self {
+        Self {
+            tiers: Tier::ALL.map(|tier| Arc::new(Meter::new(Arc::clone(clock), tier))),
+            clock: Arc::clone(clock),
+        }
+    }
+
+    /// Monotonic time.
+    pub(super) fn now_ns(&self) -> u64 {
+        self.clock.monotonic_ns()
+    }
+
+    /// Whether a transfer of this tier's device is under way.
+    pub(crate) fn is_at_work(&self, tier: Tier) -> bool {
+        self.tier(tier).measured.lock().in_flight > 0
     }
 
     /// Has the averages over time follow.
     pub(crate) fn tick(&self) {
-        self.0.iter().for_each(|meter| meter.tick());
+        self.tiers.iter().for_each(|meter| meter.tick());
     }
 
     /// The device of a tier.
     pub(crate) fn tier(&self, tier: Tier) -> &Meter {
-        &self.0[tier as usize]
+        &self.tiers[tier as usize]
     }
 }
 

@@ -1,22 +1,24 @@
-//! Placement over the tiers: targets of new data, and later moves. A policy ([`Hierarchy`]) decides and moves
-//! nothing; the mover carries its jobs out through store transactions and decides nothing. Operators' pins
-//! ([`Pins`]) come before the policy.
+//! Placement over the tiers: targets of new data, and later moves. A policy ([`Driver`] runs those of
+//! `varve_placement`) decides and moves nothing; the mover carries its jobs out through store transactions and
+//! decides nothing. Operators' pins ([`Pins`]) come before the policy.
 
-mod heat;
-mod hierarchy;
+mod driver;
+mod fill;
 pub(crate) mod jobs;
 pub(crate) mod meter;
 mod pins;
+mod units;
 pub(crate) mod walk;
 
-pub use hierarchy::{Hierarchy, Marks};
-pub use jobs::PlacementStatus;
-pub use meter::{DeviceFigures, DirectionFigures, SizeFigures};
+pub use driver::{Driver, STAY_MS};
+pub use jobs::{MovedStatus, PlacementStatus};
+pub use meter::{DeviceFigures, DirectionFigures, Meters, SizeFigures};
 pub use pins::{PinnedFiles, Pins};
 
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use varve_format::{BlockNo, FileBlock, Ino, InodeKey, Tier};
+use varve_placement::heat::Counts;
 use varve_store::{DataTarget, MappedPart, SharedPart, SpaceStats};
 
 /// Kind of use of a file's blocks.
@@ -30,13 +32,14 @@ pub enum Use {
     Written,
 }
 
-/// Reads of a part of a file through the daemon, or by sessions that map it. Older ones count half.
+/// Counted accesses to the data of a tier since the daemon started, each to a part of a file of 64 KiB: by
+/// digests, through the daemon, and mapping NVM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct ReadCounts {
-    /// Blocks of 4 KiB.
-    pub blocks: u64,
-    /// Steps of placement in which there were reads.
-    pub steps: u32,
+pub struct TierHeat {
+    /// Reads.
+    pub reads: u64,
+    /// Writes.
+    pub writes: u64,
 }
 
 /// The pool's files, for a policy.
@@ -45,8 +48,8 @@ pub trait Catalog {
     /// there are no more. Several calls together do not show one consistent state.
     fn files(&self, from: Ino, most: usize) -> (Vec<InodeKey>, Option<Ino>);
 
-    /// Returns the extents of a file from a block on, at most `most`, without those that a pin holds; none if
-    /// the file is gone or must not be moved now.
+    /// Returns the extents of a file from a block on, without those that a pin holds; fewer than `most` if
+    /// there are no more. None if the file is gone or must not be moved now.
     fn extents(&self, key: InodeKey, from: FileBlock, most: usize) -> Vec<MappedPart>;
 
     /// Returns the shared blocks with these numbers, at most `most` runs.
@@ -85,17 +88,36 @@ pub struct Move {
 }
 
 /// Reason of a move.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Cause {
     /// Their tier is full.
     Full,
-    /// They are read repeatedly.
-    Warm,
+    /// They are used so much that another tier serves them better.
+    Hot,
+    /// The devices are unequally loaded.
+    Load,
+    /// They are unused, and their room is wanted.
+    Cold,
     /// They are unused metadata, and there is little room for more.
     Metadata,
     /// An operator wants them on another tier.
     Pinned,
+}
+
+impl Cause {
+    /// What moves, for operators.
+    #[must_use]
+    pub const fn reason(self) -> &'static str {
+        match self {
+            Self::Full => "cold data",
+            Self::Hot => "hot data",
+            Self::Load => "data in use",
+            Self::Cold => "unused data",
+            Self::Metadata => "cold metadata",
+            Self::Pinned => "pinned data",
+        }
+    }
 }
 
 /// Moves from one tier to another.
@@ -135,9 +157,9 @@ pub trait Placement: Send + Sync {
         Vec::new()
     }
 
-    /// Returns the reads of the data around a block, which is on `tier`.
-    fn reads(&self, _at: At, _tier: Tier) -> ReadCounts {
-        ReadCounts::default()
+    /// Returns the counted accesses to the data around a block.
+    fn heat(&self, _at: At) -> Counts {
+        Counts::default()
     }
 
     /// Notes that a move of the last plan was done.
@@ -145,4 +167,14 @@ pub trait Placement: Send + Sync {
 
     /// Notes that a move of the last plan can never be done: its data cannot be read.
     fn failed(&self, _failed: &Move) {}
+
+    /// Returns the counted accesses to the data of each tier.
+    fn served(&self) -> [TierHeat; 3] {
+        [TierHeat::default(); 3]
+    }
+
+    /// Its name, for operators.
+    fn name(&self) -> &'static str {
+        "custom"
+    }
 }

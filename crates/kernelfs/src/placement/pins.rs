@@ -6,7 +6,7 @@
 //! puts it, and comes back when there is room. Blocks that files share are the policy's: they move for all
 //! their owners, and these may have different pins.
 
-use super::hierarchy::Fill;
+use super::fill::Fill;
 use super::{At, Cause, Job, Move};
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
@@ -103,7 +103,7 @@ impl Pins {
         if stats.total == 0 {
             return 0;
         }
-        Fill::of(tier, stats, false).below(self.high)
+        Fill::of(tier, stats).below(self.high)
     }
 
     /// Whether the search has seen pins that rules have set.
@@ -224,11 +224,7 @@ impl Plan<'_> {
                 let stats = &self.space.tiers[to as usize];
                 let waits = match stats.total {
                     0 => format!("waiting: this pool has no {}", to.name()),
-                    _ => format!(
-                        "waiting: {} {} % full",
-                        to.name(),
-                        Fill::of(to, stats, false).percent()
-                    ),
+                    _ => format!("waiting: {} {} % full", to.name(), Fill::of(to, stats).percent()),
                 };
                 self.job(from, to).waiting = Some(waits);
                 return len;

@@ -22,7 +22,21 @@ pub fn make_empty(kernel: &KernelFs, name: &[u8]) -> Result<InodeKey, varve_stor
     make_named(kernel, name, b"")
 }
 
+/// A file whose data is on a tier.
+pub fn make_on(kernel: &KernelFs, number: u64, tier: Tier) -> Result<InodeKey, varve_store::StoreError> {
+    make_at(kernel, format!("f{number}").as_bytes(), &body(number), tier)
+}
+
 pub fn make_named(kernel: &KernelFs, name: &[u8], data: &[u8]) -> Result<InodeKey, varve_store::StoreError> {
+    make_at(kernel, name, data, Tier::Nvm)
+}
+
+fn make_at(
+    kernel: &KernelFs,
+    name: &[u8],
+    data: &[u8],
+    tier: Tier,
+) -> Result<InodeKey, varve_store::StoreError> {
     let store = kernel.store();
     let mut tx = store.begin()?;
     let key = tx.alloc_inodes(ROOT.ino, 1)?[0];
@@ -36,7 +50,7 @@ pub fn make_named(kernel: &KernelFs, name: &[u8], data: &[u8]) -> Result<InodeKe
     tx.create(&attr, b"")?;
     tx.dir_insert(ROOT.ino, name, key, varve_format::FileKind::Regular)?;
     if !data.is_empty() {
-        tx.write_bytes(key.ino, &[(0, data)], varve_store::DataTarget::prefer(Tier::Nvm))?;
+        tx.write_bytes(key.ino, &[(0, data)], varve_store::DataTarget::prefer(tier))?;
     }
     tx.commit()?;
     Ok(key)

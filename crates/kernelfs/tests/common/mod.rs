@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, dead_code)]
 
 pub mod files;
+pub mod timed;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -65,6 +66,27 @@ impl World {
         let logs = Arc::new(SimLogs::new(sim.clone(), SimMedium::Dax));
         let clock = Arc::new(ManualClock::new(START_NS + 1_000_000_000));
         let kernel = start_with(&sim, &logs, &clock, &config, rules);
+        Self {
+            sim,
+            logs,
+            clock,
+            config,
+            kernel,
+        }
+    }
+
+    /// The daemon starts anew, and its block devices take their time.
+    pub fn with_times(self, ssd_ms: u64, hdd_ms: u64) -> Self {
+        let Self {
+            sim,
+            logs,
+            clock,
+            config,
+            kernel,
+        } = self;
+        drop(kernel);
+        let devices = timed::devices(devices(&sim), &clock, [ssd_ms, hdd_ms]);
+        let kernel = start_on_devices(devices, &logs, &clock, &config, Rules::default());
         Self {
             sim,
             logs,
@@ -142,7 +164,17 @@ fn start_with(
     config: &Config,
     rules: Rules,
 ) -> Arc<KernelFs> {
-    let (store, _) = Store::open(devices(sim), OpenOptions::default()).unwrap();
+    start_on_devices(devices(sim), logs, clock, config, rules)
+}
+
+fn start_on_devices(
+    devices: Devices,
+    logs: &Arc<SimLogs>,
+    clock: &Arc<ManualClock>,
+    config: &Config,
+    rules: Rules,
+) -> Arc<KernelFs> {
+    let (store, _) = Store::open(devices, OpenOptions::default()).unwrap();
     let mut parts = Parts::new(
         store,
         Arc::clone(logs) as _,

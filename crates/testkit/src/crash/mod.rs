@@ -72,7 +72,7 @@ pub enum Act {
     Thaw(usize),
     /// The first session opens a file and keeps it open.
     Hold(Path),
-    /// A session reads a whole file, which makes it warm.
+    /// A session reads a whole file: several times make it hot.
     Read(usize, Path),
     /// The first session closes all files that it keeps open.
     LetGo,

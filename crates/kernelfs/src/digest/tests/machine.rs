@@ -1,12 +1,13 @@
 //! The machine of the tests.
 
+use crate::config::Config;
 use crate::digest::{
-    Applied, BatchLimit, Client, Digested, Environment, GatherLimits, Hierarchy, Leases, SessionLog, Source,
-    digest,
+    Applied, BatchLimit, Client, Digested, Environment, GatherLimits, Leases, SessionLog, Source, digest,
 };
-use crate::placement::Pins;
+use crate::placement::{Driver, Meters, Pins};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use varve_format::log::{CHUNK_BYTES, crc_seed, entry_crc, entry_size, payload_crc};
 use varve_format::session::{GrantRow, SessionRow, SessionState};
 use varve_format::{
@@ -64,7 +65,7 @@ pub(super) struct Machine {
     pub(super) store: Store,
     pub(super) leases: AllLeases,
     pub(super) reader: SessionLog,
-    placement: Hierarchy,
+    placement: Driver,
     pins: Pins,
     /// User of the session, if it has no privilege.
     pub(super) unprivileged: Option<u32>,
@@ -133,12 +134,15 @@ impl Machine {
     /// The machine after a restart.
     pub(super) fn open(world: SimWorld) -> Self {
         let (store, _) = Store::open(devices(&world), OpenOptions::default()).unwrap();
+        let clock = Arc::new(varve_ipc::ManualClock::new(0)) as Arc<dyn varve_ipc::Clock>;
+        let meters = Arc::new(Meters::of(&store, &clock));
+        let placement = Driver::new(&Config::default(), &store.space(), meters);
         Self {
             world,
             store,
             leases: AllLeases::default(),
             reader: SessionLog::new(S),
-            placement: Hierarchy::default(),
+            placement,
             pins: Pins::new(95),
             unprivileged: None,
             dedup_scope: crate::config::DedupScope::User,
