@@ -59,7 +59,7 @@ pub struct FileDevice {
 }
 
 /// Claims a block device: fails if it is mounted or belongs to another pool.
-fn claim(path: &Path, name: &DeviceName) -> Result<Option<File>, MediaError> {
+pub(super) fn claim(path: &Path, name: &DeviceName) -> Result<Option<File>, MediaError> {
     if !std::fs::metadata(path).is_ok_and(|meta| meta.file_type().is_block_device()) {
         return Ok(None);
     }

@@ -8,11 +8,12 @@ pub mod nvme;
 mod open;
 #[allow(unsafe_code)]
 mod ring;
+pub mod spdk;
 mod spec;
 mod survey;
 
 pub use file::{BlockOptions, FileDevice};
 pub use ng::NgDevice;
 pub use open::{Opened, explain, open};
-pub use spec::{DeviceSpec, NvmeAddress, PciAddress, SpecError};
+pub use spec::{DeviceSpec, NvmeAddress, PciAddress, SpdkAddress, SpecError};
 pub use survey::survey;

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::nvme::{AttachedNvme, NvmeOptions};
+use super::spdk::{AttachedSpdk, SpdkOptions};
 use super::{BlockOptions, DeviceSpec, FileDevice, NgDevice};
 use crate::error::MediaError;
 use crate::traits::BlockDevice;
@@ -47,6 +48,10 @@ pub fn open(spec: &DeviceSpec, options: BlockOptions) -> Result<Opened, MediaErr
         DeviceSpec::Ng(path) => opened(Arc::new(NgDevice::open(path)?), String::new()),
         DeviceSpec::Nvme(address) => {
             let device = AttachedNvme::open(*address, NvmeOptions::default())?;
+            opened(Arc::new(device), String::new())
+        }
+        DeviceSpec::Spdk(address) => {
+            let device = AttachedSpdk::open(address, SpdkOptions::default())?;
             opened(Arc::new(device), String::new())
         }
         DeviceSpec::Path(path) => {

@@ -5,7 +5,8 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 /// Supported schemes, for messages.
-const SCHEMES: &str = "uring:PATH, ng:/dev/ngXnY, nvme:DDDD:BB:DD.F[/NSID]";
+const SCHEMES: &str = "uring:PATH, ng:/dev/ngXnY, nvme:DDDD:BB:DD.F[/NSID], spdk:DDDD:BB:DD.F[/NSID], \
+                       spdk:/PATH.json[#BDEV]";
 
 /// A function of a PCI device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -67,11 +68,65 @@ pub struct NvmeAddress {
     pub nsid: u32,
 }
 
+impl NvmeAddress {
+    /// Reads `DDDD:BB:DD.F` or `DDDD:BB:DD.F/NSID`.
+    fn parse(scheme: &'static str, text: &str, rest: &str) -> Result<Self, SpecError> {
+        let (address, nsid) = match rest.split_once('/') {
+            Some((address, nsid)) => (address, Some(nsid)),
+            None => (rest, None),
+        };
+        let pci = PciAddress::parse(address).ok_or_else(|| SpecError::Pci {
+            scheme,
+            text: text.into(),
+        })?;
+        let nsid = match nsid {
+            None => 1,
+            // 0 and all ones have other meanings in the protocol.
+            Some(nsid) => match nsid.parse() {
+                Ok(nsid) if (1..u32::MAX).contains(&nsid) => nsid,
+                _ => return Err(SpecError::Namespace { text: text.into() }),
+            },
+        };
+        Ok(Self { pci, nsid })
+    }
+
+    fn show(self, scheme: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.nsid {
+            1 => write!(f, "{scheme}:{}", self.pci),
+            nsid => write!(f, "{scheme}:{}/{nsid}", self.pci),
+        }
+    }
+}
+
 impl fmt::Display for NvmeAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.nsid {
-            1 => write!(f, "nvme:{}", self.pci),
-            nsid => write!(f, "nvme:{}/{nsid}", self.pci),
+        self.show("nvme", f)
+    }
+}
+
+/// A device that SPDK drives.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum SpdkAddress {
+    /// A namespace of an NVMe controller.
+    Controller(NvmeAddress),
+    /// A block device of SPDK's that a configuration makes.
+    Config {
+        /// The configuration, JSON as `rpc.py save_config` writes it.
+        path: PathBuf,
+        /// SPDK's name of the block device; `None`: the only one.
+        bdev: Option<String>,
+    },
+}
+
+impl fmt::Display for SpdkAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Controller(address) => address.show("spdk", f),
+            Self::Config { path, bdev: None } => write!(f, "spdk:{}", path.display()),
+            Self::Config {
+                path,
+                bdev: Some(bdev),
+            } => write!(f, "spdk:{}#{bdev}", path.display()),
         }
     }
 }
@@ -87,6 +142,8 @@ pub enum DeviceSpec {
     Ng(PathBuf),
     /// An NVMe controller taken from the kernel and driven by this process.
     Nvme(NvmeAddress),
+    /// A device that an installed SPDK drives in this process.
+    Spdk(SpdkAddress),
 }
 
 /// Why a name was refused. Each text says how to correct it.
@@ -102,12 +159,16 @@ pub enum SpecError {
         /// The part before the colon.
         scheme: String,
     },
-    /// SPDK is not built in.
+    /// Neither a PCI address nor a configuration.
     #[error(
-        "`spdk:` is not supported yet; `nvme:DDDD:BB:DD.F` drives an NVMe controller from this process and \
-         needs nothing installed"
+        "`{text}`: spdk: wants an NVMe controller's PCI address, for example spdk:0000:00:04.0 \
+         (`lspci -D -d ::0108` lists controllers), or a configuration of SPDK's by its absolute path and a \
+         block device in it, for example spdk:/etc/varve/spdk.json#Nvme0n1"
     )]
-    Spdk,
+    Spdk {
+        /// The given text.
+        text: String,
+    },
     /// Nothing, or no absolute path, after the scheme.
     #[error("`{text}`: {scheme}: wants a path, for example {example}")]
     Path {
@@ -130,11 +191,13 @@ pub enum SpecError {
     },
     /// No PCI address.
     #[error(
-        "`{text}`: nvme: wants the controller's PCI address, for example nvme:0000:00:04.0 or \
-         nvme:0000:00:04.0/2 for its namespace 2; \
+        "`{text}`: {scheme}: wants the controller's PCI address, for example {scheme}:0000:00:04.0 or \
+         {scheme}:0000:00:04.0/2 for its namespace 2; \
          `lspci -D -d ::0108` lists controllers"
     )]
     Pci {
+        /// The scheme.
+        scheme: &'static str,
         /// The given text.
         text: String,
     },
@@ -166,8 +229,8 @@ impl DeviceSpec {
                 path => Ok(Some(Self::Uring(path.into()))),
             },
             "ng" => Self::parse_ng(text, rest).map(Some),
-            "nvme" => Self::parse_nvme(text, rest).map(Some),
-            "spdk" => Err(SpecError::Spdk),
+            "nvme" => NvmeAddress::parse("nvme", text, rest).map(|address| Some(Self::Nvme(address))),
+            "spdk" => Self::parse_spdk(text, rest).map(Some),
             other => Err(SpecError::Scheme { scheme: other.into() }),
         }
     }
@@ -195,21 +258,26 @@ impl DeviceSpec {
         }
     }
 
-    fn parse_nvme(text: &str, rest: &str) -> Result<Self, SpecError> {
-        let (address, nsid) = match rest.split_once('/') {
-            Some((address, nsid)) => (address, Some(nsid)),
+    fn parse_spdk(text: &str, rest: &str) -> Result<Self, SpecError> {
+        if !rest.starts_with('/') {
+            // A relative path would be another one for the daemon.
+            if rest.is_empty() || rest.contains(".json") || rest.starts_with('.') {
+                return Err(SpecError::Spdk { text: text.into() });
+            }
+            let address = NvmeAddress::parse("spdk", text, rest)?;
+            return Ok(Self::Spdk(SpdkAddress::Controller(address)));
+        }
+        let (path, bdev) = match rest.split_once('#') {
+            Some((path, bdev)) => (path, Some(bdev)),
             None => (rest, None),
         };
-        let pci = PciAddress::parse(address).ok_or_else(|| SpecError::Pci { text: text.into() })?;
-        let nsid = match nsid {
-            None => 1,
-            // 0 and all ones have other meanings in the protocol.
-            Some(nsid) => match nsid.parse() {
-                Ok(nsid) if (1..u32::MAX).contains(&nsid) => nsid,
-                _ => return Err(SpecError::Namespace { text: text.into() }),
-            },
-        };
-        Ok(Self::Nvme(NvmeAddress { pci, nsid }))
+        if path.starts_with("/dev/") || bdev.is_some_and(str::is_empty) {
+            return Err(SpecError::Spdk { text: text.into() });
+        }
+        Ok(Self::Spdk(SpdkAddress::Config {
+            path: path.into(),
+            bdev: bdev.map(str::to_owned),
+        }))
     }
 
     /// The file or node that is opened; `None` for a device that has none.
@@ -217,7 +285,7 @@ impl DeviceSpec {
     pub fn path(&self) -> Option<&Path> {
         match self {
             Self::Path(path) | Self::Uring(path) | Self::Ng(path) => Some(path),
-            Self::Nvme(_) => None,
+            Self::Nvme(_) | Self::Spdk(_) => None,
         }
     }
 
@@ -227,7 +295,7 @@ impl DeviceSpec {
         match self {
             Self::Path(path) => Self::Path(dir.join(path)),
             Self::Uring(path) => Self::Uring(dir.join(path)),
-            Self::Ng(_) | Self::Nvme(_) => self.clone(),
+            Self::Ng(_) | Self::Nvme(_) | Self::Spdk(_) => self.clone(),
         }
     }
 }
@@ -246,6 +314,7 @@ impl fmt::Display for DeviceSpec {
             Self::Uring(path) => write!(f, "uring:{}", path.display()),
             Self::Ng(path) => write!(f, "ng:{}", path.display()),
             Self::Nvme(address) => write!(f, "{address}"),
+            Self::Spdk(address) => write!(f, "{address}"),
         }
     }
 }
@@ -266,6 +335,10 @@ mod tests {
             "ng:/dev/ng0n1",
             "nvme:0000:00:04.0",
             "nvme:10000:e1:1f.7/3",
+            "spdk:0000:00:04.0",
+            "spdk:0000:00:04.0/2",
+            "spdk:/etc/varve/spdk.json",
+            "spdk:/etc/varve/spdk.json#Malloc0",
         ] {
             let spec = DeviceSpec::parse(text).unwrap().unwrap();
             assert_eq!(spec.to_string(), text);
@@ -280,7 +353,13 @@ mod tests {
     #[test]
     fn spec_that_is_wrong_is_refused_with_what_would_be_right() {
         for (text, said) in [
-            ("spdk:0000:00:04.0", "nvme:DDDD"),
+            ("spdk:", "spdk:0000:00:04.0"),
+            ("spdk:./spdk.json", "absolute path"),
+            ("spdk:/dev/nvme0n1", "spdk:0000:00:04.0"),
+            ("spdk:/etc/spdk.json#", "#Nvme0n1"),
+            ("spdk:Nvme0n1", "spdk:0000:00:04.0/2 for its namespace"),
+            ("spdk:0000:00:04.0/0", "from 1"),
+            ("tape:/x", "spdk:/PATH.json"),
             ("file:/x", "`file:` is no way"),
             ("uring:", "uring:/dev/sdb"),
             ("ng:ng0n1", "ng:/dev/ng0n1"),
@@ -307,5 +386,6 @@ mod tests {
         assert_eq!(of("./ssd").path(), Some(Path::new("/pool/./ssd")));
         assert_eq!(of("uring:ssd").to_string(), "uring:/pool/ssd");
         assert_eq!(of("nvme:00:04.0").path(), None);
+        assert_eq!(of("spdk:/x.json").path(), None);
     }
 }

@@ -125,19 +125,10 @@ fn iommu(places: &Places, controllers: &[PciAddress]) -> Finding {
     }
 }
 
-/// Reads a number of `/proc/meminfo`.
-fn meminfo(places: &Places, name: &str) -> Option<u64> {
-    let text = fs::read_to_string(places.proc.join("meminfo")).ok()?;
-    let line = text
-        .lines()
-        .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
-    line.split_whitespace().next()?.parse().ok()
-}
-
 fn huge_pages(places: &Places) -> Finding {
     let topic = "huge pages";
     let wanted = huge_pages_wanted();
-    let (free, size) = (meminfo(places, "HugePages_Free"), meminfo(places, "Hugepagesize"));
+    let (free, size) = (places.meminfo("HugePages_Free"), places.meminfo("Hugepagesize"));
     if size != Some(2048) {
         let text = format!("the default size is {} KiB; UIO needs 2048", size.unwrap_or(0));
         return Finding::new(topic, Verdict::Missing, text)
@@ -151,7 +142,7 @@ fn huge_pages(places: &Places) -> Finding {
             format!("{free} of 2 MiB free; a controller takes up to {wanted}"),
         );
     }
-    let total = meminfo(places, "HugePages_Total").unwrap_or(0);
+    let total = places.meminfo("HugePages_Total").unwrap_or(0);
     Finding::new(
         topic,
         Verdict::Missing,

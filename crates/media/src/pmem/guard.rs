@@ -6,13 +6,14 @@
 //!
 //! The copy is a single instruction at a known address. Touching a page that the file no longer has raises
 //! SIGBUS at it; the handler then continues behind the copy, as the kernel does with its own copies from user
-//! space. A SIGBUS of persistent memory that is watched goes to [`poison`](super::poison), any other to the
-//! previous handler.
+//! space. A SIGBUS of persistent memory that is watched goes to [`poison`](super::poison), any other to a
+//! handler that was adopted from a loaded library, then to the previous one.
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use super::super::poison;
     use std::sync::OnceLock;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     std::arch::global_asm!(
         ".hidden varve_media_guarded_copy",
@@ -75,6 +76,44 @@ mod x86 {
     /// The previous action for SIGBUS; `None`: the handler could not be set.
     static BEFORE: OnceLock<Option<libc::sigaction>> = OnceLock::new();
 
+    /// The handler of a library that was loaded later.
+    static ADOPTED: OnceLock<libc::sigaction> = OnceLock::new();
+    /// The last address that the adopted handler was asked about.
+    static ASKED: AtomicUsize = AtomicUsize::new(0);
+
+    /// Asks a handler that a loaded library set about each fault that is not expected here. One that returns
+    /// without having mended the fault meets it again at once, and is not asked a second time.
+    pub fn adopt(action: libc::sigaction) {
+        // The first one is kept.
+        let _ = ADOPTED.set(action);
+    }
+
+    /// Calls the handler of an action, if it has one.
+    ///
+    /// # Safety
+    /// Only within a handler of `signal`, with what the kernel passed to it.
+    unsafe fn call(
+        action: &libc::sigaction,
+        signal: libc::c_int,
+        info: *mut libc::siginfo_t,
+        context: *mut libc::c_void,
+    ) -> bool {
+        if action.sa_sigaction == libc::SIG_DFL || action.sa_sigaction == libc::SIG_IGN {
+            return false;
+        }
+        if action.sa_flags & libc::SA_SIGINFO != 0 {
+            type Handler = extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void);
+            // SAFETY: with SA_SIGINFO the field holds a handler of this type.
+            let handler: Handler = unsafe { std::mem::transmute(action.sa_sigaction) };
+            handler(signal, info, context);
+        } else {
+            // SAFETY: without SA_SIGINFO, and neither default nor ignored, it holds a handler of this type.
+            let handler: extern "C" fn(libc::c_int) = unsafe { std::mem::transmute(action.sa_sigaction) };
+            handler(signal);
+        }
+        true
+    }
+
     extern "C" fn on_bus_error(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
         // SAFETY: the kernel hands the context of the interrupted thread to a handler with SA_SIGINFO, and
         // takes changes of it over; the symbols are only compared by their addresses.
@@ -113,28 +152,21 @@ mod x86 {
                 return;
             }
         }
-        let before = BEFORE.get().copied().flatten();
-        match before {
-            Some(action) if action.sa_sigaction != libc::SIG_DFL && action.sa_sigaction != libc::SIG_IGN => {
-                if action.sa_flags & libc::SA_SIGINFO != 0 {
-                    type Handler = extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void);
-                    // SAFETY: with SA_SIGINFO the field holds a handler of this type.
-                    let handler: Handler = unsafe { std::mem::transmute(action.sa_sigaction) };
-                    handler(signal, info, context);
-                } else {
-                    // SAFETY: without SA_SIGINFO, and neither default nor ignored, it holds a handler of this
-                    // type.
-                    let handler: extern "C" fn(libc::c_int) =
-                        unsafe { std::mem::transmute(action.sa_sigaction) };
-                    handler(signal);
-                }
-            }
+        if let Some(action) = ADOPTED.get()
+            && code > 0
+            && ASKED.swap(address, Ordering::Relaxed) != address
+        {
+            // SAFETY: this is the handler, and these are its parameters.
+            unsafe { call(action, signal, info, context) };
+            return;
+        }
+        let before = BEFORE.get().and_then(Option::as_ref);
+        // SAFETY: as above.
+        if !before.is_some_and(|action| unsafe { call(action, signal, info, context) }) {
             // The access is repeated after the return, and the signal then ends the process as without this
             // handler.
             // SAFETY: `signal` is async-signal-safe, and the default action needs no handler.
-            _ => unsafe {
-                libc::signal(signal, libc::SIG_DFL);
-            },
+            unsafe { libc::signal(signal, libc::SIG_DFL) };
         }
     }
 
@@ -190,7 +222,7 @@ mod x86 {
 #[cfg(target_arch = "x86_64")]
 pub(super) use x86::copy;
 #[cfg(target_arch = "x86_64")]
-pub(crate) use x86::{is_ready, load_word, store_word};
+pub(crate) use x86::{adopt, is_ready, load_word, store_word};
 
 #[cfg(not(target_arch = "x86_64"))]
 mod none {
@@ -198,6 +230,9 @@ mod none {
     pub const fn is_ready() -> bool {
         false
     }
+
+    /// Keeps nothing.
+    pub const fn adopt(_: libc::sigaction) {}
 
     /// Copies nothing.
     ///
@@ -229,4 +264,4 @@ mod none {
 #[cfg(not(target_arch = "x86_64"))]
 pub(super) use none::copy;
 #[cfg(not(target_arch = "x86_64"))]
-pub(crate) use none::{is_ready, load_word, store_word};
+pub(crate) use none::{adopt, is_ready, load_word, store_word};

@@ -29,7 +29,7 @@ impl Way {
 
 /// A controller that belongs to this process until this is dropped.
 #[derive(Debug)]
-pub(super) struct Taken {
+pub(in crate::block) struct Taken {
     places: Places,
     address: PciAddress,
     way: Way,
@@ -161,7 +161,7 @@ impl Places {
     ///
     /// # Errors
     /// Says why the controller cannot be taken, and the remedy.
-    pub(super) fn take(&self, address: PciAddress) -> Result<Taken, String> {
+    pub(in crate::block) fn take(&self, address: PciAddress) -> Result<Taken, String> {
         self.check_free(address)?;
         let path = self.record(address);
         let made = fs::DirBuilder::new()

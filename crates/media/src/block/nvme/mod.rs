@@ -24,6 +24,7 @@ mod sys;
 mod transfer;
 
 pub use attach::AttachedNvme;
+pub(in crate::block) use binding::Taken;
 pub use bus::{Bus, DmaMemory, PAGE_BYTES};
 pub use device::{NvmeDevice, NvmeOptions};
 pub use pci::{Places, Use};

@@ -159,6 +159,35 @@ impl Places {
         nodes
     }
 
+    /// A number of `/proc/meminfo`.
+    #[must_use]
+    pub fn meminfo(&self, name: &str) -> Option<u64> {
+        let text = fs::read_to_string(self.proc.join("meminfo")).ok()?;
+        let line = text
+            .lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+        line.split_whitespace().next()?.parse().ok()
+    }
+
+    /// Huge pages of 2 MiB that are reserved.
+    #[must_use]
+    pub fn huge_pages(&self) -> u64 {
+        self.huge_pages_that("HugePages_Total")
+    }
+
+    /// Huge pages of 2 MiB that nobody uses.
+    #[must_use]
+    pub fn free_huge_pages(&self) -> u64 {
+        self.huge_pages_that("HugePages_Free")
+    }
+
+    fn huge_pages_that(&self, name: &str) -> u64 {
+        match self.meminfo("Hugepagesize") {
+            Some(2048) => self.meminfo(name).unwrap_or(0),
+            _ => 0,
+        }
+    }
+
     /// Uses of a controller's namespaces by the kernel.
     #[must_use]
     pub fn uses(&self, address: PciAddress) -> Vec<Use> {

@@ -1,0 +1,271 @@
+//! Devices of this machine by SPDK: what they are made of is claimed, the library is started with the first
+//! device and stopped with the last. Owns the one use of the library in this process.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::config;
+use super::device::{SpdkDevice, SpdkOptions};
+use super::reactor::{Reactor, Wanted};
+use super::sys;
+use crate::block::file::claim;
+use crate::block::nvme::{Places, Taken};
+use crate::block::{PciAddress, SpdkAddress};
+use crate::error::{DeviceName, MediaError};
+use crate::traits::{BlockDevice, DeviceInfo, DeviceState};
+
+/// Huge pages of 2 MiB that SPDK takes with the settings of `config`, and a few for what was not counted.
+pub(in crate::block) const HUGE_PAGES: u64 = 64;
+
+/// What is kept from others while the library has it.
+enum Claim {
+    /// A controller, taken from the kernel's driver.
+    Controller(
+        PciAddress,
+        #[expect(dead_code, reason = "gives it back when dropped")] Taken,
+    ),
+    /// A block device of the kernel's.
+    Node(#[expect(dead_code, reason = "held open")] fs::File),
+}
+
+/// The library at work in this process. Dropped from the top: the library stops before anything is given
+/// back.
+struct Process {
+    reactor: Arc<Reactor>,
+    claims: Vec<Claim>,
+    /// Configurations that were carried out.
+    configured: Vec<PathBuf>,
+    devices: usize,
+}
+
+static PROCESS: Mutex<Option<Process>> = Mutex::new(None);
+
+/// One device's part in [`PROCESS`].
+struct Part;
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        let mut process = PROCESS.lock();
+        if let Some(running) = process.as_mut() {
+            running.devices -= 1;
+            if running.devices == 0 {
+                // Under the lock: nobody starts the library again before it has stopped.
+                *process = None;
+            }
+        }
+    }
+}
+
+/// A block device by SPDK, with what it is made of. Dropping the last one stops the library and gives its
+/// controllers back to the kernel.
+pub struct AttachedSpdk {
+    // In the order in which they are dropped.
+    device: SpdkDevice,
+    _part: Part,
+}
+
+/// What a device needs of the library.
+struct Plan {
+    claims: Vec<Claim>,
+    controllers: Vec<PciAddress>,
+    json: String,
+    /// The file that `json` is from.
+    path: Option<PathBuf>,
+    bdev: Option<String>,
+    watched: Option<(PciAddress, String)>,
+    /// Flushes reach what lies below.
+    flushes: bool,
+}
+
+impl AttachedSpdk {
+    /// Opens a device; loads and starts SPDK if this is the first one in the process.
+    ///
+    /// # Errors
+    /// `Refused`: something is missing, or the device is in use; the text names the remedy. `Setup`.
+    pub fn open(address: &SpdkAddress, options: SpdkOptions) -> Result<Self, MediaError> {
+        let name = DeviceName::from(address.to_string());
+        let refused = |why: String| MediaError::Refused {
+            device: name.clone(),
+            why: why.into(),
+        };
+        let library = sys::load().map_err(refused)?;
+        let mut process = PROCESS.lock();
+        let taken: Vec<_> = process
+            .iter()
+            .flat_map(|running| controllers(&running.claims))
+            .collect();
+        let mut plan = Plan::of(address, &name, &taken)?;
+        let known = process.as_ref().is_some_and(|running| {
+            plan.path
+                .as_ref()
+                .is_some_and(|path| running.configured.contains(path))
+        });
+        if process.is_none() {
+            let places = Places::default();
+            let huge = places.free_huge_pages() >= HUGE_PAGES;
+            if !huge && !plan.controllers.is_empty() {
+                return Err(refused(too_few_pages(&places)));
+            }
+            // The entries before the start take effect now, the others when the device is opened.
+            let json = plan.json.clone();
+            let reactor = Reactor::start(library, plan.controllers.clone(), huge, json).map_err(refused)?;
+            *process = Some(Process {
+                reactor: Arc::new(reactor),
+                claims: Vec::new(),
+                configured: Vec::new(),
+                devices: 0,
+            });
+        }
+        let Some(running) = process.as_mut() else {
+            return Err(refused("SPDK is not running".into()));
+        };
+        running.claims.append(&mut plan.claims);
+        let wanted = Wanted {
+            json: if known { String::new() } else { plan.json },
+            bdev: plan.bdev,
+            controller: plan.watched,
+            io_timeout: options.io_timeout,
+        };
+        let opened = SpdkDevice::with(Arc::clone(&running.reactor), name.clone(), wanted, plan.flushes);
+        match opened {
+            Ok(device) => {
+                running.devices += 1;
+                running.configured.extend(plan.path);
+                Ok(Self { device, _part: Part })
+            }
+            Err(error) => {
+                if running.devices == 0 {
+                    *process = None;
+                }
+                Err(error)
+            }
+        }
+    }
+}
+
+fn controllers(claims: &[Claim]) -> Vec<PciAddress> {
+    let addresses = claims.iter().filter_map(|claim| match claim {
+        Claim::Controller(address, _) => Some(*address),
+        Claim::Node(_) => None,
+    });
+    addresses.collect()
+}
+
+fn too_few_pages(places: &Places) -> String {
+    let free = places.free_huge_pages();
+    format!(
+        "SPDK needs {HUGE_PAGES} huge pages of 2 MiB for a controller, {free} are free; reserve them by \
+         `sysctl vm.nr_hugepages={}`",
+        places.huge_pages() + HUGE_PAGES - free
+    )
+}
+
+impl Plan {
+    /// Claims what a device is made of. `taken`: controllers that this process has already.
+    fn of(address: &SpdkAddress, name: &DeviceName, taken: &[PciAddress]) -> Result<Self, MediaError> {
+        let refused = |why: String| MediaError::Refused {
+            device: name.clone(),
+            why: why.into(),
+        };
+        match address {
+            SpdkAddress::Controller(address) => {
+                let pci = address.pci;
+                let known = taken.contains(&pci);
+                Ok(Self {
+                    claims: if known {
+                        Vec::new()
+                    } else {
+                        vec![take(pci).map_err(refused)?]
+                    },
+                    controllers: vec![pci],
+                    json: if known { String::new() } else { config::attach(pci) },
+                    path: None,
+                    bdev: Some(config::namespace(*address)),
+                    watched: Some((pci, config::controller(pci))),
+                    flushes: true,
+                })
+            }
+            SpdkAddress::Config { path, bdev } => {
+                let json = read(path).map_err(refused)?;
+                let mut claims = Vec::new();
+                let controllers = config::controllers(&json);
+                for pci in controllers.iter().filter(|pci| !taken.contains(pci)) {
+                    let claimed = take(*pci).map_err(|why| refused(format!("{pci}: {why}")))?;
+                    claims.push(claimed);
+                }
+                for file in config::files(&json) {
+                    claims.extend(claim(&file, &DeviceName::from(&*file))?.map(Claim::Node));
+                }
+                Ok(Self {
+                    claims,
+                    controllers,
+                    flushes: config::flushes(&json),
+                    json,
+                    path: Some(path.clone()),
+                    bdev: bdev.clone(),
+                    watched: None,
+                })
+            }
+        }
+    }
+}
+
+fn take(pci: PciAddress) -> Result<Claim, String> {
+    Places::default()
+        .take(pci)
+        .map(|taken| Claim::Controller(pci, taken))
+}
+
+fn read(path: &Path) -> Result<String, String> {
+    fs::read_to_string(path).map_err(|error| {
+        format!(
+            "cannot read {}: {error}; it is to be a configuration as SPDK's `rpc.py save_config` writes it",
+            path.display()
+        )
+    })
+}
+
+impl BlockDevice for AttachedSpdk {
+    fn len_bytes(&self) -> u64 {
+        self.device.len_bytes()
+    }
+
+    fn read(&self, off: u64, out: &mut [u8]) -> Result<(), MediaError> {
+        self.device.read(off, out)
+    }
+
+    fn write(&self, off: u64, src: &[u8]) -> Result<(), MediaError> {
+        self.device.write(off, src)
+    }
+
+    fn flush(&self) -> Result<(), MediaError> {
+        self.device.flush()
+    }
+
+    fn trim(&self, off: u64, len: u64) -> Result<(), MediaError> {
+        self.device.trim(off, len)
+    }
+
+    fn read_batch(&self, parts: &mut [(u64, &mut [u8])]) -> Result<(), MediaError> {
+        self.device.read_batch(parts)
+    }
+
+    fn write_batch(&self, parts: &[(u64, &[u8])]) -> Result<(), MediaError> {
+        self.device.write_batch(parts)
+    }
+
+    fn state(&self) -> DeviceState {
+        self.device.state()
+    }
+
+    fn name(&self) -> DeviceName {
+        self.device.name()
+    }
+
+    fn info(&self) -> DeviceInfo {
+        self.device.info()
+    }
+}
