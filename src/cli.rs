@@ -97,7 +97,7 @@ pub struct TierArgs {
     #[arg(long, value_name = "SIZE|shm:SIZE|dax:SIZE|dax:DEVICE")]
     pub nvm: Option<String>,
     /// SSD: SIZE for a sparse file in the pool, the path of a file or block device, or a way to a device
-    /// (uring:PATH, ng:/dev/ng0n1, nvme:0000:00:04.0); 0 for none
+    /// (uring:PATH, ng:/dev/ng0n1, nvme:0000:00:04.0, spdk:0000:00:04.0, spdk:/PATH.json#BDEV); 0 for none
     #[arg(long, value_name = "SIZE|PATH|DEVICE")]
     pub ssd: Option<String>,
     /// HDD: SIZE for a sparse file in the pool, the path of a file or block device, or a way to a device; 0
@@ -223,6 +223,7 @@ pub struct UpgradeArgs {
   varve mkfs /var/lib/varve --nvm 4G --ssd /dev/nvme0n1p3 --hdd /dev/sdb
   varve mkfs /var/lib/varve --nvm dax:/dev/dax0.0 --ssd /dev/nvme0n1    all of a devdax device
   varve mkfs /var/lib/varve --nvm 4G --ssd nvme:0000:00:04.0    drive the SSD from the daemon, without the kernel
+  varve mkfs /var/lib/varve --nvm 4G --ssd spdk:0000:00:04.0    the same by an installed SPDK
 
 NVM holds all metadata and new data; the sizes cannot be changed later. A file or device given by
 its path must start with zeros, so that nothing is overwritten by mistake. `varve doctor` shows

@@ -597,7 +597,7 @@ fn device_that_is_none_is_refused_with_what_to_do_and_nothing_is_made() {
     let temp = tempfile::tempdir().unwrap();
     let dir = temp.path().join("pool");
     for (ssd, code, expected) in [
-        ("spdk:0000:00:04.0", 2, "`spdk:` is not supported yet"),
+        ("spdk:/dev/nvme0n1", 2, "spdk:0000:00:04.0"),
         ("nvme:/dev/nvme0n1", 2, "lspci -D"),
         ("ng:/dev/nvme0n1", 2, "write ng:/dev/ng0n1"),
         ("nvme:ffff:ff:1f.7", 1, "no such PCI function"),

@@ -7,9 +7,10 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use varve_media::block::nvme::{AttachedNvme, NvmeOptions, Places};
+use varve_media::block::nvme::Places;
 use varve_media::block::{BlockOptions, DeviceSpec, PciAddress, open};
 use varve_media::{BlockDevice, DeviceState};
 
@@ -44,17 +45,35 @@ fn controller(serial: &str) -> Option<Controller> {
     found
 }
 
+/// The ways that take a controller from the kernel; with SPDK where that is installed.
+fn takers() -> Vec<&'static str> {
+    match varve_media::block::spdk::find() {
+        Ok(_) => vec!["nvme", "spdk"],
+        Err(error) => {
+            println!("SKIPPED: by spdk: {error}");
+            vec!["nvme"]
+        }
+    }
+}
+
+/// All ways.
+fn ways() -> Vec<&'static str> {
+    let mut ways = takers();
+    ways.extend(["ng", "uring"]);
+    ways
+}
+
 impl Controller {
     fn spec(&self, way: &str) -> DeviceSpec {
         let text = match way {
-            "nvme" => format!("nvme:{}", self.address),
+            "nvme" | "spdk" => format!("{way}:{}", self.address),
             "ng" => format!("ng:/dev/{}", self.node().replace("nvme", "ng")),
             way => format!("{way}:/dev/{}", self.node()),
         };
         DeviceSpec::parse(&text).unwrap().unwrap()
     }
 
-    fn open(&self, way: &str) -> std::sync::Arc<dyn BlockDevice> {
+    fn open(&self, way: &str) -> Arc<dyn BlockDevice> {
         open(&self.spec(way), BlockOptions::default()).unwrap().device
     }
 
@@ -105,10 +124,11 @@ fn each_way_sees_what_the_others_wrote() {
             return;
         };
         let mut written: Vec<(u64, Vec<u8>)> = Vec::new();
-        for (round, way) in ["uring", "ng", "nvme", "ng", "nvme", "uring"]
-            .into_iter()
-            .enumerate()
-        {
+        let mut order = vec!["uring", "ng", "nvme", "ng", "nvme", "uring"];
+        if takers().contains(&"spdk") {
+            order.extend(["spdk", "nvme", "spdk", "uring"]);
+        }
+        for (round, way) in order.into_iter().enumerate() {
             let device = controller.open(way);
             println!("{serial} by {way}: {}", device.info());
             for (off, data) in &written {
@@ -144,7 +164,7 @@ fn threads_write_and_read_through_their_own_queues() {
     let Some(controller) = controller("varve") else {
         return;
     };
-    for way in ["nvme", "ng", "uring"] {
+    for way in ways() {
         let device = controller.open(way);
         let begun = Instant::now();
         std::thread::scope(|scope| {
@@ -189,7 +209,7 @@ fn mounted_device_is_refused_and_left_alone() {
     let dir = tempfile::tempdir().unwrap();
     let place = dir.path().to_str().unwrap();
     run("mount", &[&node, place]);
-    for way in ["nvme", "ng"] {
+    for way in ways().into_iter().filter(|way| *way != "uring") {
         let said = controller.refusal(way);
         assert!(said.contains(&format!("is mounted at {place}")), "{said}");
     }
@@ -215,17 +235,26 @@ fn device_is_for_one_user_at_a_time() {
     let Some(controller) = controller("varve") else {
         return;
     };
-    let held = controller.open("nvme");
-    assert!(controller.refusal("nvme").contains("another process of varve"));
-    drop(held);
-    controller.assert_given_back();
+    for way in takers() {
+        let held = controller.open(way);
+        assert!(controller.refusal("nvme").contains("another process of varve"));
+        let said = match way {
+            "spdk" => "is in use in this process",
+            _ => "another process of varve",
+        };
+        if takers().contains(&"spdk") {
+            assert!(controller.refusal("spdk").contains(said));
+        }
+        drop(held);
+        controller.assert_given_back();
+    }
     let held = controller.open("ng");
     assert!(controller.refusal("ng").contains("in use"));
     assert!(controller.refusal("nvme").contains("in use"));
     assert!(controller.refusal("uring").contains("in use"));
     drop(held);
     let held = controller.open("uring");
-    for way in ["nvme", "ng", "uring"] {
+    for way in ways() {
         assert!(controller.refusal(way).contains("in use"));
     }
     drop(held);
@@ -237,7 +266,7 @@ fn metadata_format_is_refused_and_given_back() {
     let Some(controller) = controller("varvemd") else {
         return;
     };
-    for way in ["nvme", "ng"] {
+    for way in ways().into_iter().filter(|way| *way != "uring") {
         assert!(controller.refusal(way).contains("8 bytes of metadata"));
         controller.assert_given_back();
     }
@@ -249,7 +278,7 @@ fn bad_sector_is_an_error_of_that_read_alone() {
     let Some(controller) = controller("varveerr") else {
         return;
     };
-    for way in ["nvme", "ng", "uring"] {
+    for way in ways() {
         let device = controller.open(way);
         let error = device.read(1 << 20, &mut [0; 4096]).unwrap_err();
         println!("{way}: {error}");
@@ -285,10 +314,11 @@ fn killed_process_loses_nothing_durable_and_the_device_comes_back() {
     let Some(controller) = controller("varve") else {
         return;
     };
-    for adopted in [false, true] {
+    let of = |way| [(way, false), (way, true)];
+    for (way, adopted) in takers().into_iter().flat_map(of) {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "child_that_is_killed", "--nocapture"])
-            .env("VARVE_DEVICES_CHILD", controller.spec("nvme").to_string())
+            .env("VARVE_DEVICES_CHILD", controller.spec(way).to_string())
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
@@ -307,7 +337,7 @@ fn killed_process_loses_nothing_durable_and_the_device_comes_back() {
         );
         if adopted {
             // The next user takes it as it is, and gives it back to whom it was taken from.
-            drop(controller.open("nvme"));
+            drop(controller.open(way));
         } else {
             let done = Places::default().give_back_abandoned();
             println!("{done:?}");
@@ -326,7 +356,7 @@ fn start_and_stop_take_little_time() {
     let Some(controller) = controller("varve") else {
         return;
     };
-    for way in ["nvme", "ng", "uring"] {
+    for way in ways() {
         let begun = Instant::now();
         let device = controller.open(way);
         let opened = begun.elapsed();
@@ -339,19 +369,11 @@ fn start_and_stop_take_little_time() {
     }
 }
 
-/// Last in its name's order: the device does not come back.
-#[test]
-fn zz_removed_device_latches_with_a_clear_state() {
-    let _one = ONE.lock();
-    let Some(controller) = controller("varvehot") else {
-        return;
-    };
-    let DeviceSpec::Nvme(address) = controller.spec("nvme") else {
-        unreachable!()
-    };
-    let device = AttachedNvme::open(address, NvmeOptions::default()).unwrap();
+/// Writes to a device that is pulled out meanwhile, until it says so. Its state is clear then, and it is let
+/// go, which the kernel waits for.
+fn assert_removal_latches(controller: &Controller, device: Arc<dyn BlockDevice>, id: &str) {
     device.write(0, &[1; 4096]).unwrap();
-    fs::write(PathBuf::from("/tmp/out/remove"), "now").unwrap();
+    fs::write(PathBuf::from("/tmp/out/remove"), id).unwrap();
     let begun = Instant::now();
     let error = loop {
         assert!(begun.elapsed() < Duration::from_secs(60), "not removed");
@@ -368,8 +390,22 @@ fn zz_removed_device_latches_with_a_clear_state() {
     assert!(matches!(device.state(), DeviceState::Failed { .. }));
     assert!(device.read(0, &mut [0; 512]).is_err());
     drop(device);
-    // The kernel waited for that.
     wait_for("the end of the removal", || {
         !Places::default().function(controller.address).exists()
     });
+}
+
+/// Last in its name's order: the device does not come back.
+#[test]
+fn zz_removed_device_latches_with_a_clear_state() {
+    let _one = ONE.lock();
+    for (way, serial, id) in [("spdk", "varvehot2", "hot2"), ("nvme", "varvehot", "hot")] {
+        if !takers().contains(&way) {
+            continue;
+        }
+        let Some(controller) = controller(serial) else {
+            return;
+        };
+        assert_removal_latches(&controller, controller.open(way), id);
+    }
 }

@@ -148,7 +148,7 @@ fn two_devices_share_the_library() {
         .map(|_| ())
         .unwrap_err()
         .to_string();
-    assert!(error.contains("belongs to another"), "{error}");
+    assert!(error.contains("is in use in this process"), "{error}");
     first.write(0, &[1; 4096]).unwrap();
     second.write(0, &[2; 4096]).unwrap();
     drop(first);
@@ -175,7 +175,7 @@ fn what_is_wrong_is_said_with_what_the_library_says() {
     let absent = format!("{}#Malloc7", memory(dir.path(), 512));
     assert!(refusal(&absent).contains("there are: Malloc0"));
     fs::write(dir.path().join("spdk.json"), "{ not json").unwrap();
-    assert!(refusal(&format!("spdk:{}/spdk.json", dir.path().display())).contains("SPDK says"));
+    assert!(refusal(&format!("spdk:{}/spdk.json", dir.path().display())).contains("no JSON"));
     let several = config(
         dir.path(),
         &[

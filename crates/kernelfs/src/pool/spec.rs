@@ -4,6 +4,7 @@ use super::size;
 use std::fmt;
 use std::path::PathBuf;
 use varve_media::DeviceSpec;
+use varve_media::block::SpdkAddress;
 
 /// The NVM tier.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -216,8 +217,13 @@ impl PoolSpec {
 /// Whether two names denote one device, as far as the names show. A controller is taken with all its
 /// namespaces.
 fn is_same(one: &DeviceSpec, other: &DeviceSpec) -> bool {
+    let controller = |spec: &DeviceSpec| match spec {
+        DeviceSpec::Nvme(address) | DeviceSpec::Spdk(SpdkAddress::Controller(address)) => Some(address.pci),
+        _ => None,
+    };
     match (one, other) {
-        (DeviceSpec::Nvme(one), DeviceSpec::Nvme(other)) => one.pci == other.pci,
+        (DeviceSpec::Spdk(one @ SpdkAddress::Config { .. }), DeviceSpec::Spdk(other)) => one == other,
+        _ if controller(one).is_some() => controller(one) == controller(other),
         _ => one.path().is_some() && one.path() == other.path(),
     }
 }
@@ -245,6 +251,8 @@ mod tests {
             Some(&spec.hdd.to_string()),
         );
         assert_eq!(again, Ok(spec));
+        let parts = PoolSpec::parse(None, Some("spdk:/a.json#A"), Some("spdk:/a.json#B"));
+        assert_eq!(parts.unwrap().ssd.to_string(), "spdk:/a.json#A");
         assert_eq!(PoolSpec::parse(None, None, None), Ok(PoolSpec::default()));
         for (text, nvm) in [
             ("dax:64M", NvmSpec::Dax(64 << 20)),
@@ -270,12 +278,9 @@ mod tests {
             (None, Some("5K"), None, "too small"),
             (None, Some("./x"), Some("uring:./x"), "both"),
             (None, Some("nvme:00:04.0"), Some("nvme:00:04.0/2"), "both"),
-            (
-                None,
-                None,
-                Some("spdk:00:04.0"),
-                "HDD: `spdk:` is not supported yet",
-            ),
+            (None, Some("nvme:00:04.0"), Some("spdk:00:04.0"), "both"),
+            (None, Some("spdk:/a.json#A"), Some("spdk:/a.json#A"), "both"),
+            (None, None, Some("spdk:a.json"), "HDD: `spdk:a.json`: spdk: wants"),
         ] {
             let error = PoolSpec::parse(nvm, ssd, hdd).unwrap_err();
             assert!(error.contains(said), "{error}");

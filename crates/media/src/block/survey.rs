@@ -8,6 +8,7 @@ use io_uring::{IoUring, Probe, opcode};
 
 use super::PciAddress;
 use super::nvme::Places;
+use super::spdk;
 use crate::finding::{Finding, Verdict};
 
 /// Huge pages of 2 MiB that a controller without an IOMMU needs: a queue pair for each processor, at most 16,
@@ -20,7 +21,7 @@ fn huge_pages_wanted() -> u64 {
 #[must_use]
 pub fn survey(places: &Places) -> Vec<Finding> {
     let controllers = places.controllers();
-    let mut found = vec![io_uring(places), nodes(places)];
+    let mut found = vec![io_uring(places), nodes(places), spdk()];
     let needs_pages = controllers.iter().any(|address| places.group(*address).is_none());
     if controllers.is_empty() {
         let text = "this machine has none on PCI; `nvme:` and `ng:` have nothing to work with, pools of \
@@ -31,6 +32,9 @@ pub fn survey(places: &Places) -> Vec<Finding> {
     found.push(iommu(places, &controllers));
     if needs_pages {
         found.push(huge_pages(places));
+    }
+    if spdk::find().is_ok() {
+        found.push(pages_for_spdk(places));
     }
     found.extend(controllers.iter().map(|address| controller(places, *address)));
     found.extend(rights(places));
@@ -68,6 +72,43 @@ fn io_uring(places: &Places) -> Finding {
             "available without passthrough commands (Linux 5.19 has them): `ng:` cannot be used",
         ),
     }
+}
+
+/// Reports whether SPDK can be loaded. Without it nothing is missing: no other way needs it.
+fn spdk() -> Finding {
+    let topic = "SPDK";
+    let installed = match spdk::find() {
+        Ok(installed) => installed,
+        Err(error) => return Finding::new(topic, Verdict::Note, format!("`spdk:` cannot be used: {error}")),
+    };
+    let home = installed.dirs[0].display();
+    match spdk::load() {
+        Ok(library) => Finding::new(
+            topic,
+            Verdict::Good,
+            format!("{} in {home}, for `spdk:`", library.version),
+        ),
+        Err(error) => Finding::new(topic, Verdict::Missing, error)
+            .mend(format!("echo {home} > /etc/ld.so.conf.d/spdk.conf && ldconfig")),
+    }
+}
+
+/// Reports the huge pages that SPDK needs for controllers.
+fn pages_for_spdk(places: &Places) -> Finding {
+    let topic = "huge pages for SPDK";
+    let (free, wanted) = (places.free_huge_pages(), spdk::HUGE_PAGES);
+    if free >= wanted {
+        let text = format!("{free} of 2 MiB free; `spdk:` takes up to {wanted} for a controller");
+        return Finding::new(topic, Verdict::Good, text);
+    }
+    let text = format!(
+        "{free} of 2 MiB free; `spdk:` takes up to {wanted} for a controller, and none for block devices of a \
+         configuration without controllers"
+    );
+    Finding::new(topic, Verdict::Note, text).mend(format!(
+        "sysctl vm.nr_hugepages={}",
+        places.huge_pages() + wanted - free
+    ))
 }
 
 fn nodes(places: &Places) -> Finding {
@@ -180,17 +221,17 @@ fn controller(places: &Places, address: PciAddress) -> Finding {
         Some("nvme") => Finding::new(
             topic,
             Verdict::Good,
-            format!("free, the kernel's ({namespaces}); `nvme:` takes it and gives it back"),
+            format!("free, the kernel's ({namespaces}); `nvme:` or `spdk:` takes it and gives it back"),
         ),
         Some(driver @ ("vfio-pci" | "uio_pci_generic")) => Finding::new(
             topic,
             Verdict::Good,
-            format!("bound to {driver}, ready for `nvme:`"),
+            format!("bound to {driver}, ready for `nvme:` and `spdk:`"),
         ),
         None => Finding::new(
             topic,
             Verdict::Note,
-            "no driver has it; `nvme:` takes it as it is",
+            "no driver has it; `nvme:` or `spdk:` takes it as it is",
         )
         .mend(format!("echo {address} > /sys/bus/pci/drivers/nvme/bind")),
         Some(other) => Finding::new(topic, Verdict::Missing, format!("bound to {other}"))

@@ -176,6 +176,14 @@ fn operation_that_does_not_end_costs_a_reset_and_no_data() {
     assert!(back == data && !is_latched(&device));
 }
 
+fn assert_closed(disk: &Disk) {
+    let begun = Instant::now();
+    while disk.is_open() {
+        assert!(begun.elapsed() < Duration::from_secs(30), "not closed");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
 /// A device that was given up: what it says, and that every call to it ends.
 fn assert_given_up(device: &SpdkDevice, said: &str) {
     let error = device.write(0, &[1; 4096]).unwrap_err().to_string();
@@ -199,6 +207,8 @@ fn device_that_cannot_be_reset_is_given_up() {
     disk.fail([Fault::UntilReset, Fault::Fails]);
     assert!(device.write(0, &[1; 4096]).is_err());
     assert_given_up(&device, "its reset failed");
+    // A second reset ends what is under way, so that it can be closed.
+    assert_closed(&disk);
 
     let shape = Shape {
         can_reset: false,
@@ -225,7 +235,8 @@ fn device_that_never_answers_is_given_up_within_its_limits() {
         }
     });
     assert_given_up(&device, "it does not answer");
-    assert_eq!(disk.resets.load(Ordering::SeqCst), 3);
+    // And one more, perhaps, to end what is under way.
+    assert!((3..=4).contains(&disk.resets.load(Ordering::SeqCst)));
     drop(device);
     // The library still has an operation.
     assert!(disk.is_open());
@@ -250,11 +261,7 @@ fn removal_latches_and_ends_the_calls_under_way() {
     // One that is idle, and is closed then, so that its host can have it.
     let (disk, device) = self::disk("removed-idle", Shape::default());
     disk.tell(0);
-    let begun = Instant::now();
-    while disk.is_open() {
-        assert!(begun.elapsed() < Duration::from_secs(30), "not closed");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    assert_closed(&disk);
     assert_given_up(&device, "it was removed");
 }
 

@@ -97,12 +97,9 @@ impl AttachedSpdk {
             .iter()
             .flat_map(|running| controllers(&running.claims))
             .collect();
-        let mut plan = Plan::of(address, &name, &taken)?;
-        let known = process.as_ref().is_some_and(|running| {
-            plan.path
-                .as_ref()
-                .is_some_and(|path| running.configured.contains(path))
-        });
+        let is_known = |path: &PathBuf| process.iter().any(|running| running.configured.contains(path));
+        let is_known = matches!(address, SpdkAddress::Config { path, .. } if is_known(path));
+        let mut plan = Plan::of(address, &name, &taken, is_known)?;
         if process.is_none() {
             let places = Places::default();
             let huge = places.free_huge_pages() >= HUGE_PAGES;
@@ -124,7 +121,7 @@ impl AttachedSpdk {
         };
         running.claims.append(&mut plan.claims);
         let wanted = Wanted {
-            json: if known { String::new() } else { plan.json },
+            json: plan.json,
             bdev: plan.bdev,
             controller: plan.watched,
             io_timeout: options.io_timeout,
@@ -165,7 +162,13 @@ fn too_few_pages(places: &Places) -> String {
 
 impl Plan {
     /// Claims what a device is made of. `taken`: controllers that this process has already.
-    fn of(address: &SpdkAddress, name: &DeviceName, taken: &[PciAddress]) -> Result<Self, MediaError> {
+    /// `is_known`: its configuration was carried out before.
+    fn of(
+        address: &SpdkAddress,
+        name: &DeviceName,
+        taken: &[PciAddress],
+        is_known: bool,
+    ) -> Result<Self, MediaError> {
         let refused = |why: String| MediaError::Refused {
             device: name.clone(),
             why: why.into(),
@@ -189,21 +192,23 @@ impl Plan {
                 })
             }
             SpdkAddress::Config { path, bdev } => {
-                let json = read(path).map_err(refused)?;
+                let (json, found) = read(path).map_err(refused)?;
                 let mut claims = Vec::new();
-                let controllers = config::controllers(&json);
-                for pci in controllers.iter().filter(|pci| !taken.contains(pci)) {
+                for pci in found.controllers.iter().filter(|pci| !taken.contains(pci)) {
                     let claimed = take(*pci).map_err(|why| refused(format!("{pci}: {why}")))?;
                     claims.push(claimed);
                 }
-                for file in config::files(&json) {
-                    claims.extend(claim(&file, &DeviceName::from(&*file))?.map(Claim::Node));
+                // Its devices are claimed once, by the first of its block devices that is opened.
+                for file in found.files.iter().filter(|_| !is_known) {
+                    let claimed = claim(file, &DeviceName::from(&**file));
+                    let claimed = claimed.map_err(|error| refused(error.to_string()))?;
+                    claims.extend(claimed.map(Claim::Node));
                 }
                 Ok(Self {
                     claims,
-                    controllers,
-                    flushes: config::flushes(&json),
-                    json,
+                    controllers: found.controllers,
+                    flushes: found.flushes,
+                    json: if is_known { String::new() } else { json },
                     path: Some(path.clone()),
                     bdev: bdev.clone(),
                     watched: None,
@@ -219,8 +224,11 @@ fn take(pci: PciAddress) -> Result<Claim, String> {
         .map(|taken| Claim::Controller(pci, taken))
 }
 
-fn read(path: &Path) -> Result<String, String> {
-    fs::read_to_string(path).map_err(|error| {
+/// Reads a configuration, as text and what it says.
+fn read(path: &Path) -> Result<(String, config::Operators), String> {
+    let read = fs::read_to_string(path).map_err(|error| error.to_string());
+    let read = read.and_then(|json| config::read(&json).map(|found| (json, found)));
+    read.map_err(|error| {
         format!(
             "cannot read {}: {error}; it is to be a configuration as SPDK's `rpc.py save_config` writes it",
             path.display()

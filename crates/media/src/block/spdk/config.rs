@@ -1,7 +1,9 @@
-//! Configurations of SPDK, as text: those that are made here, and what is looked for in an operator's. Pure.
-//! SPDK itself reads them and says what is wrong with one.
+//! Configurations of SPDK: those that are made here, and what an operator's says. Pure. SPDK itself carries
+//! them out; here they are only read, since SPDK does not survive a text that is no JSON.
 
 use std::path::PathBuf;
+
+use serde_json::Value;
 
 use crate::block::{NvmeAddress, PciAddress};
 
@@ -53,77 +55,81 @@ pub(super) fn detach(name: &str) -> String {
     bdev_entry("bdev_nvme_detach_controller", &format!(r#""name":"{name}""#))
 }
 
-/// Values of a key, wherever it stands, where they are strings.
-fn strings<'a>(json: &'a str, key: &str) -> Vec<&'a str> {
-    let quoted = format!("\"{key}\"");
-    let mut found = Vec::new();
-    for (at, _) in json.match_indices(&quoted) {
-        let rest = json[at + quoted.len()..].trim_start();
-        let value = rest.strip_prefix(':').map(str::trim_start);
-        let value = value.and_then(|rest| rest.strip_prefix('"'));
-        found.extend(value.and_then(|rest| rest.split('"').next()));
+/// An operator's configuration.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Operators {
+    /// Controllers on PCI that it attaches.
+    pub controllers: Vec<PciAddress>,
+    /// Files and devices of the kernel's that it opens.
+    pub files: Vec<PathBuf>,
+    /// SPDK's NVMe driver passes flushes on to its controllers, or it has none. Unless it is told to, that
+    /// driver answers them itself.
+    pub flushes: bool,
+}
+
+/// Reads a configuration.
+///
+/// # Errors
+/// It is not what `rpc.py save_config` writes; for a person.
+pub(super) fn read(json: &str) -> Result<Operators, String> {
+    let root: Value = serde_json::from_str(json).map_err(|error| format!("it is no JSON: {error}"))?;
+    let subsystems = root.get("subsystems").and_then(Value::as_array);
+    let subsystems = subsystems.ok_or("it has no list `subsystems`")?;
+    let mut found = Operators {
+        controllers: Vec::new(),
+        files: Vec::new(),
+        flushes: true,
+    };
+    let (mut drives, mut told) = (false, false);
+    for subsystem in subsystems {
+        subsystem
+            .get("subsystem")
+            .and_then(Value::as_str)
+            .ok_or("an element of `subsystems` has no name `subsystem`")?;
+        let entries = match subsystem.get("config") {
+            Some(Value::Array(entries)) => entries.as_slice(),
+            Some(Value::Null) => &[],
+            _ => return Err("an element of `subsystems` has no list `config`".into()),
+        };
+        for entry in entries {
+            let method = entry.get("method").and_then(Value::as_str);
+            let method = method.ok_or("an entry of `config` has no name `method`")?;
+            let params = entry.get("params").unwrap_or(&Value::Null);
+            if !params.is_object() && !params.is_null() {
+                return Err(format!("`params` of {method} is no object"));
+            }
+            let text = |key: &str| params.get(key).and_then(Value::as_str);
+            drives |= method == "bdev_nvme_attach_controller";
+            told |= params.get("enable_flush").and_then(Value::as_bool) == Some(true);
+            found
+                .controllers
+                .extend(text("traddr").and_then(PciAddress::parse));
+            found.files.extend(text("filename").map(PathBuf::from));
+        }
     }
-    found
-}
-
-/// Controllers on PCI that a configuration attaches.
-pub(super) fn controllers(json: &str) -> Vec<PciAddress> {
-    let mut found: Vec<_> = strings(json, "traddr")
-        .into_iter()
-        .filter_map(PciAddress::parse)
-        .collect();
-    found.sort();
-    found.dedup();
-    found
-}
-
-/// Files and devices of the kernel's that a configuration opens.
-pub(super) fn files(json: &str) -> Vec<PathBuf> {
-    let mut found: Vec<_> = strings(json, "filename").into_iter().map(PathBuf::from).collect();
-    found.sort();
-    found.dedup();
-    found
-}
-
-/// Whether SPDK's NVMe driver passes flushes on to the devices of a configuration. Unless it is told to, it
-/// answers them itself.
-pub(super) fn flushes(json: &str) -> bool {
-    let drives = strings(json, "method").contains(&"bdev_nvme_attach_controller");
-    let told = json.split("\"enable_flush\"").skip(1).any(|rest| {
-        let rest = rest.trim_start().strip_prefix(':').map(str::trim_start);
-        rest.is_some_and(|rest| rest.starts_with("true"))
-    });
-    !drives || told
+    found.flushes = !drives || told;
+    found.controllers.sort();
+    found.controllers.dedup();
+    found.files.sort();
+    found.files.dedup();
+    Ok(found)
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use super::{attach, base, controllers, detach, files, flushes, namespace};
+    use super::{attach, base, detach, namespace, read};
     use crate::block::{NvmeAddress, PciAddress};
     use std::path::PathBuf;
-
-    fn is_balanced(json: &str) -> bool {
-        let mut open = Vec::new();
-        for byte in json.bytes() {
-            match byte {
-                b'{' | b'[' => open.push(byte),
-                b'}' if open.pop() != Some(b'{') => return false,
-                b']' if open.pop() != Some(b'[') => return false,
-                _ => {}
-            }
-        }
-        open.is_empty() && json.matches('"').count().is_multiple_of(2)
-    }
 
     #[test]
     fn configurations_are_json_with_the_names_of_the_device() {
         let pci = PciAddress::parse("00:04.0").unwrap();
         assert_eq!(namespace(NvmeAddress { pci, nsid: 2 }), "varve_0000_00_04_0n2");
-        for json in [base(true), base(false), attach(pci), detach("x")] {
-            assert!(is_balanced(&json), "{json}");
+        for json in [base(true), base(false), detach("x")] {
+            assert!(read(&json).unwrap().controllers.is_empty(), "{json}");
         }
-        assert_eq!(controllers(&attach(pci)), [pci]);
+        assert_eq!(read(&attach(pci)).unwrap().controllers, [pci]);
         assert!(base(true).contains("\"bdev_auto_examine\":false"));
     }
 
@@ -135,10 +141,39 @@ mod tests {
              "params": {"name": "N", "trtype": "PCIe", "traddr": "0000:81:00.0"}},
             {"method": "bdev_nvme_attach_controller",
              "params": {"name": "F", "trtype": "TCP", "traddr": "10.0.0.1"}} ] } ] }"#;
-        assert_eq!(files(json), [PathBuf::from("/dev/sdb")]);
-        assert_eq!(controllers(json), [PciAddress::parse("0000:81:00.0").unwrap()]);
-        assert!(!flushes(json));
+        let found = read(json).unwrap();
+        assert_eq!(found.files, [PathBuf::from("/dev/sdb")]);
+        assert_eq!(found.controllers, [PciAddress::parse("0000:81:00.0").unwrap()]);
+        assert!(!found.flushes);
         let told = json.replace("\"name\": \"A\"", "\"enable_flush\" : true");
-        assert!(flushes(&told) && flushes(r#"{"method": "bdev_malloc_create"}"#));
+        assert!(read(&told).unwrap().flushes);
+    }
+
+    #[test]
+    fn what_is_no_configuration_is_refused_with_what_is_wrong() {
+        for (json, said) in [
+            ("{ not json", "no JSON"),
+            ("", "no JSON"),
+            ("[]", "no list `subsystems`"),
+            (r#"{"subsystems":{}}"#, "no list `subsystems`"),
+            (r#"{"subsystems":[{}]}"#, "no name `subsystem`"),
+            (r#"{"subsystems":[{"subsystem":"bdev"}]}"#, "no list `config`"),
+            (
+                r#"{"subsystems":[{"subsystem":"bdev","config":[{}]}]}"#,
+                "no name `method`",
+            ),
+            (
+                r#"{"subsystems":[{"subsystem":"bdev","config":[{"method":"m","params":[]}]}]}"#,
+                "`params` of m is no object",
+            ),
+        ] {
+            let error = read(json).unwrap_err();
+            assert!(error.contains(said), "{json}: {error}");
+        }
+        assert!(
+            read(r#"{"subsystems":[{"subsystem":"bdev","config":null}]}"#)
+                .unwrap()
+                .flushes
+        );
     }
 }

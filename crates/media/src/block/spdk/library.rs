@@ -117,7 +117,7 @@ pub fn find() -> Result<Installed, String> {
 fn find_in(named: &[PathBuf], usual: &[PathBuf]) -> Result<Installed, String> {
     let looked = if named.is_empty() { usual } else { named };
     let Some(home) = looked.iter().find(|dir| library(dir, NEEDED[0]).is_some()) else {
-        return Err(not_found(looked));
+        return Err(not_found(looked, named.is_empty()));
     };
     let mut needed = Vec::new();
     for name in NEEDED {
@@ -143,7 +143,7 @@ fn find_in(named: &[PathBuf], usual: &[PathBuf]) -> Result<Installed, String> {
     })
 }
 
-fn not_found(looked: &[PathBuf]) -> String {
+fn not_found(looked: &[PathBuf], of_loader: bool) -> String {
     let archive = |dir: &&PathBuf| dir.join(format!("lib{}.a", NEEDED[0])).exists();
     if let Some(dir) = looked.iter().find(archive) {
         return format!(
@@ -152,12 +152,15 @@ fn not_found(looked: &[PathBuf]) -> String {
         );
     }
     let shown: Vec<String> = looked.iter().map(|dir| dir.display().to_string()).collect();
+    let shown = match of_loader {
+        true => "the directories of the loader".to_owned(),
+        false => shown.join(", "),
+    };
     format!(
         "no SPDK is installed: there is no lib{}.so in {}. Install its shared libraries (SPDK's `configure \
          --with-shared`), and name their directory in {VARIABLE} if the loader does not know it; `nvme:` \
          needs nothing installed",
-        NEEDED[0],
-        shown.join(", ")
+        NEEDED[0], shown
     )
 }
 

@@ -213,6 +213,8 @@ struct Flight {
 }
 
 struct Device {
+    /// SPDK's name of it.
+    name: String,
     /// `None` once it is closed.
     bdev: Option<OpenBdev>,
     shared: Arc<Shared>,
@@ -227,8 +229,21 @@ struct Device {
     /// The reset under way.
     reset: Option<u64>,
     resets: u32,
-    /// The controller is to be detached, when nothing is under way or after this.
+    /// The controller is to be detached after this, when nothing is under way.
     detach: Option<Instant>,
+    /// It was given up, and was reset then, which ends what is under way.
+    purged: bool,
+}
+
+impl Device {
+    fn is_dead(&self) -> bool {
+        self.shared.dead.load(Ordering::Relaxed)
+    }
+
+    /// Whether anybody waits for it.
+    fn is_busy(&self) -> bool {
+        !self.is_dead() && (self.in_flight > 0 || !self.waiting.is_empty())
+    }
 }
 
 struct Loop {
@@ -316,7 +331,7 @@ impl Loop {
     /// Passes time: less, the more there is to do. Returns a message that came meanwhile.
     fn pause(&mut self) -> Option<Message> {
         let quiet = self.active.elapsed();
-        let idle = self.flights.is_empty() && self.closing.is_empty();
+        let idle = self.closing.is_empty() && !self.devices.values().any(Device::is_busy);
         if quiet < SPIN {
             std::hint::spin_loop();
         } else if !idle && quiet < YIELD {
@@ -359,6 +374,10 @@ impl Loop {
             Some(name) => name,
             None => only(self.runtime.names())?,
         };
+        // SPDK would open it twice.
+        if self.devices.values().any(|device| device.name == name) {
+            return Err(format!("{name} is in use in this process"));
+        }
         let id = self.number();
         let bdev = self.runtime.open(&name, id)?;
         let mut buffers = Vec::new();
@@ -377,6 +396,7 @@ impl Loop {
         self.devices.insert(
             id,
             Device {
+                name: name.clone(),
                 bdev: Some(bdev),
                 shared: Arc::clone(&shared),
                 controller: wanted.controller,
@@ -387,6 +407,7 @@ impl Loop {
                 reset: None,
                 resets: 0,
                 detach: None,
+                purged: false,
             },
         );
         let link = Link {
@@ -428,11 +449,7 @@ impl Loop {
         let Some(device) = self.devices.get_mut(&flight.device) else {
             return self.answer(id, Err(libc::ENODEV));
         };
-        let Some(bdev) = device
-            .bdev
-            .as_ref()
-            .filter(|_| !device.shared.dead.load(Ordering::Relaxed))
-        else {
+        let Some(bdev) = device.bdev.as_ref().filter(|_| !device.is_dead()) else {
             return self.answer(id, Err(libc::ENODEV));
         };
         if device.in_flight == 0 {
@@ -541,7 +558,7 @@ impl Loop {
             let Some(device) = self.devices.get(&id) else {
                 continue;
             };
-            if device.shared.dead.load(Ordering::Relaxed) {
+            if device.is_dead() {
                 self.bury(id);
                 continue;
             }
@@ -572,6 +589,15 @@ impl Loop {
             return self.give_up(id, "it does not answer");
         }
         device.resets += 1;
+        self.reset(id, number);
+    }
+
+    /// Starts a reset.
+    fn reset(&mut self, id: u64, number: u64) {
+        let Some(device) = self.devices.get_mut(&id) else {
+            return;
+        };
+        let Some(bdev) = &device.bdev else { return };
         device.progress = Instant::now();
         if self
             .runtime
@@ -623,9 +649,14 @@ impl Loop {
     /// Closes a device that was given up, as far as it lets itself be closed, and lets its controller go: a
     /// host that wants it back waits for that.
     fn bury(&mut self, id: u64) {
+        let number = self.number();
         let Some(device) = self.devices.get_mut(&id) else {
             return;
         };
+        if device.in_flight > 0 && device.reset.is_none() && !device.purged {
+            device.purged = true;
+            return self.reset(id, number);
+        }
         if device.in_flight == 0
             && let Some(bdev) = device.bdev.take()
         {
@@ -644,10 +675,7 @@ impl Loop {
         let mut at = 0;
         while at < self.closing.len() {
             let id = self.closing[at].0;
-            let busy = self.devices.get(&id).is_some_and(|device| {
-                let waits = device.in_flight > 0 && !device.shared.dead.load(Ordering::Relaxed);
-                waits || !device.waiting.is_empty()
-            });
+            let busy = self.devices.get(&id).is_some_and(Device::is_busy);
             if busy {
                 at += 1;
                 continue;

@@ -63,6 +63,16 @@ extern "C" fn at_exit() {
     }
 }
 
+/// Makes C code print to stderr: SPDK greets on stdout, which is for the output of a command.
+fn print_to_stderr() {
+    unsafe extern "C" {
+        static mut stdout: *mut c_void;
+        static stderr: *mut c_void;
+    }
+    // SAFETY: variables of the C library's that it lets be set; nothing else in this process prints by them.
+    unsafe { stdout = stderr };
+}
+
 /// The libraries need each other, so only the loader can find them: one alone has undefined symbols.
 fn unloadable(installed: &Installed, file: &Path, error: &str) -> String {
     let home = installed.dirs[0].display();
@@ -89,6 +99,7 @@ pub fn load() -> Result<&'static Library, String> {
     if !guard::is_ready() {
         return Err("the handler of SIGBUS cannot be set; `spdk:` needs an x86-64 processor".into());
     }
+    print_to_stderr();
     let signals = Dispositions::note();
     let api = open_all(&installed);
     if let Some(action) = signals.put_back() {

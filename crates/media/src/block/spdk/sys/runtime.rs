@@ -2,6 +2,7 @@
 //! All calls of the library are made here and in [`memory`](super::memory); what they mean for requests is
 //! the reactor's.
 
+use std::cell::Cell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::mem::MaybeUninit;
 use std::ptr;
@@ -68,6 +69,9 @@ pub(in crate::block::spdk) struct OpenBdev {
 pub(in crate::block::spdk) struct Runtime {
     library: &'static Library,
     thread: *mut Thread,
+    /// The subsystems were started, if only in part. After an earlier use SPDK takes those that were not for
+    /// started, and would stop them.
+    subsystems: Cell<bool>,
 }
 
 fn errno(rc: c_int) -> std::io::Error {
@@ -210,7 +214,11 @@ impl Runtime {
             (api.rpc_set_state)(1);
         }
         load::set_running(true);
-        Ok(Self { library, thread })
+        Ok(Self {
+            library,
+            thread,
+            subsystems: Cell::new(false),
+        })
     }
 
     fn api(&self) -> &'static Api {
@@ -268,6 +276,7 @@ impl Runtime {
     /// For a person.
     pub(in crate::block::spdk) fn start_subsystems(&self) -> Result<(), String> {
         said::clear();
+        self.subsystems.set(true);
         // SAFETY: the callback needs no context.
         unsafe { (self.api().subsystem_init)(inbox::on_step, ptr::null_mut()) };
         self.finish("the start of its subsystems")?;
@@ -454,12 +463,19 @@ impl Runtime {
     pub(in crate::block::spdk) fn stop(self) -> Result<(), String> {
         let api = self.api();
         said::clear();
-        // SAFETY: the callback needs no context.
-        unsafe { (api.subsystem_fini)(inbox::on_stopped, ptr::null_mut()) };
-        let stopped = self.finish("its stop").and_then(|()| self.end_thread());
+        let mut stopped = Ok(());
+        if self.subsystems.get() {
+            // SAFETY: the callback needs no context.
+            unsafe { (api.subsystem_fini)(inbox::on_stopped, ptr::null_mut()) };
+            stopped = self.finish("its stop");
+        }
+        let stopped = stopped.and_then(|()| self.end_thread());
         // Past this the thread does not enter the library, whatever has become of it.
         load::set_running(false);
-        stopped?;
+        if let Err(error) = stopped {
+            *self.library.environment.lock() = Some(Err(error.clone()));
+            return Err(error);
+        }
         // SAFETY: the thread of SPDK's has ended, and nothing of the library is in use.
         unsafe {
             (api.thread_destroy)(self.thread);
@@ -503,6 +519,9 @@ fn start_environment(library: &Library, devices: &[PciAddress], huge: bool) -> R
     said::clear();
     // SAFETY: the callback takes messages of any thread.
     unsafe { (api.log_open)(Some(inbox::on_message)) };
+    if let Some(Err(error)) = &*environment {
+        return Err(format!("{error}; restart the process to try again"));
+    }
     if let Some(Ok(started)) = *environment {
         if wanted.pci && !started.pci {
             return Err("SPDK was started in this process without PCI devices; restart it".into());
@@ -541,15 +560,12 @@ fn start_environment(library: &Library, devices: &[PciAddress], huge: bool) -> R
     // the call, which copies them.
     let rc = unsafe { (api.env_init)(&raw const *options) };
     if rc != 0 {
-        let error = match environment.take() {
-            // DPDK starts once, also where SPDK then finds it unfit: the first error is the one that counts.
-            Some(Err(error)) if rc == -libc::EALREADY => error,
-            _ => said::explain(&format!(
-                "its environment (DPDK) does not start: {}; what it printed before this says more, and \
-                 `varve doctor` what is missing",
-                errno(rc)
-            )),
-        };
+        let error = said::explain(&format!(
+            "its environment (DPDK) does not start: {}; what it printed before this says more, and `varve \
+             doctor` what is missing",
+            errno(rc)
+        ));
+        // DPDK starts once, also where SPDK then finds it unfit.
         *environment = Some(Err(error.clone()));
         return Err(error);
     }
