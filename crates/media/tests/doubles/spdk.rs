@@ -219,24 +219,13 @@ unsafe extern "C" fn env_init(options: *const EnvOpts) -> c_int {
         assert_eq!(state.started, None, "started twice");
         state.started = Some(std::thread::current().id());
     });
-    if !options.is_null() {
-        // SAFETY: the caller's structure; its strings are alive.
-        let mask = unsafe { CStr::from_ptr((*options).core_mask) };
-        assert!(mask.to_bytes().starts_with(b"["), "{mask:?}");
-    }
+    // SAFETY: the caller's structure; its strings are alive.
+    let mask = unsafe { CStr::from_ptr((*options).core_mask) };
+    assert!(mask.to_bytes().starts_with(b"["), "{mask:?}");
     0
 }
 
-unsafe extern "C" fn env_fini() {
-    with(|state| {
-        assert!(!state.thread && !state.subsystems, "stopped in the wrong order");
-        LEFT.fetch_add(
-            state.memory.values().map(|part| part.len() as u64).sum(),
-            Ordering::SeqCst,
-        );
-    });
-    STATE.take();
-}
+unsafe extern "C" fn env_fini() {}
 
 unsafe extern "C" fn dma_malloc(len: usize, align: usize, unused: *mut u64) -> *mut c_void {
     assert!(unused.is_null() && align == 4096);
@@ -275,7 +264,16 @@ unsafe extern "C" fn thread_lib_init(_: *const c_void, _: *const c_void, _: usiz
     0
 }
 
-unsafe extern "C" fn thread_lib_fini() {}
+unsafe extern "C" fn thread_lib_fini() {
+    with(|state| {
+        assert!(!state.thread && !state.subsystems, "stopped in the wrong order");
+        state.exiting = false;
+        LEFT.fetch_add(
+            state.memory.values().map(|part| part.len() as u64).sum(),
+            Ordering::SeqCst,
+        );
+    });
+}
 
 unsafe extern "C" fn thread_create(_: *const c_char, _: *const c_void) -> *mut Thread {
     with(|state| state.thread = true);

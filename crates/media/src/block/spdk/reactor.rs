@@ -6,8 +6,9 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use super::config;
 use super::sys::{
@@ -35,8 +36,6 @@ const NAP: Duration = Duration::from_micros(50);
 const IDLE: Duration = Duration::from_millis(20);
 /// Interval between checks for time limits and removed devices.
 const LOOK: Duration = Duration::from_millis(250);
-/// Stack of the thread: C code with large buffers runs on it.
-const STACK_BYTES: usize = 8 << 20;
 
 /// What a device's users and the reactor both see.
 #[derive(Default)]
@@ -99,16 +98,20 @@ enum Message {
     Stop,
 }
 
-/// The thread. It ends when this is dropped.
+/// Nothing is ever sent of it.
+enum Never {}
+
+/// The library at work on its thread. It stops when this is dropped.
 pub struct Reactor {
     messages: Sender<Message>,
-    thread: Option<JoinHandle<()>>,
+    /// Closed when the thread has stopped the library.
+    stopped: Mutex<Receiver<Never>>,
     /// Version of the library and kind of its memory.
     pub(super) about: String,
 }
 
 impl Reactor {
-    /// Starts the library on a thread of its own, with what `json` configures. `devices` are the PCI devices
+    /// Starts the library on its thread, with what `json` configures. `devices` are the PCI devices
     /// that it may look at.
     ///
     /// # Errors
@@ -121,20 +124,22 @@ impl Reactor {
     ) -> Result<Self, String> {
         let (messages, inbox) = channel();
         let (report, started) = channel();
-        let run = move || match begin(library, &devices, huge, &json) {
-            Ok(runtime) => {
-                // The other end waits for it.
-                let _ = report.send(Ok(()));
-                Loop::new(runtime, inbox).run();
-            }
-            Err(error) => {
-                let _ = report.send(Err(error));
+        let (running, stopped) = channel();
+        let run = move || {
+            let _running: Sender<Never> = running;
+            match begin(library, &devices, huge, &json) {
+                Ok(runtime) => {
+                    // The other end waits for it.
+                    let _ = report.send(Ok(()));
+                    Loop::new(runtime, inbox).run();
+                }
+                Err(error) => {
+                    let _ = report.send(Err(error));
+                }
             }
         };
-        let thread = std::thread::Builder::new()
-            .name("spdk".into())
-            .stack_size(STACK_BYTES)
-            .spawn(run)
+        library
+            .run(Box::new(run))
             .map_err(|error| format!("its thread cannot be started: {error}"))?;
         started
             .recv()
@@ -142,7 +147,7 @@ impl Reactor {
         let pages = if huge { "huge pages" } else { "ordinary pages" };
         Ok(Self {
             messages,
-            thread: Some(thread),
+            stopped: Mutex::new(stopped),
             about: format!("{}, {pages}", library.version),
         })
     }
@@ -171,9 +176,8 @@ impl Reactor {
 impl Drop for Reactor {
     fn drop(&mut self) {
         let _ = self.messages.send(Message::Stop);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
+        // Ends with an error, when the other end is gone.
+        let _ = self.stopped.get_mut().recv();
     }
 }
 

@@ -182,7 +182,7 @@ macro_rules! api {
 api! {
     /// Fills in defaults.
     env_opts_init = c"spdk_env_opts_init": fn(*mut EnvOpts);
-    /// Starts the environment; null: again, after `env_fini`.
+    /// Starts the environment.
     env_init = c"spdk_env_init": fn(*const EnvOpts) -> c_int;
     /// Stops it.
     env_fini = c"spdk_env_fini": fn();

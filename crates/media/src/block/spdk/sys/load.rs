@@ -1,9 +1,12 @@
 //! Loads the library into this process, once, and never unloads it.
 
 use std::ffi::{CStr, CString, c_int, c_void};
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -22,7 +25,15 @@ pub struct Library {
     pub version: String,
     /// What became of the environment in this process, which is started once and outlives its use.
     pub(super) environment: Mutex<Option<Result<Environment, String>>>,
+    /// The thread that runs it, for the rest of the process: DPDK knows it as its own.
+    thread: Mutex<Option<Sender<Job>>>,
 }
+
+/// Something to do on the library's thread.
+type Job = Box<dyn FnOnce() + Send>;
+
+/// Stack of the thread: C code with large buffers runs on it.
+const STACK_BYTES: usize = 8 << 20;
 
 impl Library {
     /// A library with these functions.
@@ -31,7 +42,32 @@ impl Library {
             api,
             version,
             environment: Mutex::new(None),
+            thread: Mutex::new(None),
         }
+    }
+
+    /// Does something on the library's thread, after what it does now. Starts it the first time.
+    ///
+    /// # Errors
+    /// The thread cannot be started, or has ended.
+    pub(in crate::block::spdk) fn run(&self, job: Job) -> io::Result<()> {
+        let mut thread = self.thread.lock();
+        let jobs = match thread.take() {
+            Some(jobs) => jobs,
+            None => {
+                let (jobs, inbox) = channel::<Job>();
+                std::thread::Builder::new()
+                    .name("spdk".into())
+                    .stack_size(STACK_BYTES)
+                    .spawn(move || inbox.into_iter().for_each(|job| job()))?;
+                jobs
+            }
+        };
+        let sent = jobs
+            .send(job)
+            .map_err(|_| io::Error::other("the thread has ended"));
+        *thread = Some(jobs);
+        sent
     }
 }
 
@@ -54,8 +90,23 @@ pub(in crate::block::spdk) fn is_exiting() -> bool {
     exiting
 }
 
-/// Waits until no thread is in the library: its destructors, which run after this, free its memory.
+/// The library that this process has loaded.
+static LOADED: OnceLock<&'static Library> = OnceLock::new();
+
+/// Waits until no thread is in the library: its destructors, which run after this, free its memory. Ends the
+/// environment where nothing uses it.
 extern "C" fn at_exit() {
+    let is_idle = !RUNNING.load(Ordering::SeqCst);
+    if let Some(library) = LOADED.get().filter(|_| is_idle)
+        && let Some(environment) = library.environment.try_lock()
+        && matches!(&*environment, Some(Ok(_)))
+    {
+        // SAFETY: started, and no thread uses it; none starts it again while this has the lock, which is
+        // until the process has ended.
+        unsafe { (library.api.env_fini)() };
+        std::mem::forget(environment);
+        return;
+    }
     EXITING.store(true, Ordering::SeqCst);
     let begun = Instant::now();
     while RUNNING.load(Ordering::SeqCst) && begun.elapsed() < Duration::from_secs(1) {
@@ -89,9 +140,9 @@ fn unloadable(installed: &Installed, file: &Path, error: &str) -> String {
 /// # Errors
 /// For a person: what is missing, and the remedy.
 pub fn load() -> Result<&'static Library, String> {
-    static LOADED: Mutex<Option<&'static Library>> = Mutex::new(None);
-    let mut loaded = LOADED.lock();
-    if let Some(library) = *loaded {
+    static LOADING: Mutex<()> = Mutex::new(());
+    let _loading = LOADING.lock();
+    if let Some(library) = LOADED.get() {
         return Ok(library);
     }
     let installed = find()?;
@@ -105,11 +156,10 @@ pub fn load() -> Result<&'static Library, String> {
     if let Some(action) = signals.put_back() {
         guard::adopt(action);
     }
-    let library = Box::leak(Box::new(Library::new(api?, installed.version)));
+    let library: &Library = Box::leak(Box::new(Library::new(api?, installed.version)));
     // SAFETY: a function without parameters that may run at exit.
     unsafe { libc::atexit(at_exit) };
-    *loaded = Some(library);
-    Ok(library)
+    Ok(LOADED.get_or_init(|| library))
 }
 
 fn open_all(installed: &Installed) -> Result<Api, String> {

@@ -166,7 +166,7 @@ fn set_affinity(set: &libc::cpu_set_t) {
 }
 
 impl Runtime {
-    /// Starts the environment, or takes it up again, and makes a thread of SPDK's for the calling one.
+    /// Starts the environment, if this is its first use, and makes a thread of SPDK's for the calling one.
     /// `devices` are the PCI devices that may be looked at now; others can be attached later, if there are
     /// any.
     ///
@@ -190,8 +190,6 @@ impl Runtime {
         // SAFETY: the environment is started; two null functions are allowed: nobody is told of new threads.
         let rc = unsafe { (api.thread_lib_init)(ptr::null(), ptr::null(), 0, MESSAGES) };
         if rc != 0 {
-            // SAFETY: the environment is started, and nothing of it is in use.
-            unsafe { (api.env_fini)() };
             return Err(said::explain(&format!(
                 "its threads cannot be started: {}",
                 errno(rc)
@@ -200,11 +198,8 @@ impl Runtime {
         // SAFETY: the name is a string; null: all processors.
         let thread = unsafe { (api.thread_create)(c"varve".as_ptr(), ptr::null()) };
         if thread.is_null() {
-            // SAFETY: as above, in the reverse order.
-            unsafe {
-                (api.thread_lib_fini)();
-                (api.env_fini)();
-            }
+            // SAFETY: started, and without a thread.
+            unsafe { (api.thread_lib_fini)() };
             return Err(said::explain("its thread cannot be made"));
         }
         // SAFETY: the new thread of SPDK's has no other thread of the kernel's. The first state of
@@ -456,7 +451,7 @@ impl Runtime {
         while self.poll() {}
     }
 
-    /// Stops the subsystems, the thread and the environment. All devices are closed.
+    /// Stops the subsystems and the thread; the environment stays for the next use. All devices are closed.
     ///
     /// # Errors
     /// For a person: something did not stop, and is left alone.
@@ -480,7 +475,6 @@ impl Runtime {
         unsafe {
             (api.thread_destroy)(self.thread);
             (api.thread_lib_fini)();
-            (api.env_fini)();
         }
         Ok(())
     }
@@ -526,15 +520,8 @@ fn start_environment(library: &Library, devices: &[PciAddress], huge: bool) -> R
         if wanted.pci && !started.pci {
             return Err("SPDK was started in this process without PCI devices; restart it".into());
         }
-        // SAFETY: it was started and stopped; null takes it up again.
-        let rc = unsafe { (api.env_init)(ptr::null()) };
-        return match rc {
-            0 => Ok(()),
-            rc => Err(said::explain(&format!(
-                "its environment does not start again: {}",
-                errno(rc)
-            ))),
-        };
+        // It is not stopped between two uses: SPDK would not translate addresses after a second start.
+        return Ok(());
     }
     let mut options = options(api)?;
     let first = affinity();
