@@ -50,7 +50,8 @@ shape large 4194304 'max = 262144' 3
 # With aligned sizes fsx makes posix_fallocate calls of 0 bytes near the end, which any file system refuses (ext4 too).
 shape aligned 262144 'min = 512\nalign = 512\nmax = 65536' 0
 
-make_pool --nvm 64M --ssd 128M --hdd 256M
+# SSD: the SSD tier, such as `spdk:/PATH.json`; NVM: small enough that data goes there.
+make_pool --nvm "${NVM:-64M}" --ssd "${SSD:-128M}" --hdd 256M
 start_daemon
 start_mount
 ways=10

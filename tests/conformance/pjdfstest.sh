@@ -2,7 +2,7 @@
 # pjdfstest 0.2.2 as root on a mount and on ext4 (a loop device on the same machine), compared case by case: what passes on ext4
 # must pass on the mount. Cases that are skipped on either are listed with the tool's reason. Ends with 1 if a case is worse.
 #
-#   VARVE=path/to/varve OUT=directory tests/conformance/pjdfstest.sh [PATTERN...]
+#   VARVE=path/to/varve OUT=directory SSD=tier tests/conformance/pjdfstest.sh [PATTERN...]
 #
 # With OUT the full lists stay there (`varve.txt`, `ext4.txt`). With SERVED=1 the cases on the mount run under `varve run`, and calls must have been
 # served. What may be skipped is named below with the reason: any other case that is skipped on the mount and passes on ext4 is a failure.
@@ -87,7 +87,7 @@ mount -o loop "$work/ext4.img" "$ext4"
 say "on ext4:"
 run ext4 "$ext4" "$@"
 
-make_pool --nvm 128M --ssd 256M --hdd 512M
+make_pool --nvm 128M --ssd "${SSD:-256M}" --hdd 512M
 start_daemon
 start_mount --allow-other
 if [ -n "${SERVED:-}" ]; then

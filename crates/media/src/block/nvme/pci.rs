@@ -119,6 +119,20 @@ impl Places {
         link_name(&self.function(address).join("iommu_group"))
     }
 
+    /// Bits of the addresses that the IOMMU translates, the fewest of any; `None`: it does not say.
+    #[must_use]
+    pub fn iommu_address_bits(&self) -> Option<u32> {
+        let units = self.sys.join("devices/virtual/iommu");
+        let capabilities = names(&units).into_iter().filter_map(|unit| {
+            let text = first_line(&units.join(unit).join("intel-iommu/cap")).ok()?;
+            u64::from_str_radix(text.trim_start_matches("0x"), 16).ok()
+        });
+        // The maximum guest address width, less one, as VT-d's specification has it.
+        capabilities
+            .map(|capability| (capability >> 16 & 0x3f) as u32 + 1)
+            .min()
+    }
+
     /// Other functions of its IOMMU group whose driver keeps the group from VFIO.
     #[must_use]
     pub fn group_neighbours(&self, address: PciAddress) -> Vec<(String, String)> {
@@ -305,6 +319,11 @@ pub(in crate::block) mod tests {
         assert_eq!(places.driver(address()).as_deref(), Some("nvme"));
         assert_eq!(places.namespaces(address()), ["nvme0n1"]);
         assert_eq!(places.group(address()), None);
+        assert_eq!(places.iommu_address_bits(), None);
+        let unit = places.sys.join("devices/virtual/iommu/dmar0/intel-iommu");
+        fs::create_dir_all(&unit).unwrap();
+        fs::write(unit.join("cap"), "d2008c222f0606\n").unwrap();
+        assert_eq!(places.iommu_address_bits(), Some(48));
         assert!(places.has_driver("vfio-pci") && !places.has_driver("igb_uio"));
         assert_eq!(namespace_name("nvme12n3").as_deref(), Some("nvme12n3"));
         assert_eq!(namespace_name("nvme0"), None);

@@ -14,6 +14,7 @@ use super::load::Library;
 use super::memory::DmaBuffer;
 use super::{load, said, signals};
 use crate::block::PciAddress;
+use crate::block::nvme::Places;
 
 /// How long a step of start or stop may take. The slowest is a controller that does not answer.
 const STEP_MAX: Duration = Duration::from_secs(60);
@@ -532,6 +533,12 @@ fn start_environment(library: &Library, devices: &[PciAddress], huge: bool) -> R
     options.name = c"varve".as_ptr();
     options.core_mask = core_mask.as_ptr();
     options.no_pci = (!wanted.pci).into();
+    // DPDK's virtual addresses have 46 bits; one that the IOMMU does not translate is no bus address. SPDK looks
+    // at this too, for some processors.
+    let bits = Places::default().iommu_address_bits();
+    if wanted.pci && bits.is_some_and(|bits| bits < 48) {
+        options.iova_mode = c"pa".as_ptr();
+    }
     if wanted.pci {
         options.num_pci_addr = allowed.len();
         options.pci_allowed = allowed.as_mut_ptr();
