@@ -95,7 +95,7 @@ fn device_in_memory_reads_back_what_it_wrote() {
                 let device = &device;
                 scope.spawn(move || {
                     for round in 0..100 {
-                        let off = (16 + thread * 16 << 20) + round * (64 << 10);
+                        let off = ((16 + thread * 16) << 20) + round * (64 << 10);
                         let data = pattern(64 << 10, (thread * 1000 + round) as usize);
                         device.write(off, &data).unwrap();
                         let mut back = vec![0; data.len()];

@@ -405,7 +405,7 @@ fn threads_share_a_device_with_passing_faults() {
                     if round % 9 == 0 {
                         disk.fail([Fault::NoRoom, Fault::Nvme(0, 8)]);
                     }
-                    let off = (thread * 4 << 20) + (round % 15) * (200 << 10);
+                    let off = ((thread * 4) << 20) + (round % 15) * (200 << 10);
                     let data = pattern(200 << 10, (thread * 1000 + round) as usize);
                     device.write(off, &data).unwrap();
                     let mut back = vec![0; data.len()];

@@ -17,8 +17,8 @@ const USUAL: [&str; 7] = [
     "/opt/spdk/lib",
 ];
 
-/// What SPDK's libraries use without naming it, since they count on the program to be linked to it: OpenSSL and
-/// others of the system, ISA-L, DPDK. Loaded before them, from the first directory that has it.
+/// What SPDK's libraries use without naming it, since they count on the program to be linked to it: OpenSSL
+/// and others of the system, ISA-L, DPDK. Loaded before them, from the first directory that has it.
 const HELPERS: [&str; 18] = [
     "crypto",
     "ssl",

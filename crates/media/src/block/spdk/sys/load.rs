@@ -128,8 +128,8 @@ fn print_to_stderr() {
 fn unloadable(installed: &Installed, file: &Path, error: &str) -> String {
     let home = installed.dirs[0].display();
     format!(
-        "{} cannot be loaded: {error}. If what it needs is there but not in the loader's path, tell the loader \
-         (`echo {home} > /etc/ld.so.conf.d/spdk.conf && ldconfig`, or LD_LIBRARY_PATH={home} in varve's \
+        "{} cannot be loaded: {error}. If what it needs is there but not in the loader's path, tell the \
+         loader (`echo {home} > /etc/ld.so.conf.d/spdk.conf && ldconfig`, or LD_LIBRARY_PATH={home} in varve's \
          environment); DPDK's libraries, OpenSSL and ISA-L must be there too",
         file.display()
     )

@@ -533,8 +533,8 @@ fn start_environment(library: &Library, devices: &[PciAddress], huge: bool) -> R
     options.name = c"varve".as_ptr();
     options.core_mask = core_mask.as_ptr();
     options.no_pci = (!wanted.pci).into();
-    // DPDK's virtual addresses have 46 bits; one that the IOMMU does not translate is no bus address. SPDK looks
-    // at this too, for some processors.
+    // DPDK's virtual addresses have 46 bits; one that the IOMMU does not translate is no bus address. SPDK
+    // looks at this too, for some processors.
     let bits = Places::default().iommu_address_bits();
     if wanted.pci && bits.is_some_and(|bits| bits < 48) {
         options.iova_mode = c"pa".as_ptr();
