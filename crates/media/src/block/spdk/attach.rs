@@ -17,8 +17,9 @@ use crate::block::{PciAddress, SpdkAddress};
 use crate::error::{DeviceName, MediaError};
 use crate::traits::{BlockDevice, DeviceInfo, DeviceState};
 
-/// Huge pages of 2 MiB that SPDK takes with the settings of `config`, and a few for what was not counted.
-pub(in crate::block) const HUGE_PAGES: u64 = 64;
+/// Huge pages of 2 MiB that must be free for a controller. With the settings of `config` SPDK takes 14 for one
+/// (docs/results/devices.md); more for a second, or with more nodes.
+pub(in crate::block) const HUGE_PAGES: u64 = 32;
 
 /// What is kept from others while the library has it.
 enum Claim {

@@ -28,6 +28,8 @@ const YIELD: Duration = Duration::from_millis(1);
 const NAP: Duration = Duration::from_micros(50);
 /// How long the thread sleeps without work. SPDK's own housekeeping, such as the admin queues, runs between.
 const IDLE: Duration = Duration::from_millis(20);
+/// Why a device whose controller is gone was given up.
+const GONE: &str = "it was pulled out, or the host took it back, as before a removal";
 /// Interval between checks for time limits and removed devices.
 const LOOK: Duration = Duration::from_millis(250);
 
@@ -142,13 +144,14 @@ impl Loop {
         if worked && !ended.is_empty() {
             self.active = Instant::now();
         }
+        // Before the ends, of which a removal makes failures.
+        for (id, event) in self.runtime.take_events() {
+            self.event(id, event);
+        }
         for one in ended.drain(..) {
             self.end_of(one);
         }
         self.ended = ended;
-        for (id, event) in self.runtime.take_events() {
-            self.event(id, event);
-        }
         if self.devices.values().any(|device| !device.waiting.is_empty()) {
             self.send_waiting();
         }
@@ -353,7 +356,16 @@ impl Loop {
         }
         if ended.outcome == Outcome::Done {
             device.resets = 0;
+        } else if device.controller.is_some() && !device.is_dead() {
+            // A removal often shows as another failure first.
+            let id = flight.device;
+            if self.is_gone(id) {
+                self.give_up(id, GONE);
+            }
         }
+        let Some(flight) = self.flights.get_mut(&ended.id) else {
+            return;
+        };
         match meaning(ended.outcome) {
             None => self.answer(ended.id, Ok(())),
             Some(Meaning::Again) if flight.tries < TRIES_MAX && flight.request.is_some() => {
@@ -382,6 +394,17 @@ impl Loop {
         self.give_up(id, reason);
     }
 
+    /// Whether a device's controller was removed, or is about to be.
+    fn is_gone(&self, id: u64) -> bool {
+        let controller = self
+            .devices
+            .get(&id)
+            .and_then(|device| device.controller.as_ref());
+        controller.is_some_and(|(address, _)| {
+            !self.places.function(*address).exists() || self.runtime.is_removed(*address)
+        })
+    }
+
     /// Looks for operations that take too long, and for devices that are gone.
     fn look(&mut self) {
         let ids: Vec<u64> = self.devices.keys().copied().collect();
@@ -393,14 +416,10 @@ impl Loop {
                 self.bury(id);
                 continue;
             }
-            if let Some((address, _)) = device.controller
-                && (!self.places.function(address).exists() || self.runtime.is_removed(address))
-            {
-                self.give_up(
-                    id,
-                    "it was pulled out, or the host took it back, as before a removal",
-                );
-            } else if device.in_flight > 0 && device.progress.elapsed() > device.io_timeout {
+            let is_late = device.in_flight > 0 && device.progress.elapsed() > device.io_timeout;
+            if self.is_gone(id) {
+                self.give_up(id, GONE);
+            } else if is_late {
                 self.late(id);
             }
         }

@@ -59,7 +59,7 @@ pub struct PciAddr {
 /// Options of the environment (`struct spdk_env_opts`), with room for what later releases append.
 ///
 /// From 24.05 on the fields below have these places; 24.09 added `opts_size`, by which a later release knows
-/// how much of the structure its caller has. [`Runtime::start`](super::runtime::Runtime::start) compares the
+/// how much of the structure its caller has. The start compares the
 /// defaults that the library fills in with what it expects at these places, before it uses any of them.
 /// Flags are bytes here, so that whatever the library writes is a value.
 #[repr(C)]
