@@ -275,23 +275,28 @@ impl State {
 
     /// Counts accesses, and queues the steps that the policy takes because of them.
     fn count(&mut self, accesses: Accesses, marks: Marks, catalog: &dyn Catalog) {
-        let mut steps = Vec::new();
-        for (access, touched) in self.located(accesses, catalog) {
+        let located = self.located(accesses, catalog);
+        let ops = |touched: &Touched| [(Op::Read, touched.reads), (Op::Write, touched.writes)];
+        for (access, touched) in &located {
             let served = &mut self.served[self.tiers[access.device.index()] as usize];
             served.reads += u64::from(touched.reads);
             served.writes += u64::from(touched.writes);
-            for (op, times) in [(Op::Read, touched.reads), (Op::Write, touched.writes)] {
-                if times == 0 {
-                    continue;
-                }
-                let access = Access { op, ..access };
-                self.heat.count_times(&access, times);
-                self.with_policy(marks, catalog, |policy, view| {
-                    let place = view.catalog.place(access.unit);
-                    steps.extend(place.and_then(|place| policy.accessed(&access, &place, view)));
-                });
+            for (op, times) in ops(touched).into_iter().filter(|(_, times)| *times > 0) {
+                self.heat.count_times(&Access { op, ..*access }, times);
             }
         }
+        // In one call: what is read of a file's extents for a unit is known for its neighbours.
+        let steps = self.with_policy(marks, catalog, |policy, view| {
+            let mut steps = Vec::new();
+            for (access, touched) in &located {
+                for (op, _) in ops(touched).into_iter().filter(|(_, times)| *times > 0) {
+                    let place = view.catalog.place(access.unit);
+                    let access = Access { op, ..*access };
+                    steps.extend(place.and_then(|place| policy.accessed(&access, &place, view)));
+                }
+            }
+            steps
+        });
         self.queue(steps, marks, catalog);
     }
 
