@@ -20,6 +20,7 @@
 #include <sys/file.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/sendfile.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -488,7 +489,14 @@ static void files_are_sent_to_files(void) {
     CHECK(pipe(ends) == 0 && write(ends[1], "x", 1) == 1);
     CHECK(sendfile(to, ends[0], NULL, 1) == -1 && errno == EINVAL);
     CHECK(sendfile(to, ends[0], &(off_t){0}, 1) == -1 && errno == ESPIPE);
-    CHECK(holds("sent", "0123678901Linux"));
+    // The longest file that the program may make matters only where something is to be written.
+    struct rlimit limit, now = {0};
+    CHECK(getrlimit(RLIMIT_FSIZE, &limit) == 0 && signal(SIGXFSZ, SIG_IGN) != SIG_ERR);
+    now = limit, now.rlim_cur = 17;
+    CHECK(setrlimit(RLIMIT_FSIZE, &now) == 0 && lseek(to, 0, SEEK_CUR) == 15);
+    CHECK(sendfile(to, there, &(off_t){0}, 10) == 2 && sendfile(to, there, &(off_t){10}, 10) == 0);
+    CHECK(sendfile(to, there, &(off_t){0}, 10) == -1 && errno == EFBIG);
+    CHECK(setrlimit(RLIMIT_FSIZE, &limit) == 0 && holds("sent", "0123678901Linux01"));
     close(there), close(to), close(only_write), close(append), close(dir), close(version), close(ends[0]), close(ends[1]);
 }
 

@@ -237,24 +237,26 @@ fn send_here(p: &Process, a: &Args, from: Option<&Arc<Ofd>>, to: &Arc<Ofd>) -> H
     };
     let source = from.map(|from| p.file(from)).transpose()?;
     let (other, write_at) = (p.file(to)?, offset_in(to, None)?);
-    if most == 0 {
-        return Ok(0);
-    }
-    let most = limits::room(|| Ok::<_, Errno>(write_at), most)?;
+    let write = |done, data: &[u8]| {
+        let at = write_at + done;
+        // Only where there is something to write: at the end of the source no limit matters.
+        let data = &data[..limits::room(|| Ok::<_, Errno>(at), data.len())?];
+        let part = at..at.saturating_add(data.len() as u64);
+        p.change(to.id(), part, || other.write_at(at, data, &p.cred()))
+    };
     let done = match source {
-        Some(file) => p.change(to.id(), ALL, || {
-            copy_between(p, (file, start), (other, write_at), most)
-        })?,
+        Some(file) => pump(
+            most,
+            within(file, start, most)?,
+            |done, out| file.read_at(start + done, out),
+            write,
+        )?,
         None => pump(
             most,
             usize::try_from(elsewhere.unwrap_or(0).saturating_sub(start)).unwrap_or(usize::MAX),
             // May wait for a device or a server; signals are handled meanwhile.
             |done, out| counted(outside(|| kernel::pread(fd, out, start + done))),
-            |done, data| {
-                let at = write_at + done;
-                let part = at..at.saturating_add(data.len() as u64);
-                p.change(to.id(), part, || other.write_at(at, data, &p.cred()))
-            },
+            write,
         )?,
     } as u64;
     to.position().at = write_at + done;
