@@ -1,9 +1,11 @@
 //! System calls without a safe wrapper: housekeeping of the C library's allocator (no effect with other
-//! libraries), the start of a write-out, and where a file lies on its device.
+//! libraries), the start of a write-out, and where a file lies on its device. Raw copies from and to memory
+//! that a device has.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
+use std::ptr::NonNull;
 
 /// Has the kernel begin to write its cached pages of a range, without waiting. Makes nothing durable; a sync
 /// that follows finds less to do. Only advice: a failure changes nothing, and the sync meets it again.
@@ -47,6 +49,55 @@ fn byte_lock(file: &File, off: u64, kind: libc::c_int, command: libc::c_int) -> 
     match unsafe { libc::fcntl(file.as_raw_fd(), command, &raw mut lock) } {
         0 => Ok(lock.l_type),
         _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Memory whose address a device has, which may write it at any time: accessed by raw copies only, never by
+/// reference.
+pub(crate) struct DeviceMemory {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+impl DeviceMemory {
+    /// # Safety
+    /// `len` bytes from `base` on are readable and writable as long as the value is used, and no reference
+    /// into them is made elsewhere.
+    pub(crate) const unsafe fn new(base: NonNull<u8>, len: usize) -> Self {
+        Self { base, len }
+    }
+
+    pub(crate) const fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(crate) const fn address(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+
+    /// Panics unless the range lies within the memory.
+    pub(crate) fn check(&self, off: usize, len: usize) {
+        let end = off.checked_add(len);
+        assert!(
+            end.is_some_and(|end| end <= self.len),
+            "bytes {off}..+{len} of {}",
+            self.len
+        );
+    }
+
+    /// Copies bytes out of it.
+    pub(crate) fn read(&self, off: usize, out: &mut [u8]) {
+        self.check(off, out.len());
+        // SAFETY: the source lies within the memory, checked above; no reference into it is ever made, so
+        // `out` is elsewhere.
+        unsafe { std::ptr::copy_nonoverlapping(self.address().add(off), out.as_mut_ptr(), out.len()) };
+    }
+
+    /// Copies bytes into it.
+    pub(crate) fn write(&self, off: usize, src: &[u8]) {
+        self.check(off, src.len());
+        // SAFETY: as in `read`, in the other direction.
+        unsafe { std::ptr::copy_nonoverlapping(src.as_ptr(), self.address().add(off), src.len()) };
     }
 }
 

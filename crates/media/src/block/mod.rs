@@ -2,6 +2,7 @@
 //! them; the store owns the content of a device, [`emulated`](crate::emulated) its delays and
 //! [`faulty`](crate::faulty) its faults.
 
+mod attached;
 mod file;
 mod ng;
 pub mod nvme;

@@ -6,8 +6,8 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::nvme::{AttachedNvme, NvmeOptions};
-use super::spdk::{AttachedSpdk, SpdkOptions};
+use super::nvme::{self, NvmeOptions};
+use super::spdk::{self, SpdkOptions};
 use super::{BlockOptions, DeviceSpec, FileDevice, NgDevice};
 use crate::error::MediaError;
 use crate::traits::BlockDevice;
@@ -47,11 +47,11 @@ pub fn open(spec: &DeviceSpec, options: BlockOptions) -> Result<Opened, MediaErr
         DeviceSpec::Uring(path) => opened(Arc::new(FileDevice::open(path, options)?), String::new()),
         DeviceSpec::Ng(path) => opened(Arc::new(NgDevice::open(path)?), String::new()),
         DeviceSpec::Nvme(address) => {
-            let device = AttachedNvme::open(*address, NvmeOptions::default())?;
+            let device = nvme::open(*address, NvmeOptions::default())?;
             opened(Arc::new(device), String::new())
         }
         DeviceSpec::Spdk(address) => {
-            let device = AttachedSpdk::open(address, SpdkOptions::default())?;
+            let device = spdk::open(address, SpdkOptions::default())?;
             opened(Arc::new(device), String::new())
         }
         DeviceSpec::Path(path) => {

@@ -23,7 +23,7 @@ mod registers;
 mod sys;
 mod transfer;
 
-pub use attach::AttachedNvme;
+pub(in crate::block) use attach::open;
 pub(in crate::block) use binding::Taken;
 pub use bus::{Bus, DmaMemory, PAGE_BYTES};
 pub use device::{NvmeDevice, NvmeOptions};

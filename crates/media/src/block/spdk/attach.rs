@@ -11,11 +11,12 @@ use super::config;
 use super::device::{SpdkDevice, SpdkOptions};
 use super::reactor::{Reactor, Wanted};
 use super::sys;
+use crate::block::attached::Attached;
 use crate::block::file::claim;
 use crate::block::nvme::{Places, Taken};
 use crate::block::{PciAddress, SpdkAddress};
 use crate::error::{DeviceName, MediaError};
-use crate::traits::{BlockDevice, DeviceInfo, DeviceState};
+use crate::traits::BlockDevice;
 
 /// Huge pages of 2 MiB that must be free for a controller. With the settings of `config` SPDK takes 14 for one
 /// (docs/results/devices.md); more for a second, or with more nodes.
@@ -60,14 +61,6 @@ impl Drop for Part {
     }
 }
 
-/// A block device by SPDK, with what it is made of. Dropping the last one stops the library and gives its
-/// controllers back to the kernel.
-pub struct AttachedSpdk {
-    // In the order in which they are dropped.
-    device: SpdkDevice,
-    _part: Part,
-}
-
 /// What a device needs of the library.
 struct Plan {
     claims: Vec<Claim>,
@@ -81,65 +74,67 @@ struct Plan {
     flushes: bool,
 }
 
-impl AttachedSpdk {
-    /// Opens a device; loads and starts SPDK if this is the first one in the process.
-    ///
-    /// # Errors
-    /// `Refused`: something is missing, or the device is in use; the text names the remedy. `Setup`.
-    pub fn open(address: &SpdkAddress, options: SpdkOptions) -> Result<Self, MediaError> {
-        let name = DeviceName::from(address.to_string());
-        let refused = |why: String| MediaError::Refused {
-            device: name.clone(),
-            why: why.into(),
-        };
-        let library = sys::load().map_err(refused)?;
-        let mut process = PROCESS.lock();
-        let taken: Vec<_> = process
-            .iter()
-            .flat_map(|running| controllers(&running.claims))
-            .collect();
-        let is_known = |path: &PathBuf| process.iter().any(|running| running.configured.contains(path));
-        let is_known = matches!(address, SpdkAddress::Config { path, .. } if is_known(path));
-        let mut plan = Plan::of(address, &name, &taken, is_known)?;
-        if process.is_none() {
-            let places = Places::default();
-            let huge = places.free_huge_pages() >= HUGE_PAGES;
-            if !huge && !plan.controllers.is_empty() {
-                return Err(refused(too_few_pages(&places)));
-            }
-            // The entries before the start take effect now, the others when the device is opened.
-            let json = plan.json.clone();
-            let reactor = Reactor::start(library, plan.controllers.clone(), huge, json).map_err(refused)?;
-            *process = Some(Process {
-                reactor: Arc::new(reactor),
-                claims: Vec::new(),
-                configured: Vec::new(),
-                devices: 0,
-            });
+/// Opens a device by SPDK, which is loaded and started if this is the first one in the process. Dropping the
+/// last one stops it and gives its controllers back to the kernel.
+///
+/// # Errors
+/// `Refused`: something is missing, or the device is in use; the text names the remedy. `Setup`.
+pub(in crate::block) fn open(
+    address: &SpdkAddress,
+    options: SpdkOptions,
+) -> Result<impl BlockDevice + use<>, MediaError> {
+    let name = DeviceName::from(address.to_string());
+    let refused = |why: String| MediaError::Refused {
+        device: name.clone(),
+        why: why.into(),
+    };
+    let library = sys::load().map_err(refused)?;
+    let mut process = PROCESS.lock();
+    let taken: Vec<_> = process
+        .iter()
+        .flat_map(|running| controllers(&running.claims))
+        .collect();
+    let is_known = |path: &PathBuf| process.iter().any(|running| running.configured.contains(path));
+    let is_known = matches!(address, SpdkAddress::Config { path, .. } if is_known(path));
+    let mut plan = Plan::of(address, &name, &taken, is_known)?;
+    if process.is_none() {
+        let places = Places::default();
+        let huge = places.free_huge_pages() >= HUGE_PAGES;
+        if !huge && !plan.controllers.is_empty() {
+            return Err(refused(too_few_pages(&places)));
         }
-        let Some(running) = process.as_mut() else {
-            return Err(refused("SPDK is not running".into()));
-        };
-        running.claims.append(&mut plan.claims);
-        let wanted = Wanted {
-            json: plan.json,
-            bdev: plan.bdev,
-            controller: plan.watched,
-            io_timeout: options.io_timeout,
-        };
-        let opened = SpdkDevice::with(Arc::clone(&running.reactor), name.clone(), wanted, plan.flushes);
-        match opened {
-            Ok(device) => {
-                running.devices += 1;
-                running.configured.extend(plan.path);
-                Ok(Self { device, _part: Part })
+        // The entries before the start take effect now, the others when the device is opened.
+        let json = plan.json.clone();
+        let reactor = Reactor::start(library, plan.controllers.clone(), huge, json).map_err(refused)?;
+        *process = Some(Process {
+            reactor: Arc::new(reactor),
+            claims: Vec::new(),
+            configured: Vec::new(),
+            devices: 0,
+        });
+    }
+    let Some(running) = process.as_mut() else {
+        return Err(refused("SPDK is not running".into()));
+    };
+    running.claims.append(&mut plan.claims);
+    let wanted = Wanted {
+        json: plan.json,
+        bdev: plan.bdev,
+        controller: plan.watched,
+        io_timeout: options.io_timeout,
+    };
+    let opened = SpdkDevice::with(Arc::clone(&running.reactor), name.clone(), wanted, plan.flushes);
+    match opened {
+        Ok(device) => {
+            running.devices += 1;
+            running.configured.extend(plan.path);
+            Ok(Attached::new(Arc::new(device), Part))
+        }
+        Err(error) => {
+            if running.devices == 0 {
+                *process = None;
             }
-            Err(error) => {
-                if running.devices == 0 {
-                    *process = None;
-                }
-                Err(error)
-            }
+            Err(error)
         }
     }
 }
@@ -235,46 +230,4 @@ fn read(path: &Path) -> Result<(String, config::Operators), String> {
             path.display()
         )
     })
-}
-
-impl BlockDevice for AttachedSpdk {
-    fn len_bytes(&self) -> u64 {
-        self.device.len_bytes()
-    }
-
-    fn read(&self, off: u64, out: &mut [u8]) -> Result<(), MediaError> {
-        self.device.read(off, out)
-    }
-
-    fn write(&self, off: u64, src: &[u8]) -> Result<(), MediaError> {
-        self.device.write(off, src)
-    }
-
-    fn flush(&self) -> Result<(), MediaError> {
-        self.device.flush()
-    }
-
-    fn trim(&self, off: u64, len: u64) -> Result<(), MediaError> {
-        self.device.trim(off, len)
-    }
-
-    fn read_batch(&self, parts: &mut [(u64, &mut [u8])]) -> Result<(), MediaError> {
-        self.device.read_batch(parts)
-    }
-
-    fn write_batch(&self, parts: &[(u64, &[u8])]) -> Result<(), MediaError> {
-        self.device.write_batch(parts)
-    }
-
-    fn state(&self) -> DeviceState {
-        self.device.state()
-    }
-
-    fn name(&self) -> DeviceName {
-        self.device.name()
-    }
-
-    fn info(&self) -> DeviceInfo {
-        self.device.info()
-    }
 }

@@ -18,8 +18,7 @@ mod reactor;
 mod sys;
 mod turns;
 
-pub use attach::AttachedSpdk;
-pub(in crate::block) use attach::HUGE_PAGES;
+pub(in crate::block) use attach::{HUGE_PAGES, open};
 pub use device::{SpdkDevice, SpdkOptions};
 pub use library::{Installed, VARIABLE, find};
 pub use reactor::Reactor;

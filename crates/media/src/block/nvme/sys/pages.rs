@@ -1,5 +1,4 @@
-//! Anonymous memory whose address a device has. Accessed by raw copies only, since the device may write it at
-//! any time.
+//! Anonymous memory whose address a device has.
 
 use std::fs::File;
 use std::io;
@@ -7,14 +6,13 @@ use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use crate::sys::DeviceMemory;
+
 /// Bytes of a huge page.
 pub(super) const HUGE_BYTES: usize = 2 << 20;
 
 /// A mapping of zeros, present in memory, not shared with children.
-pub(super) struct Pages {
-    base: NonNull<u8>,
-    len: usize,
-}
+pub(super) struct Pages(DeviceMemory);
 
 // SAFETY: the mapping lives as long as the value; it is accessed by raw copies and atomic loads only. Two
 // threads that copy to one place leave some mixture of both, as with the device itself, which writes it too.
@@ -41,7 +39,8 @@ impl Pages {
             return Err(io::Error::last_os_error());
         }
         let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
-        let pages = Self { base, len };
+        // SAFETY: the new mapping, which is this value's alone until it is dropped.
+        let pages = Self(unsafe { DeviceMemory::new(base, len) });
         // After a fork, copy-on-write must not leave the original page to the child: the device goes on with
         // the page whose address it has. SAFETY: exactly the range of this mapping.
         if unsafe { libc::madvise(base.as_ptr().cast(), len, libc::MADV_DONTFORK) } != 0 {
@@ -54,42 +53,28 @@ impl Pages {
     }
 
     pub(super) const fn len(&self) -> usize {
-        self.len
+        self.0.len()
     }
 
     pub(super) const fn address(&self) -> *mut u8 {
-        self.base.as_ptr()
-    }
-
-    fn check(&self, off: usize, len: usize) {
-        let end = off.checked_add(len);
-        assert!(
-            end.is_some_and(|end| end <= self.len),
-            "bytes {off}..+{len} of {}",
-            self.len
-        );
+        self.0.address()
     }
 
     pub(super) fn read(&self, off: usize, out: &mut [u8]) {
-        self.check(off, out.len());
-        // SAFETY: the source lies within the mapping, checked above, and no reference into it is ever made,
-        // so `out` is elsewhere.
-        unsafe { std::ptr::copy_nonoverlapping(self.base.as_ptr().add(off), out.as_mut_ptr(), out.len()) };
+        self.0.read(off, out);
     }
 
     pub(super) fn write(&self, off: usize, src: &[u8]) {
-        self.check(off, src.len());
-        // SAFETY: as in `read`, in the other direction.
-        unsafe { std::ptr::copy_nonoverlapping(src.as_ptr(), self.base.as_ptr().add(off), src.len()) };
+        self.0.write(off, src);
     }
 
     /// Loads a word; later reads see all that the device wrote before it.
     pub(super) fn load(&self, off: usize) -> u32 {
-        self.check(off, 4);
+        self.0.check(off, 4);
         assert!(off.is_multiple_of(4));
         // SAFETY: within the mapping and aligned, both checked; an atomic may be changed by others while it
         // is referred to.
-        let word = unsafe { &*self.base.as_ptr().add(off).cast::<AtomicU32>() };
+        let word = unsafe { &*self.address().add(off).cast::<AtomicU32>() };
         u32::from_le(word.load(Ordering::Acquire))
     }
 
@@ -97,7 +82,7 @@ impl Pages {
     pub(super) fn physical(&self) -> io::Result<Vec<u64>> {
         let pagemap = File::open("/proc/self/pagemap")?;
         let address = |huge: usize| -> io::Result<u64> {
-            let page = (self.base.as_ptr() as usize + huge * HUGE_BYTES) / 4096;
+            let page = (self.address() as usize + huge * HUGE_BYTES) / 4096;
             let mut entry = [0; 8];
             pagemap.read_exact_at(&mut entry, page as u64 * 8)?;
             let entry = u64::from_ne_bytes(entry);
@@ -108,14 +93,14 @@ impl Pages {
             }
             Ok(number * 4096)
         };
-        (0..self.len / HUGE_BYTES).map(address).collect()
+        (0..self.len() / HUGE_BYTES).map(address).collect()
     }
 }
 
 impl Drop for Pages {
     fn drop(&mut self) {
         // SAFETY: exactly the mapping of this value. The device lost access to it before (`Bus::stop_dma`).
-        unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
+        unsafe { libc::munmap(self.address().cast(), self.len()) };
     }
 }
 
