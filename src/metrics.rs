@@ -314,13 +314,16 @@ fn digest_metrics(page: &mut Page, look: &Look) {
     );
 }
 
+/// A row for each tier.
+fn of_tiers(look: &Look, value: impl Fn(&TierStatus) -> u64) -> Rows {
+    let tiers = look.status.tiers.iter();
+    tiers
+        .map(|tier| (vec![("tier".to_owned(), tier.tier.clone())], value(tier)))
+        .collect()
+}
+
 fn tier_metrics(page: &mut Page, look: &Look) {
-    let of = |f: &dyn Fn(&TierStatus) -> u64| -> Rows {
-        let tiers = look.status.tiers.iter();
-        tiers
-            .map(|tier| (vec![("tier".to_owned(), tier.tier.clone())], f(tier)))
-            .collect()
-    };
+    let of = |value: &dyn Fn(&TierStatus) -> u64| of_tiers(look, value);
     page.gauge(
         "tier_capacity_bytes",
         "Capacity of a tier",
@@ -407,12 +410,7 @@ fn device_metrics(page: &mut Page, look: &Look) {
         service,
     );
     page.counter("tier_requests_measured", "Requests that were measured", samples);
-    let of = |f: &dyn Fn(&DeviceFigures) -> u64| -> Rows {
-        let tiers = look.status.tiers.iter();
-        tiers
-            .map(|tier| (vec![("tier".to_owned(), tier.tier.clone())], f(&tier.figures)))
-            .collect()
-    };
+    let of = |value: &dyn Fn(&DeviceFigures) -> u64| of_tiers(look, |tier| value(&tier.figures));
     page.gauge(
         "tier_requests_in_flight_thousandths",
         "Average number of requests under way, in thousandths",
