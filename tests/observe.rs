@@ -12,7 +12,7 @@ use std::path::Path;
 use std::process::{Child, Stdio};
 use std::sync::Arc;
 use varve_ipc::{ClientKind, Cred, Hello, LeaseMode, Link, PROTOCOL_VERSION, Request, Want};
-use varve_libfs::{Fs, FsOptions, OpenFlags, SocketConnector};
+use varve_libfs::{Fs, FsOptions, OpenFile, OpenFlags, SocketConnector};
 use varve_media::emulated::DiskModel;
 
 /// A process that ends with the test.
@@ -64,6 +64,17 @@ fn mount(pool: &Path) -> Fs {
     Fs::mount(Arc::new(connector), FsOptions::default()).unwrap()
 }
 
+/// A new file `f`, open for reading and writing.
+fn new_file(fs: &Fs, me: &Cred) -> OpenFile {
+    let made = fs.create(fs.root(), b"f", libc::S_IFREG | 0o644, 0, me).unwrap();
+    let flags = OpenFlags {
+        read: true,
+        write: true,
+        ..OpenFlags::default()
+    };
+    fs.open(made.key, flags, me).unwrap()
+}
+
 fn json(command: &mut std::process::Command) -> Value {
     serde_json::from_str(&text_of(command)).unwrap()
 }
@@ -104,15 +115,7 @@ fn top_metrics_and_debug_session_say_what_status_says() {
     let _live = mkfs(&pool);
     let _serve = serve(&pool, &[]);
     let (fs, me) = (mount(&pool), Cred::root());
-    let key = fs
-        .create(fs.root(), b"f", libc::S_IFREG | 0o644, 0, &me)
-        .unwrap()
-        .key;
-    let flags = OpenFlags {
-        write: true,
-        ..OpenFlags::default()
-    };
-    let file = fs.open(key, flags, &me).unwrap();
+    let file = new_file(&fs, &me);
     file.write_at(0, &[7; 10_000], &me).unwrap();
     run_ok(varve().arg("digest").arg(&pool));
     let status = json(varve().args(["status", "--json"]).arg(&pool));
@@ -156,9 +159,9 @@ fn top_metrics_and_debug_session_say_what_status_says() {
     assert_eq!(detail["session"]["pid"], std::process::id());
     let leases = detail["leases"].as_array().unwrap();
     assert!(
-        leases
-            .iter()
-            .any(|lease| lease["inode"] == key.ino.0 && lease["mode"] == "write" && lease["state"] == "held"),
+        leases.iter().any(|lease| lease["inode"] == file.key().ino.0
+            && lease["mode"] == "write"
+            && lease["state"] == "held"),
         "{detail}"
     );
     let words = text_of(
@@ -167,7 +170,7 @@ fn top_metrics_and_debug_session_say_what_status_says() {
             .arg(&pool)
             .arg(session.to_string()),
     );
-    assert!(words.contains(&format!("inode {}", key.ino.0)), "{words}");
+    assert!(words.contains(&format!("inode {}", file.key().ino.0)), "{words}");
     let refused = varve()
         .args(["debug", "session"])
         .arg(&pool)
@@ -192,16 +195,7 @@ fn response_times_of_a_device_are_those_that_it_has() {
     );
     let _serve = serve(&pool, &[]);
     let (fs, me) = (mount(&pool), Cred::root());
-    let key = fs
-        .create(fs.root(), b"f", libc::S_IFREG | 0o644, 0, &me)
-        .unwrap()
-        .key;
-    let flags = OpenFlags {
-        read: true,
-        write: true,
-        ..OpenFlags::default()
-    };
-    let file = fs.open(key, flags, &me).unwrap();
+    let file = new_file(&fs, &me);
     // More than NVM takes below its mark.
     for at in 0..24 {
         file.write_at(at << 18, &[7; 256 << 10], &me).unwrap();

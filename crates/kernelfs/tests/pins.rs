@@ -7,7 +7,7 @@ mod common;
 use common::files::{
     FILE, blocks_on, body, content_is_right, make, make_dir, make_empty, make_named, settle, sound,
 };
-use common::{ROOT, World};
+use common::{ROOT, World, create};
 use varve_format::log::CHUNK_BYTES;
 use varve_format::{FileBlock, InodeKey, LogOp, Pin, PinTo, PinnedBy, Tier};
 use varve_ipc::{Admin, IpcError, Peer, Pinned, Response};
@@ -70,20 +70,10 @@ fn what_is_made_in_a_pinned_directory_is_pinned_and_what_leaves_it_is_not() {
     client.write_lease(ROOT);
     let keys: Vec<InodeKey> = client.alloc(3).into_iter().map(|(key, _)| key).collect();
     let [file, dir, inner] = keys[..] else { panic!() };
-    let make = |dir, name, key, mode| LogOp::Create {
-        dir,
-        name,
-        key,
-        mode,
-        uid: 0,
-        gid: 0,
-        rdev: 0,
-        target: b"",
-    };
     // All in one batch, with data.
-    client.log_op(&make(ROOT, b"f", file, 0o100_644));
-    client.log_op(&make(ROOT, b"d", dir, 0o040_755));
-    client.log_op(&make(dir, b"g", inner, 0o100_644));
+    client.log_op(&create(ROOT, b"f", file, 0o100_644));
+    client.log_op(&create(ROOT, b"d", dir, 0o040_755));
+    client.log_op(&create(dir, b"g", inner, 0o100_644));
     for key in [file, inner] {
         client.log_op(&LogOp::Write {
             key,

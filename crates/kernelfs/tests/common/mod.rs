@@ -77,27 +77,17 @@ impl World {
 
     /// The daemon starts anew, and its block devices take their time.
     pub fn with_times(self, ssd_ms: u64, hdd_ms: u64) -> Self {
-        let Self {
-            sim,
-            logs,
-            clock,
-            config,
-            kernel,
-        } = self;
-        drop(kernel);
-        let devices = timed::devices(devices(&sim), &clock, [ssd_ms, hdd_ms]);
-        let kernel = start_on_devices(devices, &logs, &clock, &config, Rules::default());
-        Self {
-            sim,
-            logs,
-            clock,
-            config,
-            kernel,
-        }
+        let devices = timed::devices(devices(&self.sim), &self.clock, [ssd_ms, hdd_ms]);
+        self.restart_on(devices)
     }
 
     /// The daemon dies without a word and another one starts.
     pub fn restart(self) -> Self {
+        let devices = devices(&self.sim);
+        self.restart_on(devices)
+    }
+
+    fn restart_on(self, devices: Devices) -> Self {
         let Self {
             sim,
             logs,
@@ -106,7 +96,7 @@ impl World {
             kernel,
         } = self;
         drop(kernel);
-        let kernel = start(&sim, &logs, &clock, &config);
+        let kernel = start_on_devices(devices, &logs, &clock, &config, Rules::default());
         Self {
             sim,
             logs,
@@ -317,16 +307,7 @@ impl Client {
     }
 
     pub fn create(&mut self, name: &[u8], key: InodeKey) -> LogSeq {
-        self.log_op(&LogOp::Create {
-            dir: ROOT,
-            name,
-            key,
-            mode: 0o100_644,
-            uid: 0,
-            gid: 0,
-            rdev: 0,
-            target: b"",
-        })
+        self.log_op(&create(ROOT, name, key, 0o100_644))
     }
 
     pub fn lookup(&self, name: &[u8]) -> Option<InodeAttr> {
@@ -408,11 +389,16 @@ impl Client {
 
 /// Making an empty file whose number the daemon takes.
 pub const fn make(name: &[u8]) -> LogOp<'_> {
+    create(ROOT, name, InodeKey::new(0, 0), 0o100_600)
+}
+
+/// Making an inode of root's.
+pub const fn create(dir: InodeKey, name: &[u8], key: InodeKey, mode: u32) -> LogOp<'_> {
     LogOp::Create {
-        dir: ROOT,
+        dir,
         name,
-        key: InodeKey::new(0, 0),
-        mode: 0o100_600,
+        key,
+        mode,
         uid: 0,
         gid: 0,
         rdev: 0,
