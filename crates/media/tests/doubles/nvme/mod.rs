@@ -210,7 +210,13 @@ impl SimController {
         state.script.insert(at, quirk);
     }
 
-    /// The same for admin commands.
+    /// Number of I/O commands to come at which something is to happen.
+    pub fn to_come(&self) -> usize {
+        let state = self.state();
+        state.script.keys().filter(|at| **at >= state.io_commands).count()
+    }
+
+    /// The same as `at`, for admin commands.
     pub fn at_admin(&self, after: u64, quirk: Quirk) {
         let mut state = self.state();
         let at = state.admin_commands + after;
