@@ -288,7 +288,7 @@ impl PlanExecutor<'_, '_> {
         target: DataTarget,
     ) -> Result<(), CommitFailure> {
         // One look at the inode, not one for each piece: few files share blocks.
-        if !self.tx.has_shared_blocks(ino)? {
+        if !self.tx.shares_blocks(ino)? {
             return Ok(());
         }
         let mut rest = pieces;

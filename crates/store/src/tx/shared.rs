@@ -78,11 +78,11 @@ impl Tx<'_> {
 }
 
 impl Tx<'_> {
-    /// Whether any block of a file is shared.
+    /// As [`Store::shares_blocks`](crate::Store::shares_blocks), in this transaction's view.
     ///
     /// # Errors
     /// `NoInode`, `WrongKind`, or damage.
-    pub fn has_shared_blocks(&self, ino: Ino) -> Result<bool> {
+    pub fn shares_blocks(&self, ino: Ino) -> Result<bool> {
         let root = file_root(&self.core.reader().get(ino)?)?;
         Ok(ExtentTree::of(ino).counts(&root)?.shared != 0)
     }
