@@ -3,12 +3,13 @@
 use crate::pool::Pool;
 use crate::pool_session::Mounts;
 use anyhow::{Context, bail};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat, fstat, stat, statat};
+use rustix::io::Errno;
 use std::collections::BTreeSet;
-use std::fs::Metadata;
+use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 use varve_format::InodeKey;
 use varve_ipc::Pinned;
 use varve_libfs::mounts::PoolMount;
@@ -36,17 +37,17 @@ pub struct Entry {
 }
 
 impl Entry {
-    fn new(path: PathBuf, in_pool: String, meta: &Metadata) -> Self {
-        let since = meta.modified().ok().and_then(|time| time.elapsed().ok());
+    fn new(path: PathBuf, in_pool: String, stat: &Stat) -> Self {
+        let kind = FileType::from_raw_mode(stat.st_mode);
         Self {
             path,
             in_pool,
-            key: key(meta),
+            key: key(stat),
             name: None,
-            size_bytes: meta.len(),
-            age: since.unwrap_or_default(),
-            is_dir: meta.is_dir(),
-            is_file: meta.is_file(),
+            size_bytes: stat.st_size as u64,
+            age: age(stat).unwrap_or_default(),
+            is_dir: kind == FileType::Directory,
+            is_file: kind == FileType::RegularFile,
             is_root: false,
         }
     }
@@ -60,8 +61,15 @@ impl Entry {
     }
 }
 
-fn key(meta: &Metadata) -> InodeKey {
-    InodeKey::of_number(meta.ino())
+const fn key(stat: &Stat) -> InodeKey {
+    InodeKey::of_number(stat.st_ino)
+}
+
+/// Time since the data was last changed; `None` for what lies ahead.
+fn age(stat: &Stat) -> Option<Duration> {
+    let seconds = Duration::from_secs(u64::try_from(stat.st_mtime).ok()?);
+    let changed = seconds + Duration::from_nanos(stat.st_mtime_nsec as u64);
+    SystemTime::UNIX_EPOCH.elapsed().ok()?.checked_sub(changed)
 }
 
 /// Paths of one pool.
@@ -83,10 +91,10 @@ impl Paths {
                 .canonicalize()
                 .with_context(|| format!("cannot find {}", path.display()))?;
             let at = mounts.locate(&real)?;
-            let meta = std::fs::metadata(&real).with_context(|| format!("cannot find {}", path.display()))?;
+            let meta = stat(&real).with_context(|| format!("cannot find {}", path.display()))?;
             match &found {
-                None => found = Some((at.mount.clone(), meta.dev())),
-                Some((_, device)) if *device == meta.dev() => {}
+                None => found = Some((at.mount.clone(), meta.st_dev)),
+                Some((_, device)) if *device == meta.st_dev => {}
                 Some(_) => bail!(
                     "{} is in another mount than {}: name paths of one mount at a time",
                     path.display(),
@@ -99,7 +107,7 @@ impl Paths {
             if let (Some(parent), Some(name)) = (real.parent(), real.file_name())
                 && real != at.mount.at
             {
-                root.name = Some((key(&std::fs::metadata(parent)?), name.as_bytes().to_vec()));
+                root.name = Some((key(&stat(parent)?), name.as_bytes().to_vec()));
             }
             if !roots.iter().any(|other| other.key == root.key) {
                 roots.push(root);
@@ -143,14 +151,13 @@ impl Paths {
                 }
                 match self.list(&dir, &mut walked) {
                     Ok(entries) => next.extend(entries),
-                    Err(error) if is_gone(&error) => walked.gone += 1,
+                    Err(error) if is_gone(error) => walked.gone += 1,
                     Err(error) => walked.errors.push(format!("{}: {error}", dir.path.display())),
                 }
             }
         }
         for root in &self.roots {
-            let there = std::fs::metadata(&root.path).map(|meta| (meta.dev(), key(&meta)));
-            if !there.is_ok_and(|there| there == (self.device, root.key)) {
+            if !stat(&root.path).is_ok_and(|there| self.is_same(&there, root)) {
                 bail!("{} went away meanwhile", root.path.display());
             }
         }
@@ -176,27 +183,36 @@ impl Paths {
         self.walk(most, each)
     }
 
-    /// The entries of a directory in the mount.
-    fn list(&self, dir: &Entry, walked: &mut Walked) -> std::io::Result<Vec<Entry>> {
+    /// Whether this is what the entry was.
+    fn is_same(&self, there: &Stat, entry: &Entry) -> bool {
+        there.st_dev == self.device && key(there) == entry.key
+    }
+
+    /// The entries of a directory in the mount. It may be renamed meanwhile: its path is looked up once.
+    fn list(&self, dir: &Entry, walked: &mut Walked) -> Result<Vec<Entry>, Errno> {
         let mut entries = Vec::new();
         let base = if dir.in_pool == "/" { "" } else { &dir.in_pool };
-        let here = std::fs::metadata(&dir.path)?;
-        if key(&here) != dir.key || here.dev() != self.device {
-            return Err(std::io::ErrorKind::NotFound.into());
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let opened = rustix::fs::open(&dir.path, flags, Mode::empty())?;
+        if !self.is_same(&fstat(&opened)?, dir) {
+            return Err(Errno::NOENT);
         }
-        for entry in std::fs::read_dir(&dir.path)? {
-            let path = entry?.path();
-            let Some(name) = path.file_name() else { continue };
-            match std::fs::symlink_metadata(&path) {
-                Ok(meta) if meta.dev() == self.device => {
-                    let in_pool = format!("{base}/{}", name.to_string_lossy());
-                    let name = name.as_bytes().to_vec();
-                    let mut entry = Entry::new(path, in_pool, &meta);
-                    entry.name = Some((dir.key, name));
+        for entry in Dir::read_from(&opened)? {
+            let entry = entry?;
+            let name = entry.file_name();
+            if name == c"." || name == c".." {
+                continue;
+            }
+            let (name_bytes, path) = (name.to_bytes(), dir.path.join(OsStr::from_bytes(name.to_bytes())));
+            match statat(&opened, name, AtFlags::SYMLINK_NOFOLLOW) {
+                Ok(stat) if stat.st_dev == self.device => {
+                    let in_pool = format!("{base}/{}", String::from_utf8_lossy(name_bytes));
+                    let mut entry = Entry::new(path, in_pool, &stat);
+                    entry.name = Some((dir.key, name_bytes.to_vec()));
                     entries.push(entry);
                 }
                 Ok(_) => {}
-                Err(error) if is_gone(&error) => {}
+                Err(error) if is_gone(error) => {}
                 Err(error) => walked.errors.push(format!("{}: {error}", path.display())),
             }
         }
@@ -206,8 +222,8 @@ impl Paths {
 }
 
 /// Whether a file is not there any more; a mount that is gone is another error, or another file.
-fn is_gone(error: &std::io::Error) -> bool {
-    error.kind() == std::io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESTALE)
+const fn is_gone(error: Errno) -> bool {
+    matches!(error, Errno::NOENT | Errno::STALE | Errno::NOTDIR)
 }
 
 /// What a walk could not look at.
