@@ -1,8 +1,8 @@
 //! Compares the policies of placement in a whole pool: NVM in memory, an SSD and an HDD slowed down to a
 //! model, four threads that read and write a hot set which changes.
 //!
-//! `cargo run --release -p varve-embed --example placement_load [SECONDS]` prints requests a second for each
-//! policy and phase, and what was moved. SECONDS: length of a phase, default 15.
+//! `cargo run --release -p varve-embed --example placement_load [SECONDS] [POLICY...]` prints requests a second
+//! for each policy (default: all) and phase, and what was moved. SECONDS: length of a phase, default 15.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -126,14 +126,35 @@ fn run(policy: PolicyName, write_percent: u64, time: Duration) -> Result<(), Box
     let moved: u64 = status.moved.iter().map(|moved| moved.blocks).sum();
     let used: Vec<u64> = status.tiers.iter().map(|tier| tier.used_bytes / MIB).collect();
     println!("{line}; {} MiB moved, {used:?} MiB used", moved * 4096 / MIB);
+    for tier in &status.tiers {
+        let (read, write) = (&tier.figures.read, &tier.figures.write);
+        let us = |ns: Option<u64>| ns.unwrap_or(0) / 1000;
+        println!(
+            "{:<10} {}: {} reads of {} µs, {} MiB; {} writes of {} µs, {} MiB",
+            "",
+            tier.tier,
+            read.samples,
+            us(read.response_ns),
+            tier.read_bytes / MIB,
+            write.samples,
+            us(write.response_ns),
+            tier.written_bytes / MIB
+        );
+    }
+    for moved in &status.moved {
+        let (from, to, mib) = (&moved.from, &moved.to, moved.blocks * 4096 / MIB);
+        println!("{:<10} {from} to {to}: {mib} MiB of {}", "", moved.cause.reason());
+    }
     fs.unmount()?;
     Ok(pool.shutdown()?)
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
     let seconds = std::env::args().nth(1).map_or(Ok(15), |text| text.parse())?;
+    let named: Vec<String> = std::env::args().skip(2).collect();
+    let is_named = |policy: &PolicyName| named.is_empty() || named.iter().any(|name| name == policy.name());
     for write_percent in [5, 50] {
-        for policy in PolicyName::ALL {
+        for policy in PolicyName::ALL.into_iter().filter(is_named) {
             run(policy, write_percent, Duration::from_secs(seconds))?;
         }
     }

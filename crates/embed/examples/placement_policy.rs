@@ -11,7 +11,7 @@ use varve_embed::SimPool;
 use varve_format::{FileBlock, InodeKey, Tier};
 use varve_ipc::{Cred, SystemClock};
 use varve_kernelfs::Config;
-use varve_kernelfs::placement::{At, Catalog, Cause, Job, Move, Placement, Use};
+use varve_kernelfs::placement::{At, Catalog, Cause, Job, Move, Placement, Use, Written};
 use varve_libfs::OpenFlags;
 use varve_media::sim::SimWorld;
 use varve_store::{DataTarget, SpaceStats};
@@ -38,8 +38,8 @@ impl BySize {
 }
 
 impl Placement for BySize {
-    fn target(&self, key: InodeKey, bytes: u64, _: &SpaceStats) -> DataTarget {
-        let large = bytes >= LARGE_BYTES || self.is_large(key);
+    fn target(&self, data: &Written, _: &SpaceStats) -> DataTarget {
+        let large = data.bytes >= LARGE_BYTES || self.is_large(data.key);
         DataTarget::prefer(if large { Tier::Ssd } else { Tier::Nvm })
     }
 

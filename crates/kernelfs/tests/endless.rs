@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use varve_format::log::{CHUNK_BYTES, LIVE_HEADER_SIZE};
 use varve_format::{FileBlock, InodeKey, LogOp, LogSeq, Tier};
 use varve_ipc::{ManualClock, Peer};
-use varve_kernelfs::placement::{Placement, Use};
+use varve_kernelfs::placement::{Placement, Use, Written};
 use varve_kernelfs::{Config, KernelFs, Parts};
 use varve_store::{DataTarget, OpenOptions, SpaceStats, Store};
 
@@ -47,7 +47,7 @@ impl Feed {
 struct Feeder(Arc<Mutex<Option<Feed>>>);
 
 impl Placement for Feeder {
-    fn target(&self, _: InodeKey, _: u64, _: &SpaceStats) -> DataTarget {
+    fn target(&self, _: &Written, _: &SpaceStats) -> DataTarget {
         DataTarget::prefer(Tier::Nvm)
     }
 

@@ -365,6 +365,66 @@ fn room_that_is_taken_by_others_is_not_made_again_and_again() {
 }
 
 #[test]
+fn unit_in_use_leaves_for_one_that_is_used_much_more_only() {
+    for (reads_there, moves) in [(2, true), (50, false)] {
+        let mut still = Still::new(0);
+        still.places.0.insert(unit(0), SLOW);
+        still.read(0, 60);
+        for index in 1..100 {
+            still.places.0.insert(unit(index), QUICK);
+            still.read(index, reads_there);
+        }
+        let steps = still.plan(&mut Balance::default());
+        let of = |from: DeviceId| steps.iter().filter(|step| step.from == from).count();
+        let expected = usize::from(moves);
+        assert_eq!(
+            (of(QUICK), of(SLOW)),
+            (expected, expected),
+            "{reads_there} reads: {steps:?}"
+        );
+    }
+}
+
+/// A write of 16 KiB to a unit.
+fn write(index: u32) -> NewData {
+    NewData {
+        unit: unit(index),
+        bytes: 16 << 10,
+        request_bytes: 16 << 10,
+        tier: None,
+    }
+}
+
+#[test]
+fn room_is_made_ahead_for_data_in_use_that_is_written_and_for_no_other() {
+    for in_use in [true, false] {
+        let (mut still, mut policy) = (Still::new(0), Balance::default());
+        for index in 0..40 {
+            still.places.0.insert(unit(index), SLOW);
+            // Too little for a move of its own.
+            still.read(index, 1);
+        }
+        still
+            .places
+            .0
+            .extend((1000..2000).map(|index| (unit(index), QUICK)));
+        let mut made = 0;
+        for _ in 0..4 {
+            for index in 0..40 {
+                let index = if in_use { index } else { 5000 + index };
+                let _ = policy.target(&write(index), &still.view());
+            }
+            let steps = still.plan(&mut policy);
+            let room = |step: &&Step| step.from == QUICK && step.reason.contains("data in use");
+            made += steps.iter().filter(room).count();
+        }
+        assert_eq!(made > 0, in_use, "{made} units");
+        // Ten units are written between two plans; room is kept for twice as much.
+        assert!(made <= 4 * 20, "{made} units");
+    }
+}
+
+#[test]
 fn accesses_pay_for_one_move_however_many_units_move() {
     let mut still = Still::new(8 << 30);
     let units = 40_000;

@@ -7,9 +7,9 @@ use crate::wire::{Ambush, Door, Entrance, RigClock, Seat, Weather};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
-use varve_format::{FileBlock, Ino, InodeKey, SessionId, Tier};
+use varve_format::{FileBlock, Ino, SessionId, Tier};
 use varve_ipc::{ClientKind, ManualClock, Page, Service};
-use varve_kernelfs::placement::{At, Catalog, Cause, Job, Move, Placement};
+use varve_kernelfs::placement::{At, Catalog, Cause, Job, Move, Placement, Written};
 use varve_kernelfs::{Config, KernelError, KernelFs, LogStore, Parts, PolicyName, SessionArea, SimLogs};
 use varve_libfs::{Fs, FsOptions, MountError};
 use varve_media::faulty::{FaultScript, FaultyDevice, FaultyRegion};
@@ -161,8 +161,8 @@ pub enum RigError {
 struct Slow;
 
 impl Placement for Slow {
-    fn target(&self, key: InodeKey, _: u64, _: &SpaceStats) -> DataTarget {
-        DataTarget::prefer([Tier::Ssd, Tier::Hdd][(key.ino.0 % 2) as usize]).with_reserve()
+    fn target(&self, data: &Written, _: &SpaceStats) -> DataTarget {
+        DataTarget::prefer([Tier::Ssd, Tier::Hdd][(data.key.ino.0 % 2) as usize]).with_reserve()
     }
 
     fn plan(&self, _: &SpaceStats, _: &dyn Catalog, _: u64) -> Vec<Job> {
@@ -179,12 +179,17 @@ struct Scatter {
 const ROTATED_MAX: usize = 64;
 
 impl Placement for Scatter {
-    fn target(&self, key: InodeKey, bytes: u64, space: &SpaceStats) -> DataTarget {
+    fn target(&self, data: &Written, space: &SpaceStats) -> DataTarget {
         let there: Vec<_> = Tier::ALL
             .into_iter()
             .filter(|tier| space.tiers[*tier as usize].total > 0)
             .collect();
-        let dice = key.ino.0.wrapping_mul(0x9e37_79b9).wrapping_add(bytes / 4096);
+        let dice = data
+            .key
+            .ino
+            .0
+            .wrapping_mul(0x9e37_79b9)
+            .wrapping_add(data.bytes / 4096);
         // NVM most often: only NVM holds metadata and data side by side.
         let tier = there.get((dice % 5) as usize).copied().unwrap_or(Tier::Nvm);
         DataTarget::prefer(tier).with_reserve()

@@ -10,6 +10,7 @@
 use super::commit::run_pre_step;
 use super::execute::PreStep;
 use super::types::Environment;
+use crate::placement::Written;
 use std::ops::Range;
 use varve_format::{BLOCK_BYTES, FallocateMode, FileBlock, FileKind, Ino, LogOp};
 use varve_store::{DataTarget, Store, StoreError};
@@ -94,7 +95,12 @@ pub(super) fn of_many_records(
         return Ok(None);
     }
     let pin = store.get(key.ino)?.pin;
-    let target = env.target(key, pin, missing * BLOCK_BYTES, &store.space());
+    let data = Written {
+        key,
+        offset_bytes: offset,
+        bytes: missing * BLOCK_BYTES,
+    };
+    let target = env.target(&data, pin, &store.space());
     Ok(Some(PreStep::Allocate(key.ino, offset, len, target)))
 }
 

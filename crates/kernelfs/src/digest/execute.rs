@@ -4,7 +4,7 @@
 use super::deferred::{DeferredPayloads, Redone};
 use super::types::{Applied, Environment};
 use super::view::{batch_bit, names};
-use crate::placement::Use;
+use crate::placement::{Use, Written};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::ops::Range;
@@ -124,9 +124,13 @@ impl PlanExecutor<'_, '_> {
 
     fn target(&self, inode: &InodePlan<'_>) -> Result<DataTarget, StoreError> {
         let allocated: u64 = inode.file.allocate.iter().map(|range| range.len).sum();
-        let bytes = inode.file.data_bytes().saturating_add(allocated);
+        let data = Written {
+            key: inode.attr.key,
+            offset_bytes: inode.file.pieces.first().map_or(0, |(offset, _)| *offset),
+            bytes: inode.file.data_bytes().saturating_add(allocated),
+        };
         let pin = self.tx.pin(inode.attr.key.ino)?;
-        Ok(self.env.target(inode.attr.key, pin, bytes, &self.space))
+        Ok(self.env.target(&data, pin, &self.space))
     }
 
     fn make(&mut self, inode: &InodePlan<'_>) -> Result<(), CommitFailure> {

@@ -1,7 +1,7 @@
 //! Inputs of a digest besides the log, and its results for the rest of the daemon. Plain values.
 
 use crate::config::DedupScope;
-use crate::placement::{Pins, Placement};
+use crate::placement::{Pins, Placement, Written};
 use varve_digest::{Batch, Counts, RefusedTx};
 use varve_format::session::GrantRow;
 use varve_format::{InodeKey, LeaseNo, LogSeq, Pin, SessionId, TimeNs, TxId};
@@ -92,11 +92,11 @@ pub struct Environment<'a> {
 }
 
 impl Environment<'_> {
-    /// Returns the target of `bytes` of new data of an inode.
+    /// Returns the target of data that is written to a file with this pin.
     #[must_use]
-    pub fn target(&self, key: InodeKey, pin: Pin, bytes: u64, space: &SpaceStats) -> DataTarget {
-        let pinned = self.pins.target(pin, bytes, space);
-        pinned.unwrap_or_else(|| self.placement.target(key, bytes, space))
+    pub fn target(&self, data: &Written, pin: Pin, space: &SpaceStats) -> DataTarget {
+        let pinned = self.pins.target(pin, data.bytes, space);
+        pinned.unwrap_or_else(|| self.placement.target(data, space))
     }
 }
 

@@ -9,7 +9,7 @@ pub use recent::STAY_MS;
 use super::fill::{Fill, Marks};
 use super::meter::Meters;
 use super::units::{UNIT, UNIT_BLOCKS, Units, unit_at};
-use super::{At, Catalog, Cause, Job, Move, Placement, TierHeat, Use};
+use super::{At, Catalog, Cause, Job, Move, Placement, TierHeat, Use, Written};
 use crate::config::{Config, PolicyName};
 use parking_lot::Mutex;
 use recent::{Accesses, Arrivals, Touched};
@@ -445,16 +445,16 @@ const fn cause_of(cause: policy::Cause) -> Cause {
 }
 
 impl Placement for Driver {
-    fn target(&self, key: InodeKey, bytes: u64, space: &SpaceStats) -> DataTarget {
-        let planning = || self.fastest(bytes, space);
+    fn target(&self, data: &Written, space: &SpaceStats) -> DataTarget {
+        let planning = || self.fastest(data.bytes, space);
         let tier = self.state.try_lock().map_or_else(planning, |mut state| {
             if state.devices.is_empty() {
                 state.look(space, &self.meters);
             }
             state.look_at_space(space);
-            let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+            let bytes = u32::try_from(data.bytes).unwrap_or(u32::MAX);
             let new = NewData {
-                unit: UnitId { key, index: 0 },
+                unit: UNIT.unit(data.key, data.offset_bytes),
                 bytes,
                 request_bytes: bytes,
                 tier: None,

@@ -56,6 +56,17 @@ pub trait Catalog {
     fn shared(&self, numbers: Range<u64>, most: usize) -> Vec<SharedPart>;
 }
 
+/// Data of one file that is written in one transaction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Written {
+    /// The file.
+    pub key: InodeKey,
+    /// Where the first of it is.
+    pub offset_bytes: u64,
+    /// Bytes, wherever in the file.
+    pub bytes: u64,
+}
+
 /// First block of a run to move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum At {
@@ -145,9 +156,9 @@ impl Job {
 
 /// Decides where data goes; moves nothing. Called from many threads.
 pub trait Placement: Send + Sync {
-    /// Returns the target of `bytes` of new data of an inode. Tiers with `space.tiers[t].total` of 0 do not
-    /// exist. The store falls back to other tiers when the target is full, unless the target says `only`.
-    fn target(&self, key: InodeKey, bytes: u64, space: &SpaceStats) -> DataTarget;
+    /// Returns the target of data that is written. Tiers with `space.tiers[t].total` of 0 do not exist. The
+    /// store falls back to other tiers when the target is full, unless the target says `only`.
+    fn target(&self, data: &Written, space: &SpaceStats) -> DataTarget;
 
     /// Notes a use of a file's blocks. Called while requests are answered: must be quick and read nothing.
     fn used(&self, _key: InodeKey, _from: FileBlock, _blocks: u64, _how: Use) {}

@@ -1,9 +1,11 @@
 //! `balance`: places units so that the mean time of all accesses becomes minimal, by a model of the devices'
-//! queues; hot units that are mostly read get a second copy, and each read goes to the device that answers
-//! sooner.
+//! queues. Where it is asked for, hot units that are mostly read get a second copy, and each read goes to the
+//! device that answers sooner.
 //!
 //! - The cost of an access on a device is its service time ([`crate::figures::Service`]), for reads and
 //!   writes separately; [`model`] computes the mean time for a given placement.
+//! - For data in use that is written anew, room is made ahead on the device that serves it best, by units that
+//!   lose less elsewhere, as far as such data pays for it.
 //! - A unit moves when it has *already lost* by its place as much as the move costs: bytes read and written,
 //!   and wear. So all moves together cost at most as much as staying has cost, for any load (docs/adr/0029,
 //!   "No oscillation").
@@ -34,7 +36,8 @@ pub struct BalanceConfig {
     pub margin: f64,
     /// Wear of flash: an extra cost of writes, as a share of their time. Default 0.25.
     pub wear: f64,
-    /// Whether hot units get second copies. Default true.
+    /// Whether hot units get second copies. Default false: where room is short they cost more than they give
+    /// (docs/results/placement.md).
     pub copies: bool,
     /// Share of a device that must stay free of second copies. Default 0.2.
     pub copies_free: f64,
@@ -48,7 +51,7 @@ impl Default for BalanceConfig {
             pay: 1.0,
             margin: 0.1,
             wear: 0.25,
-            copies: true,
+            copies: false,
             copies_free: 0.2,
             period_ms: 500,
         }
@@ -75,6 +78,26 @@ pub struct Balance {
     planned_ms: u64,
     /// Where the search for cold units of each device continues.
     hands: [Option<UnitId>; DeviceId::MAX],
+    inflow: [Inflow; DeviceId::MAX],
+}
+
+/// Data in use that is written anew and that a device would serve best, whether it has room or not.
+#[derive(Debug, Clone, Copy, Default)]
+struct Inflow {
+    /// Units since the last plan.
+    units: f64,
+    /// Units between two plans, averaged.
+    usual: f64,
+    /// What its accesses gain there against the next best device with room, in microseconds, less what room for
+    /// it has cost.
+    paid_us: f64,
+}
+
+impl Inflow {
+    fn add(&mut self, units: f64, paid_us: f64) {
+        self.units += units;
+        self.paid_us += paid_us.max(0.0);
+    }
 }
 
 impl Balance {
@@ -103,6 +126,26 @@ impl Balance {
             device,
             reason: "its use is not known yet; best at reads or at writes".into(),
         }
+    }
+
+    /// Counts data in use on the device that would serve it best if it had room. `after`: time of an access with it
+    /// there, by device.
+    fn note_inflow(&mut self, new: &NewData, after: &[f64], accesses: f64, view: &View<'_>) {
+        let able = |device: &&DeviceView| {
+            device.state.takes_new() && new.tier.is_none_or(|tier| device.tier == tier)
+        };
+        let devices = view.devices.iter().filter(able);
+        let times = devices.map(|device| (after[device.id.index()], device.id));
+        let Some((least, best)) = times.clone().min_by(|a, b| a.0.total_cmp(&b.0)) else {
+            return;
+        };
+        let others = times.filter(|(_, id)| *id != best && view.takes_unit(*id));
+        let next = others
+            .map(|(time, _)| time)
+            .min_by(f64::total_cmp)
+            .unwrap_or(least);
+        let units = f64::from(new.bytes) / view.unit_bytes() as f64;
+        self.inflow[best.index()].add(units, (next - least) * accesses);
     }
 
     /// The demand of accesses on a device.
@@ -208,20 +251,22 @@ impl Policy for Balance {
             return Self::spread(new, view);
         }
         let requests = Self::requests(view);
-        let [reads, writes] = self.usual;
-        let parts: Vec<Part> = view
-            .devices
-            .iter()
-            .map(|device| {
-                self.part(
-                    device,
-                    reads,
-                    writes.max(1.0),
-                    u64::from(new.request_bytes) > view.unit_bytes(),
-                    view,
-                )
-            })
-            .collect();
+        let counts = view.heat.get(new.unit);
+        let is_known = counts.total() > 0;
+        let units = f64::from(new.bytes) / view.unit_bytes() as f64;
+        let (reads, writes) = if is_known {
+            // The write itself is one more.
+            let now = (f64::from(new.bytes) / self.bytes[1].get().unwrap_or(4096.0)).max(1.0);
+            (
+                f64::from(counts.reads) * units,
+                f64::from(counts.writes) * units + now,
+            )
+        } else {
+            (self.usual[0], self.usual[1].max(1.0))
+        };
+        let wide = u64::from(new.request_bytes) > view.unit_bytes();
+        let part = |device| self.part(device, reads, writes, wide, view);
+        let parts: Vec<Part> = view.devices.iter().map(part).collect();
         let mut demand = self
             .demand
             .take()
@@ -248,8 +293,13 @@ impl Policy for Balance {
                 },
             )
         });
-        demand.add(device, parts[device.index()]);
-        demand.accesses += reads + writes.max(1.0);
+        if is_known {
+            // Its demand is part of the whole already.
+            self.note_inflow(new, &after, demand.accesses, view);
+        } else {
+            demand.add(device, parts[device.index()]);
+            demand.accesses += reads + writes;
+        }
         self.demand = Some(demand);
         Target {
             device,
