@@ -324,3 +324,22 @@ pub struct OwnedPart {
     /// Medium of the blocks.
     pub tier: Tier,
 }
+
+/// Checksums of successive blocks of a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SummedPart {
+    /// First block in the file.
+    pub file_block: FileBlock,
+    /// First number in the shared space, as [`OwnedPart::number`].
+    pub number: Option<u64>,
+    /// CRC-32C of each block.
+    pub sums: Vec<u32>,
+}
+
+impl SummedPart {
+    /// Whether blocks from there on, with these numbers, continue this part.
+    pub(crate) fn goes_on(&self, file_block: FileBlock, number: Option<u64>) -> bool {
+        let len = self.sums.len() as u64;
+        self.file_block.0 + len == file_block.0 && self.number.map(|first| first + len) == number
+    }
+}

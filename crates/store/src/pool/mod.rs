@@ -8,6 +8,7 @@ mod open;
 mod query;
 pub(crate) mod read;
 mod snapshot;
+mod sums;
 mod superblock;
 mod verified;
 pub(crate) mod writer;

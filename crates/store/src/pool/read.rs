@@ -159,7 +159,7 @@ pub(crate) fn fill(
 }
 
 /// Keeps blocks of one state from being reused while they are read.
-struct Reader<'s> {
+pub(super) struct Reader<'s> {
     store: &'s Store,
     tx: TxId,
 }
@@ -229,7 +229,7 @@ impl Store {
         (read.map(|()| (plan.len, plan.numbered)), nvm)
     }
 
-    fn enter(&self, tx: TxId) -> Reader<'_> {
+    pub(super) fn enter(&self, tx: TxId) -> Reader<'_> {
         self.space.lock().enter(tx);
         Reader { store: self, tx }
     }

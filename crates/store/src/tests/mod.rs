@@ -11,6 +11,7 @@ mod in_place;
 mod model;
 mod shared;
 mod space;
+mod sums;
 mod unshare;
 mod upgrade;
 
