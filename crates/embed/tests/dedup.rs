@@ -119,6 +119,55 @@ fn what_is_in_logs_counts_for_owners_and_undo_and_times_stay() {
     check(&embedded);
 }
 
+/// CRC-32C of the blocks of a file that are no holes.
+fn told(posix: &Posix, fd: Fd) -> Result<BTreeMap<u64, u32>, Errno> {
+    let mut sums = BTreeMap::new();
+    let blocks = posix.for_each_checksum(fd, |part| {
+        sums.extend((part.file_block.0..).zip(part.sums.clone()))
+    })?;
+    assert_eq!(blocks, sums.len() as u64);
+    Ok(sums)
+}
+
+fn sums_of(data: &[u8]) -> BTreeMap<u64, u32> {
+    let padded = |block: &[u8]| [block, &vec![0; BLOCK_SIZE - block.len()]].concat();
+    let sum = |block| crc32c::crc32c(&padded(block));
+    (0..).zip(data.chunks(BLOCK_SIZE).map(sum)).collect()
+}
+
+#[test]
+fn checksums_tell_what_was_written_also_if_it_is_in_logs() {
+    let embedded = start(Config {
+        idle_digest_ms: 60_000,
+        ..Config::default()
+    });
+    let (posix, other) = (root(&embedded), root(&embedded));
+    let mut data = bytes(700 * BLOCK_SIZE + 100, 1);
+    let one = put(&posix, "/a", &data);
+    let fd = other.open(b"/a", libc::O_RDONLY, 0).unwrap();
+    for posix_fd in [(&posix, one), (&other, fd)] {
+        assert!(told(posix_fd.0, posix_fd.1).unwrap() == sums_of(&data));
+    }
+    // Part of a block, then a shorter file, then a longer one.
+    posix.pwrite(one, b"x", 7 * BLOCK + 5).unwrap();
+    data[7 * BLOCK_SIZE + 5] = b'x';
+    assert!(told(&other, fd).unwrap() == sums_of(&data));
+    data.truncate(600 * BLOCK_SIZE + 10);
+    posix.ftruncate(one, data.len() as u64).unwrap();
+    assert!(told(&other, fd).unwrap() == sums_of(&data));
+    posix.pwrite(one, b"end", 650 * BLOCK).unwrap();
+    let sums = told(&other, fd).unwrap();
+    assert!(
+        sums.iter()
+            .filter(|(block, _)| **block < 601)
+            .map(|(at, sum)| (*at, *sum))
+            .collect::<BTreeMap<_, _>>()
+            == sums_of(&data)
+    );
+    assert_eq!(sums.keys().next_back(), Some(&650));
+    check(&embedded);
+}
+
 #[test]
 fn clones_inside_of_one_file_count_as_owners() {
     let embedded = start(Config::default());
@@ -172,9 +221,15 @@ fn owners_are_told_to_the_files_owner_and_undo_takes_the_right_to_write() {
     let theirs = b.open(b"/a", libc::O_RDONLY, 0).unwrap();
     assert_eq!(owned(&b, theirs), Err(Errno(libc::EPERM)));
     assert_eq!(b.users_of(theirs), Err(Errno(libc::EPERM)));
+    // A checksum would tell whether bytes are what one thinks they are, also of a file that may not be read.
+    assert_eq!(told(&b, theirs), Err(Errno(libc::EPERM)));
+    assert_eq!(told(&a, mine), Ok(sums_of(&data)));
+    assert_eq!(told(&all, fd), Ok(sums_of(&data)));
     assert_eq!(b.unshare_range(theirs, 0, 0), Err(Errno(libc::EACCES)));
     let dir = b.open(b"/", libc::O_RDONLY, 0).unwrap();
     assert_eq!(b.unshare_range(dir, 0, 0), Err(Errno(libc::EISDIR)));
+    let top = all.open(b"/", libc::O_RDONLY, 0).unwrap();
+    assert_eq!(told(&all, top), Err(Errno(libc::EINVAL)));
     // A owns it, and need not be allowed to write it.
     a.unshare_range(mine, 0, 0).unwrap();
     assert_eq!(owners(&a, mine), [1]);

@@ -19,8 +19,8 @@ pub use messages::{
     Admin, ClientFault, ClientKind, CopiesAt, Cred, DATA_MAX, DaxAt, DaxMaps, DirEntry, ForwardedOp,
     ForwardedResult, Grant, HELD_MAX, Hello, ITEMS_MAX, IpcError, LeaseMode, Link, MappedExtent, NEAR_MAX,
     NUMBERS_MAX, Near, NumberedBlocks, Owned, OwnedBlocks, PINS_MAX, PROTOCOL_VERSION, Pinned, RELEASED_MAX,
-    ReleaseItem, Request, Response, SYNC_RANGES_MAX, StatFs, USERS_MAX, Upcall, WATCHED_MAX, WINDOW_BLOCKS,
-    Want, Watched, Welcome,
+    ReleaseItem, Request, Response, SUMS_MAX, SYNC_RANGES_MAX, StatFs, Summed, SummedBlocks, USERS_MAX,
+    Upcall, WATCHED_MAX, WINDOW_BLOCKS, Want, Watched, Welcome,
 };
 pub use page::{Page, PageState, SessionPage, heavy_barrier, light_barrier};
 pub use service::{Descriptors, Opened, Peer, Service, UPCALLS_MAX, UpcallQueue};

@@ -9,7 +9,7 @@ use varve_format::{
 };
 
 /// Version of this protocol; it must be equal on both sides.
-pub const PROTOCOL_VERSION: u32 = 19;
+pub const PROTOCOL_VERSION: u32 = 20;
 
 /// Most processes in [`Owned::users`].
 pub const USERS_MAX: usize = 16;
@@ -27,6 +27,8 @@ pub const NUMBERS_MAX: u16 = 4096;
 pub const WINDOW_BLOCKS: u64 = 64;
 /// Most neighbours of one request, of each kind.
 pub const NEAR_MAX: u16 = 128;
+/// Most checksums in one message.
+pub const SUMS_MAX: u32 = 1 << 16;
 /// Most bytes of file data in one message.
 pub const DATA_MAX: usize = 1 << 20;
 /// Most inodes named in one [`Watched`]; where there are more, all are watched.
@@ -326,6 +328,27 @@ pub struct Owned {
     pub users: Vec<u32>,
 }
 
+/// Checksums of successive blocks of a file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SummedBlocks {
+    /// First block in the file.
+    pub file_block: FileBlock,
+    /// First number of the blocks in the shared space, as [`OwnedBlocks::number`]: equal numbers are equal
+    /// blocks, shared already.
+    pub number: Option<u64>,
+    /// CRC-32C of each block. Behind the file's end a block has zeros.
+    pub sums: Vec<u32>,
+}
+
+/// Answer to [`Request::Checksums`].
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Summed {
+    /// Parts in order. Holes, and blocks that were allocated but never written, are left out: they are zeros.
+    pub parts: Vec<SummedBlocks>,
+    /// The block to go on from; `None`: there are no more.
+    pub next: Option<FileBlock>,
+}
+
 /// An operation done by the daemon for a client. `entry` is an encoded log entry (header and payload,
 /// unsigned, seq 0); the daemon checks names, permissions (with `cred`) and limits itself.
 ///
@@ -474,6 +497,17 @@ pub enum Request {
         /// First block.
         from: FileBlock,
         /// Most parts; 0: only whether the file is in use.
+        max: u32,
+    },
+    /// Checksums of a file's blocks, as digested, which the pool keeps anyway: no data is read. Needs no
+    /// lease; who wants what is in logs to count takes one before. Only for privileged sessions and the
+    /// file's owner: a checksum tells of the bytes.
+    Checksums {
+        /// File.
+        key: InodeKey,
+        /// First block.
+        from: FileBlock,
+        /// Most blocks; the daemon tells at most [`SUMS_MAX`], and fewer of a file that lies in many places.
         max: u32,
     },
     /// File data as digested, from any tier. Needs a lease.
@@ -660,6 +694,8 @@ pub enum Response {
     Extents(Vec<MappedExtent>, bool),
     /// To [`Request::Owners`].
     Owned(Owned),
+    /// To [`Request::Checksums`].
+    Summed(Summed),
     /// To [`Request::GrowLog`]: the new length in bytes.
     LogBytes(u64),
     /// To [`Request::Reserve`]: blocks granted.

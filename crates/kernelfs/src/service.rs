@@ -102,6 +102,9 @@ impl KernelFs {
             Request::Owners { key, from, max } => {
                 reads().owners(session, key, from, max).map(Response::Owned)
             }
+            Request::Checksums { key, from, max } => {
+                reads().checksums(session, key, from, max).map(Response::Summed)
+            }
             Request::ReadData { key, offset, len } => {
                 let (bytes, numbered) = reads().read_data(session, key, offset, len)?;
                 Ok(match numbered.is_empty() {

@@ -37,4 +37,4 @@ pub use kernel_cache::{CachedReply, KernelCall, PageUse, ReplyVersion};
 pub use options::{Atime, AtimePolicy, CacheObserver, Connection, Connector, Copies, FsOptions, MountError};
 pub use posix::Posix;
 pub use txn::{GROUP_BYTES_MAX, GROUP_ENTRIES_MAX, Made, Transaction, TxDir, TxFile};
-pub use varve_ipc::{Cred, DirEntry, OwnedBlocks, StatFs, Watched};
+pub use varve_ipc::{Cred, DirEntry, OwnedBlocks, StatFs, SummedBlocks, Watched};

@@ -47,6 +47,7 @@ pub(crate) const fn may_wait(request: &Request) -> bool {
         | Request::Xattrs { .. }
         | Request::MapExtents { .. }
         | Request::Owners { .. }
+        | Request::Checksums { .. }
         | Request::ReadData { .. }
         | Request::BarrierAck { .. }
         | Request::ReturnReservation { .. }

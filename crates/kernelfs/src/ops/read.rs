@@ -11,10 +11,10 @@ use varve_format::{
     BLOCK_BYTES, ExtentFlags, FILE_BLOCKS_MAX, FileBlock, FileKind, InodeAttr, InodeKey, NAME_MAX,
 };
 use varve_ipc::{
-    ClientKind, DATA_MAX, DirEntry, IpcError, MappedExtent, NumberedBlocks, Owned, OwnedBlocks, StatFs,
-    USERS_MAX,
+    ClientKind, DATA_MAX, DirEntry, IpcError, MappedExtent, NumberedBlocks, Owned, OwnedBlocks, SUMS_MAX,
+    StatFs, Summed, SummedBlocks, USERS_MAX,
 };
-use varve_store::{MappedPart, OwnedPart, SpaceStats, Store, StoreError};
+use varve_store::{MappedPart, OwnedPart, SpaceStats, Store, StoreError, SummedPart};
 
 /// Most entries of one answer to `ReadDir`.
 const ENTRIES_MAX: u32 = 1024;
@@ -252,14 +252,9 @@ impl<'k> Reads<'k> {
         Ok((mapped.collect(), complete))
     }
 
-    /// Owners of a file's blocks: for privileged sessions, and for the user who owns the file.
-    pub(crate) fn owners(
-        &self,
-        session: &Session,
-        key: InodeKey,
-        from: FileBlock,
-        max: u32,
-    ) -> Result<Owned, IpcError> {
+    /// Checks that the session may be told of the blocks of a file, beyond their bytes: it is privileged, or
+    /// the user's own.
+    fn told_of_blocks(&self, session: &Session, key: InodeKey) -> Result<(), IpcError> {
         if !session.knows(key) {
             return Err(no(libc::ESTALE));
         }
@@ -274,6 +269,43 @@ impl<'k> Reads<'k> {
         if attr.kind() != FileKind::Regular {
             return Err(no(libc::EINVAL));
         }
+        Ok(())
+    }
+
+    /// Checksums of a file's blocks: for privileged sessions, and for the user who owns the file.
+    pub(crate) fn checksums(
+        &self,
+        session: &Session,
+        key: InodeKey,
+        from: FileBlock,
+        max: u32,
+    ) -> Result<Summed, IpcError> {
+        self.told_of_blocks(session, key)?;
+        let end = FileBlock(FILE_BLOCKS_MAX);
+        let (parts, next) = self
+            .store
+            .checksums(key.ino, from..end, max.clamp(1, SUMS_MAX).into())
+            .map_err(|error| self.faults.unreadable(&error))?;
+        let told = |part: SummedPart| SummedBlocks {
+            file_block: part.file_block,
+            number: part.number,
+            sums: part.sums,
+        };
+        Ok(Summed {
+            parts: parts.into_iter().map(told).collect(),
+            next: (next < end).then_some(next),
+        })
+    }
+
+    /// Owners of a file's blocks: for privileged sessions, and for the user who owns the file.
+    pub(crate) fn owners(
+        &self,
+        session: &Session,
+        key: InodeKey,
+        from: FileBlock,
+        max: u32,
+    ) -> Result<Owned, IpcError> {
+        self.told_of_blocks(session, key)?;
         let users = {
             let sessions = self.sessions.table.lock();
             // A lease that was given back for a read leaves a hold if the file is still open.

@@ -1,8 +1,8 @@
-//! Owners of a file's blocks: which it shares, which programs use it, and the undo of shares. Finds no
-//! duplicates.
+//! Owners of a file's blocks: which it shares, which programs use it, and the undo of shares; and their
+//! checksums. Finds no duplicates.
 
 use varve_format::{BLOCK_BYTES, FileBlock, LogOp};
-use varve_ipc::{Cred, Owned, OwnedBlocks, Request, Response};
+use varve_ipc::{Cred, Owned, OwnedBlocks, Request, Response, SUMS_MAX, Summed, SummedBlocks};
 
 use super::open::OpenFile;
 use crate::errno::{Errno, OpError, OpResult, Result};
@@ -47,6 +47,45 @@ impl OpenFile {
             if owned.complete || owned.parts.is_empty() {
                 return Ok(());
             }
+        }
+    }
+
+    /// Calls `each` with the checksums of this file's blocks, in order; holes are left out. Returns the number
+    /// of blocks. All that calls which returned before have written counts, and a file that changes meanwhile
+    /// may be told in part as it was. No data is read: a checksum is what the pool expects.
+    ///
+    /// # Errors
+    /// As [`for_each_owned`](Self::for_each_owned); `EIO` if checksums cannot be read.
+    pub fn for_each_checksum(&self, mut each: impl FnMut(&SummedBlocks)) -> Result<u64> {
+        let (mut from, mut blocks) = (FileBlock(0), 0);
+        loop {
+            let summed = self.mount().look(|session| {
+                let pins = session.pin_read(self.key())?;
+                let last = pins.node(self.key())?.inode.read().last_seq;
+                session.digest(last)?;
+                self.request_checksums(session, from)
+            })?;
+            for part in &summed.parts {
+                blocks += part.sums.len() as u64;
+                each(part);
+            }
+            match summed.next {
+                Some(next) if next > from => from = next,
+                Some(_) => return Err(Errno(libc::EIO)),
+                None => return Ok(blocks),
+            }
+        }
+    }
+
+    fn request_checksums<T>(&self, session: &Session, from: FileBlock) -> OpResult<Summed, T> {
+        let request = Request::Checksums {
+            key: self.key(),
+            from,
+            max: SUMS_MAX,
+        };
+        match session.call(request)? {
+            Response::Summed(summed) => Ok(summed),
+            _ => Err(OpError::Failed(Errno(libc::EIO))),
         }
     }
 

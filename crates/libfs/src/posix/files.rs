@@ -414,6 +414,14 @@ impl Posix {
         self.table.get(fd)?.file.for_each_owned(offset, len, each)
     }
 
+    /// As [`OpenFile::for_each_checksum`](crate::OpenFile::for_each_checksum).
+    ///
+    /// # Errors
+    /// As that; `EBADF`.
+    pub fn for_each_checksum(&self, fd: Fd, each: impl FnMut(&crate::SummedBlocks)) -> Result<u64> {
+        self.table.get(fd)?.file.for_each_checksum(each)
+    }
+
     /// As [`OpenFile::users`](crate::OpenFile::users).
     ///
     /// # Errors
