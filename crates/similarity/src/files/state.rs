@@ -174,6 +174,39 @@ impl State {
         chosen: Chosen,
         rate: &mut ReadRate,
     ) -> Result<std::io::Result<Looked>, StateError> {
+        self.look_by(chosen, &mut |chosen, writer| {
+            let file = open(chosen)?;
+            pieces(&file, rate, &mut |at, piece| writer.add(at, piece))
+        })
+    }
+
+    /// Takes the checksums of a file that is new or has changed from someone who knows them, without a read
+    /// of the file. `tell` calls its second argument with the number of the first block and the CRC-32C of
+    /// successive blocks, in ascending order; what is left out is zeros. The last block is padded with zeros.
+    ///
+    /// # Errors
+    /// The inner one is that of `tell`, the outer one if the state cannot be written.
+    pub fn look_told(
+        &mut self,
+        chosen: Chosen,
+        tell: &mut dyn FnMut(&Chosen, &mut dyn FnMut(u64, &[u32])) -> std::io::Result<()>,
+    ) -> Result<std::io::Result<Looked>, StateError> {
+        self.look_by(chosen, &mut |chosen, writer| {
+            let blocks = chosen.len.div_ceil(BLOCK_BYTES as u64);
+            tell(chosen, &mut |first, sums| {
+                writer.zeros(first.min(blocks));
+                for (_, sum) in (first..blocks).zip(sums) {
+                    writer.put(*sum);
+                }
+            })
+        })
+    }
+
+    fn look_by(
+        &mut self,
+        chosen: Chosen,
+        fill: &mut dyn FnMut(&Chosen, &mut Sums<'_>) -> std::io::Result<()>,
+    ) -> Result<std::io::Result<Looked>, StateError> {
         if let Some(n) = self.by_id.get(&chosen.id)
             && self.kept[*n].is(&chosen)
         {
@@ -181,10 +214,6 @@ impl State {
             self.kept[*n].path = chosen.path;
             return Ok(Ok(Looked::Unchanged));
         }
-        let file = match open(&chosen) {
-            Ok(file) => file,
-            Err(error) => return Ok(Err(error)),
-        };
         self.sums
             .seek(SeekFrom::Start(self.next * 4))
             .map_err(|error| self.failed(error))?;
@@ -193,18 +222,17 @@ impl State {
             blocks: 0,
             error: None,
         };
-        let mut read = pieces(&file, rate, &mut |at, piece| writer.add(at, piece));
+        if let Err(error) = fill(&chosen, &mut writer) {
+            return Ok(Err(error));
+        }
         let blocks = chosen.len.div_ceil(BLOCK_BYTES as u64);
         writer.zeros(blocks + 1);
         let written = writer.end();
         written.map_err(|error| self.failed(error))?;
         let after =
             std::fs::symlink_metadata(&chosen.path).map(|metadata| Chosen::new(&chosen.path, &metadata));
-        if after.as_ref().ok() != Some(&chosen) && read.is_ok() {
+        if after.as_ref().ok() != Some(&chosen) {
             return Ok(Ok(Looked::Changing));
-        }
-        if let Err(error) = std::mem::replace(&mut read, Ok(())) {
-            return Ok(Err(error));
         }
         self.keep(chosen, blocks);
         if self.unsaved_bytes >= SAVE_BYTES {
@@ -472,6 +500,50 @@ mod tests {
         );
         assert_eq!(state.files().len(), 3);
         assert_eq!(duplicates(&mut state, dir.path()), [(data.join("d"), 8192, 13)]);
+    }
+
+    #[test]
+    fn told_checksums_are_kept_as_read_ones_are() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let data = dir.path().join("data");
+        std::fs::create_dir(&data).expect("made");
+        let mut bytes = noise(1, 100_000);
+        bytes[20_480..36_864].fill(0);
+        std::fs::write(data.join("a"), &bytes).expect("written");
+        std::fs::write(data.join("b"), &bytes[8192..]).expect("written");
+        let mut read = State::open(&dir.path().join("read")).expect("made");
+        scan(&mut read, &data);
+        let mut told = State::open(&dir.path().join("told")).expect("made");
+        walk(std::slice::from_ref(&data), &Filter::default(), &mut |chosen| {
+            let looked = told.look_told(chosen, &mut |chosen, each| {
+                let mut bytes = std::fs::read(&chosen.path)?;
+                bytes.resize(bytes.len().next_multiple_of(BLOCK_BYTES), 0);
+                // Without the zeros, and with a block more than the file has.
+                for (at, block) in (0..).zip(bytes.chunks(BLOCK_BYTES)) {
+                    if block.iter().any(|byte| *byte != 0) {
+                        each(at, &[crc32c::crc32c(block)]);
+                    }
+                }
+                each(bytes.len() as u64 / 4096, &[77]);
+                Ok(())
+            });
+            assert_eq!(looked.expect("written").expect("told"), Looked::Read);
+            true
+        });
+        told.finish().expect("saved");
+        let sums = |name: &str| std::fs::read(dir.path().join(name).join("sums")).expect("read");
+        assert!(sums("read") == sums("told"));
+        assert_eq!(read.files(), told.files());
+        // Who cannot tell leaves nothing behind.
+        std::fs::write(data.join("c"), &bytes).expect("written");
+        walk(std::slice::from_ref(&data), &Filter::default(), &mut |chosen| {
+            let is_new = chosen.path.ends_with("c");
+            let looked = told.look_told(chosen, &mut |_, _| Err(std::io::Error::other("not told")));
+            assert_eq!(looked.expect("written").is_err(), is_new);
+            true
+        });
+        told.finish().expect("saved");
+        assert_eq!(read.files(), told.files());
     }
 
     #[test]
