@@ -111,7 +111,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Bench(args) => bench::bench(&args).map(done),
         Command::Run(args) => run::run(&args),
         Command::Dedup(args) => match args.command {
-            DedupSub::Anywhere(command) => dedup::dedup(&command),
+            DedupSub::Anywhere(command) => share::anywhere(&command),
             DedupSub::InPool(command) => share::run(&command).map(done),
         },
         Command::Vm(args) => varve_vm_manager::cli::run(args.command),

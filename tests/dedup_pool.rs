@@ -122,8 +122,11 @@ fn apply_shares_what_is_the_same_and_undo_gives_all_their_own_blocks_again() {
 
     let state = pool.outside().join("state");
     let with_state = ["dedup", "apply", "--state", state.to_str().unwrap()];
+    // The pool knows the checksums: four bytes a block are told, and no file is read for them.
     let done = json(&with_state, &pool.mnt());
     assert_eq!(done["complete"], true);
+    assert_eq!([bytes(&done, "files_told"), bytes(&done, "bytes_read")], [7, 0]);
+    assert_eq!(bytes(&done, "checksum_bytes_told"), total / 1024);
     // b, c, d and e share a's MiB; the three blocks in f are left, and the last one of c and d.
     let freed = bytes(&done, "freed_bytes");
     assert!(freed == all, "{done}");
@@ -160,8 +163,21 @@ fn apply_shares_what_is_the_same_and_undo_gives_all_their_own_blocks_again() {
         [0, 0]
     );
     assert!(bytes(&again, "already_shared_bytes") >= all);
+    // A scan finds the same by checksums as by reading.
+    let scan = |name: &str, full: &[&str]| {
+        let state = pool.outside().join(name);
+        let words = ["dedup", "scan", "--state", state.to_str().unwrap()];
+        json(&[&words[..], full].concat(), &pool.mnt())
+    };
+    let (told, read) = (scan("told", &[]), scan("read", &["--full"]));
+    assert_eq!([bytes(&told, "bytes_read"), bytes(&told, "files_told")], [0, 7]);
+    assert_eq!([bytes(&read, "files_read"), bytes(&read, "files_told")], [7, 0]);
+    assert!(bytes(&read, "bytes_read") >= total - 7 * 4096, "{read}");
+    for field in ["bytes", "duplicate_runs", "duplicate_bytes", "passes"] {
+        assert_eq!(told[field], read[field], "{field}");
+    }
     // The short run, on demand.
-    let short = json(&["dedup", "apply", "--min-run", "2"], &pool.mnt());
+    let short = json(&["dedup", "apply", "--full", "--min-run", "2"], &pool.mnt());
     assert_eq!(bytes(&short, "shared_bytes"), 3 * 4096, "{short}");
 
     // A daemon that was stopped in between knows what is shared.

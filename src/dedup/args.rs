@@ -139,6 +139,9 @@ pub struct ScanArgs {
     /// Print each run: file, offset, bytes, and where the same is
     #[arg(long)]
     pub list: bool,
+    /// Read all bytes, also where a running pool knows the checksums of its files
+    #[arg(long)]
+    pub full: bool,
     /// Which files, and how they are read.
     #[command(flatten)]
     pub files: FileArgs,
@@ -184,6 +187,9 @@ pub struct ApplyArgs {
     /// Shortest run that is shared: each run may become an extent of its own
     #[arg(long, value_name = "BLOCKS", default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..))]
     pub min_run: u64,
+    /// Read all bytes to find what is the same, instead of asking the pool for its checksums
+    #[arg(long)]
+    pub full: bool,
     /// Share nothing; say what looks the same and is not shared yet
     #[arg(long)]
     pub dry_run: bool,

@@ -13,17 +13,18 @@ use crate::exit::Usage;
 use anyhow::Context;
 use args::{DedupCommand, FileArgs, WeighArg};
 use indicatif::ProgressBar;
+use scan::Knows;
 use std::process::ExitCode;
 use std::time::Duration;
 use varve_kernelfs::pool::size;
 use varve_similarity::files::{Filter, Found, ReadRate};
 use varve_similarity::measure::Weigh;
 
-/// Runs a command of `varve dedup`.
-pub fn dedup(command: &DedupCommand) -> anyhow::Result<ExitCode> {
+/// Runs a command of `varve dedup`. `known` has checksums of files that a scan need not read.
+pub fn dedup(command: &DedupCommand, known: Option<&mut dyn Knows>) -> anyhow::Result<ExitCode> {
     match command {
         DedupCommand::Estimate(args) => estimate::estimate(args)?,
-        DedupCommand::Scan(args) => scan::scan(args)?,
+        DedupCommand::Scan(args) => scan::scan(args, known)?,
         DedupCommand::Cluster(args) => cluster::cluster(args)?,
         DedupCommand::Plan(args) => plan::plan(args)?,
         DedupCommand::Similar(args) => similar::similar(args)?,

@@ -9,27 +9,57 @@ use std::path::PathBuf;
 use std::time::Instant;
 use varve_kernelfs::pool::size;
 use varve_similarity::candidates::{self, Run, SearchOutcome, SearchSettings};
-use varve_similarity::files::{Chosen, Found, Looked, ReadRate, State, walk};
+use varve_similarity::files::{Chosen, Found, Looked, ReadRate, State, StateError, walk};
 
 /// Bytes of a block.
 const BLOCK: u64 = 4096;
+
+/// Someone who knows the checksums of files without reading them: a pool.
+pub trait Knows {
+    /// Calls `each` with the number of a block and the CRC-32C of it and of successive ones, in ascending
+    /// order; what is left out is zeros. `None`: the file's checksums are not known.
+    fn tell(&mut self, chosen: &Chosen, each: &mut dyn FnMut(u64, &[u32])) -> Option<std::io::Result<()>>;
+}
 
 /// How files were looked at.
 #[derive(Default)]
 pub struct Counts {
     pub unchanged: u64,
     pub read: u64,
+    /// Files whose checksums were known.
+    pub told: u64,
+    /// Bytes of these checksums.
+    pub told_bytes: u64,
     pub changing: Vec<String>,
 }
 
+impl Counts {
+    /// What was read, in words.
+    pub fn text(&self, read_bytes: u64) -> String {
+        let read = format!("{} read ({} files)", size::show(read_bytes), self.read);
+        match self.told {
+            0 => read,
+            told => format!(
+                "{} of checksums told by the pool ({told} files), {read}",
+                size::show(self.told_bytes)
+            ),
+        }
+    }
+}
+
 /// Updates the state and prints runs of identical blocks.
-pub fn scan(args: &ScanArgs) -> anyhow::Result<()> {
+pub fn scan(args: &ScanArgs, known: Option<&mut dyn Knows>) -> anyhow::Result<()> {
     let started = Instant::now();
     let mut rate = args.files.rate();
     let mut state = State::open(&args.state)?;
-    let (found, counts) = look_at(&args.paths, &args.files, &mut state, &mut rate, &mut |_| {
-        ControlFlow::Continue(true)
-    })?;
+    let (found, counts) = look_at(
+        &args.paths,
+        &args.files,
+        &mut state,
+        &mut rate,
+        known,
+        &mut |_| ControlFlow::Continue(true),
+    )?;
     tell_errors(&found);
     let read_seconds = started.elapsed().as_secs_f64();
     let (runs, result) = search(args, &mut state)?;
@@ -41,6 +71,8 @@ pub fn scan(args: &ScanArgs) -> anyhow::Result<()> {
             "files": total,
             "files_unchanged": counts.unchanged,
             "files_read": counts.read,
+            "files_told": counts.told,
+            "checksum_bytes_told": counts.told_bytes,
             "files_changing": counts.changing,
             "files_left_out": found.left_out,
             "files_too_young": found.too_young,
@@ -65,10 +97,9 @@ pub fn scan(args: &ScanArgs) -> anyhow::Result<()> {
         out::line(&format!("{path}: changed while it was read; left out"));
     }
     out::line(&format!(
-        "{total} files, {}: {} read ({} files) in {read_seconds:.1} s, {} files unchanged",
+        "{total} files, {}: {} in {read_seconds:.1} s, {} files unchanged",
         size::show(blocks * BLOCK),
-        size::show(rate.bytes()),
-        counts.read,
+        counts.text(rate.bytes()),
         counts.unchanged,
     ));
     let share = percent(result.blocks as f64, blocks as f64);
@@ -107,13 +138,14 @@ fn search(args: &ScanArgs, state: &mut State) -> anyhow::Result<(Vec<Run>, Searc
     Ok((runs, result))
 }
 
-/// Reads all files. `admit` says of each whether to read it and go on (`true`) or end (`false`), or to leave
-/// it out (`Break`). A scan that was ended forgets no file.
+/// Reads all files, but for those whose checksums someone knows. `admit` says of each whether to read it and
+/// go on (`true`) or end (`false`), or to leave it out (`Break`). A scan that was ended forgets no file.
 pub fn look_at(
     paths: &[PathBuf],
     files: &FileArgs,
     state: &mut State,
     rate: &mut ReadRate,
+    mut known: Option<&mut dyn Knows>,
     admit: &mut dyn FnMut(&Chosen) -> ControlFlow<(), bool>,
 ) -> anyhow::Result<(Found, Counts)> {
     let filter = files.filter()?;
@@ -132,9 +164,16 @@ pub fn look_at(
             ControlFlow::Continue(true) => {}
         }
         let path = chosen.path.display().to_string();
-        match state.look(chosen, rate) {
+        let (looked, told_bytes) = look(state, chosen, rate, known.as_deref_mut());
+        match looked {
             Ok(Ok(Looked::Unchanged)) => counts.unchanged += 1,
-            Ok(Ok(Looked::Read)) => counts.read += 1,
+            Ok(Ok(Looked::Read)) => match told_bytes {
+                Some(bytes) => {
+                    counts.told += 1;
+                    counts.told_bytes += bytes;
+                }
+                None => counts.read += 1,
+            },
             Ok(Ok(Looked::Changing)) => counts.changing.push(path),
             Ok(Err(error)) => errors.push(format!("{path}: {error}")),
             Err(error) => failed = Some(error),
@@ -152,6 +191,32 @@ pub fn look_at(
         state.finish()?;
     }
     Ok((found, counts))
+}
+
+/// Looks at one file; returns also how many bytes of checksums were told, if they are known.
+fn look(
+    state: &mut State,
+    chosen: Chosen,
+    rate: &mut ReadRate,
+    known: Option<&mut (dyn Knows + '_)>,
+) -> (Result<std::io::Result<Looked>, StateError>, Option<u64>) {
+    let Some(known) = known else {
+        return (state.look(chosen, rate), None);
+    };
+    let again = chosen.clone();
+    let (mut told, mut unknown) = (0, false);
+    let looked = state.look_told(chosen, &mut |chosen, each| {
+        let answer = known.tell(chosen, &mut |first, sums| {
+            told += 4 * sums.len() as u64;
+            each(first, sums);
+        });
+        unknown = answer.is_none();
+        answer.unwrap_or_else(|| Err(std::io::ErrorKind::Unsupported.into()))
+    });
+    match unknown {
+        true => (state.look(again, rate), None),
+        false => (looked, Some(told)),
+    }
 }
 
 /// A run, with the path and offset of each copy.

@@ -5,8 +5,9 @@ use super::dedupe::Deduper;
 use super::interruption::Interruption;
 use super::open_files::{FileId, OpenFiles};
 use super::search::{Owners, TempDir, search, sharing_sets};
+use super::sums::PoolSums;
 use crate::dedup::args::ApplyArgs;
-use crate::dedup::scan::{Counts, look_at};
+use crate::dedup::scan::{Counts, Knows, look_at};
 use crate::dedup::{Reading, tell_errors};
 use crate::out;
 use crate::pool_session::PoolSession;
@@ -83,7 +84,9 @@ pub fn apply(args: &ApplyArgs) -> anyhow::Result<()> {
         owners.insert(chosen.id, chosen.owner);
         ControlFlow::Continue(stop.count() == 0)
     };
-    let (found, counts) = look_at(paths, &args.files, &mut state, &mut read_rate, &mut admit)?;
+    let mut sums = PoolSums(&pool);
+    let known: Option<&mut dyn Knows> = if args.full { None } else { Some(&mut sums) };
+    let (found, counts) = look_at(paths, &args.files, &mut state, &mut read_rate, known, &mut admit)?;
     tell_errors(&found);
     for path in &counts.changing {
         report.skip(Path::new(path), "changed while it was read", 0);
@@ -154,7 +157,7 @@ fn error(interruption: Interruption, pool: &PoolSession) -> anyhow::Error {
 }
 
 fn print(args: &ApplyArgs, counts: &Counts, report: &Report, read_bytes: u64, complete: bool) {
-    let files = counts.unchanged + counts.read;
+    let files = counts.unchanged + counts.read + counts.told;
     if args.pool.json {
         let reason = |(path, why): (&PathBuf, &String)| json!({"path": path.to_string_lossy(), "why": why});
         let value = json!({
@@ -162,6 +165,8 @@ fn print(args: &ApplyArgs, counts: &Counts, report: &Report, read_bytes: u64, co
             "files": files,
             "files_read": counts.read,
             "bytes_read": read_bytes,
+            "files_told": counts.told,
+            "checksum_bytes_told": counts.told_bytes,
             "passes": report.passes,
             "runs": report.runs,
             "shared_bytes": report.shared_bytes,
@@ -179,9 +184,8 @@ fn print(args: &ApplyArgs, counts: &Counts, report: &Report, read_bytes: u64, co
         out::line(&format!("left {}: {why}", path.display()));
     }
     out::line(&format!(
-        "{files} files: {} read ({} files); passes: {}",
-        size::show(read_bytes),
-        counts.read,
+        "{files} files: {}; passes: {}",
+        counts.text(read_bytes),
         report.passes
     ));
     let what = if args.dry_run {

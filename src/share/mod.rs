@@ -1,5 +1,5 @@
 //! Blocks that files of a running pool share: `varve dedup apply`, `status` and `undo`, and `varve usage`.
-//! Finds what is the same by `dedup`; the pool's daemon compares, shares and undoes.
+//! Finds what is the same by `dedup`; the pool's daemon tells checksums, compares, shares and undoes.
 
 mod apply;
 mod dedupe;
@@ -8,13 +8,31 @@ mod interruption;
 mod open_files;
 mod search;
 mod status;
+mod sums;
 mod tally;
 mod undo;
 mod unshared;
 
 pub use status::usage;
 
-use crate::dedup::args::PoolCommand;
+use crate::dedup::args::{DedupCommand, PoolCommand};
+use crate::pool_session::PoolSession;
+use std::process::ExitCode;
+use sums::PoolSums;
+
+/// Runs a command of `varve dedup` for any files. A scan of files that all lie in one mount of a running pool
+/// takes the checksums that the pool keeps.
+pub fn anywhere(command: &DedupCommand) -> anyhow::Result<ExitCode> {
+    let pool = match command {
+        DedupCommand::Scan(args) if !args.full => PoolSession::open(&args.paths).ok(),
+        _ => None,
+    };
+    let Some(pool) = pool else {
+        return crate::dedup::dedup(command, None);
+    };
+    let done = crate::dedup::dedup(command, Some(&mut PoolSums(&pool)))?;
+    pool.end().map(|()| done)
+}
 
 /// Runs a command of `varve dedup` for files of a pool.
 pub fn run(command: &PoolCommand) -> anyhow::Result<()> {
