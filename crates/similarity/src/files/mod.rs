@@ -7,5 +7,5 @@ mod walk;
 
 pub use oci::{is_layout, layers};
 pub use read::{ReadRate, estimate, profile};
-pub use state::{Kept, Looked, Picked, Place, State, StateError};
+pub use state::{Kept, Looked, Picked, Place, State, StateError, Teller};
 pub use walk::{Chosen, Filter, Found, walk};

@@ -92,6 +92,9 @@ pub enum Looked {
     Changing,
 }
 
+/// Calls its second argument with the number of a block and the CRC-32C of it and of successive ones.
+pub type Teller<'t> = dyn FnMut(&Chosen, &mut dyn FnMut(u64, &[u32])) -> std::io::Result<()> + 't;
+
 /// Kept checksums.
 #[derive(Debug)]
 pub struct State {
@@ -181,15 +184,15 @@ impl State {
     }
 
     /// Takes the checksums of a file that is new or has changed from someone who knows them, without a read
-    /// of the file. `tell` calls its second argument with the number of the first block and the CRC-32C of
-    /// successive blocks, in ascending order; what is left out is zeros. The last block is padded with zeros.
+    /// of the file. `tell` tells them in ascending order; what is left out is zeros. The last block is padded
+    /// with zeros.
     ///
     /// # Errors
     /// The inner one is that of `tell`, the outer one if the state cannot be written.
     pub fn look_told(
         &mut self,
         chosen: Chosen,
-        tell: &mut dyn FnMut(&Chosen, &mut dyn FnMut(u64, &[u32])) -> std::io::Result<()>,
+        tell: &mut Teller<'_>,
     ) -> Result<std::io::Result<Looked>, StateError> {
         self.look_by(chosen, &mut |chosen, writer| {
             let blocks = chosen.len.div_ceil(BLOCK_BYTES as u64);
