@@ -201,6 +201,8 @@ pub enum Bug {
     ExtentsBeforeCount,
     /// Blocks that the last owner of a shared run takes back for itself are freed with the run.
     UnshareFreesLast,
+    /// Of several shares in a record, a later one does not see what earlier ones have changed of its source.
+    ShareSeesCommitted,
 
     // Names and attributes in the kernel above a mount.
     /// A lease is released though the kernel may still use cached replies that depend on it.

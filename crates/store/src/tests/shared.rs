@@ -515,3 +515,52 @@ fn copy_of_the_superblock_is_written_anew_only_where_a_crash_may_have_left_it() 
         assert_eq!(findings(&bytes), (1, false), "bit {bit}");
     }
 }
+
+/// Several shares in one record, where the target of one is the source of the next, with a write and the end
+/// of an owner behind them.
+fn share_several_at_once(store: &Store) -> Result<()> {
+    store.share_extents()?;
+    let names = ["one", "other", "third"];
+    let files = names
+        .map(|name| new_file(store, name))
+        .into_iter()
+        .collect::<Result<Vec<_>>>()?;
+    for (ino, target) in files.iter().zip([SSD, NVM, HDD]) {
+        let mut tx = store.begin()?;
+        tx.write_bytes(*ino, &[(0, &pattern(30_000, 5))], target)?;
+        commit(tx, store)?;
+    }
+    let mut tx = store.begin()?;
+    for pair in files.windows(2) {
+        // In two parts, as equal runs with something different between them.
+        for (first, blocks) in [(0, 3), (4, 4)] {
+            let range = ShareRange {
+                from_block: FileBlock(first),
+                to_block: FileBlock(first),
+                blocks,
+                ..whole(store, pair[0], pair[1])
+            };
+            assert_eq!(tx.share(&range, 0)?, blocks);
+        }
+    }
+    commit(tx, store)?;
+    let mut tx = store.begin()?;
+    tx.write_bytes(files[1], &[(5000, &[7; 9000])], NVM)?;
+    commit(tx, store)?;
+    let mut tx = store.begin()?;
+    unlink(&mut tx, ROOT_INO, "one")?;
+    commit(tx, store)
+}
+
+#[test]
+fn several_shares_in_a_record_are_whole_when_they_crash() {
+    assert_whole(
+        [(SimMedium::Dax, 2, 1), (SimMedium::File, 2, 1)],
+        share_several_at_once,
+    );
+}
+
+#[test]
+fn share_that_does_not_see_the_one_before_it_is_found() {
+    assert_found(Bug::ShareSeesCommitted, SimMedium::Dax, share_several_at_once, 8);
+}

@@ -167,7 +167,10 @@ impl TxState<'_> {
     /// Shares the next piece, which is one extent, a part of it, or a hole; how many blocks.
     fn share_step(&mut self, range: &ShareRange, done: u64) -> Result<u64> {
         let (at, to) = (range.from_block.0 + done, range.to_block.0 + done);
-        let source = file_root(&self.reader().get(range.from)?)?;
+        let source = match armed(Bug::ShareSeesCommitted) {
+            false => file_root(&self.reader().get(range.from)?)?,
+            true => file_root(&self.store.snapshot().reader().get(range.from)?)?,
+        };
         let left = range.blocks - done;
         let (blocks, part) = match ExtentTree::of(range.from).lookup(self, &source, FileBlock(at))? {
             Mapping::Hole { until } => (until.map_or(left, |until| left.min(until.0 - at)), None),
