@@ -203,6 +203,8 @@ pub enum Bug {
     UnshareFreesLast,
     /// Of several shares in a record, a later one does not see what earlier ones have changed of its source.
     ShareSeesCommitted,
+    /// An undo of shares that copies neighbouring pieces to one place frees blocks that other extents name.
+    RejoinFreesShared,
 
     // Names and attributes in the kernel above a mount.
     /// A lease is released though the kernel may still use cached replies that depend on it.

@@ -8,6 +8,19 @@ use crate::{StoreError, Unshared};
 
 /// Undoes all shares of a file, in as many transactions as it takes; the sums.
 fn unshare(store: &Store, ino: Ino) -> Result<Unshared> {
+    unshare_by(store, ino, |tx, ino, range| tx.unshare(ino, range))
+}
+
+/// As [`unshare`], with its pieces joined.
+fn unshare_joined(store: &Store, ino: Ino) -> Result<Unshared> {
+    unshare_by(store, ino, |tx, ino, range| tx.unshare_joined(ino, range))
+}
+
+fn unshare_by(
+    store: &Store,
+    ino: Ino,
+    by: impl Fn(&mut Tx<'_>, Ino, std::ops::Range<FileBlock>) -> Result<Unshared>,
+) -> Result<Unshared> {
     let end = FileBlock(store.get(ino)?.attr.size_bytes.div_ceil(BLOCK_BYTES));
     let mut sum = Unshared {
         next: FileBlock(0),
@@ -16,7 +29,7 @@ fn unshare(store: &Store, ino: Ino) -> Result<Unshared> {
     };
     while sum.next < end {
         let mut tx = store.begin()?;
-        let done = tx.unshare(ino, sum.next..end)?;
+        let done = by(&mut tx, ino, sum.next..end)?;
         commit(tx, store)?;
         sum = Unshared {
             next: done.next,
@@ -282,4 +295,169 @@ fn counts_before_or_after_the_extents_of_an_undo_are_found() {
     for bug in [Bug::CountBeforeExtents, Bug::ExtentsBeforeCount] {
         assert_found(bug, SimMedium::Dax, share_and_undo_both, 1);
     }
+}
+
+/// Two files of which every third block is the same, and shared.
+fn two_that_share_parts(store: &Store, blocks: u64, target: DataTarget) -> Result<[Ino; 2]> {
+    store.share_extents()?;
+    let files = [new_file(store, "one")?, new_file(store, "two")?];
+    for (at, ino) in files.iter().enumerate() {
+        let mut bytes = pattern(blocks as usize * 4096, 50 + at as u64);
+        for block in (0..blocks).filter(|block| block % 3 != 1) {
+            let start = block as usize * 4096;
+            bytes[start..start + 4096].copy_from_slice(&pattern(4096, block));
+        }
+        let mut tx = store.begin()?;
+        tx.write_bytes(*ino, &[(0, &bytes)], target)?;
+        commit(tx, store)?;
+    }
+    for first in (0..blocks).filter(|block| block % 3 == 2) {
+        let range = ShareRange {
+            from_block: FileBlock(first),
+            to_block: FileBlock(first),
+            blocks: 2.min(blocks - first),
+            ..whole(store, files[0], files[1])
+        };
+        share(store, range)?;
+    }
+    Ok(files)
+}
+
+#[test]
+fn pieces_of_an_undo_are_joined_where_there_is_room() {
+    for target in [NVM, SSD, HDD] {
+        let rig = Rig::with(SimMedium::Dax, 512 << 10);
+        let store = &rig.store;
+        let files = two_that_share_parts(store, 60, target).unwrap();
+        let before = files.map(|ino| (content(store, ino), store.get(ino).unwrap().attr));
+        let space = used(store);
+        for ino in files {
+            assert!(store.extents_of(ino).unwrap() > 30);
+            let done = unshare_joined(store, ino).unwrap();
+            assert_eq!(done.next, FileBlock(60));
+            assert!(
+                store.extents_of(ino).unwrap() <= 3,
+                "{:?}",
+                store.map(ino, FileBlock(0), 99)
+            );
+            assert!(!store.shares_blocks(ino).unwrap());
+            assert_clean(store);
+            // Again: nothing is left to do.
+            let again = unshare_joined(store, ino).unwrap();
+            assert_eq!((again.copied, again.kept), (0, 0));
+        }
+        let after = files.map(|ino| (content(store, ino), store.get(ino).unwrap().attr));
+        for ((bytes, attr), (old_bytes, old_attr)) in after.iter().zip(&before) {
+            assert!(bytes == old_bytes);
+            // The nodes of the tree are gone.
+            assert!(attr.sectors < old_attr.sectors);
+            let sectors = old_attr.sectors;
+            assert_eq!(InodeAttr { sectors, ..*attr }, *old_attr);
+        }
+        // Of 40 blocks that two had, each has a copy; and the nodes of the trees are gone.
+        let grown = used(store).iter().sum::<u64>() as i64 - space.iter().sum::<u64>() as i64;
+        assert!((30..=41).contains(&grown), "{grown}");
+        rig.reopen();
+    }
+}
+
+#[test]
+fn pieces_that_lie_together_and_long_ones_are_not_copied() {
+    let rig = Rig::with(SimMedium::Dax, 512 << 10);
+    let store = &rig.store;
+    let [one, two] = two_that_share_parts(store, 60, SSD).unwrap();
+    let places = |ino| {
+        store
+            .map(ino, FileBlock(0), 999)
+            .unwrap()
+            .iter()
+            .map(|at| (at.block, at.len))
+            .collect::<Vec<_>>()
+    };
+    // The one whose blocks the other has got is undone last, and is as it was.
+    let before = places(one);
+    unshare_joined(store, two).unwrap();
+    let done = unshare_joined(store, one).unwrap();
+    assert_eq!((done.copied, done.kept), (0, 39));
+    assert_eq!(places(one)[0].0, before[0].0);
+    assert_eq!(store.extents_of(one).unwrap(), 1);
+    assert_clean(store);
+}
+
+#[test]
+fn pieces_stay_apart_where_there_is_no_room_to_join_them() {
+    let rig = Rig::with(SimMedium::Dax, 512 << 10);
+    let store = &rig.store;
+    let files = two_that_share_parts(store, 60, NVM).unwrap();
+    let before = files.map(|ino| content(store, ino));
+    // Free blocks lie one by one.
+    let full = new_file(store, "full").unwrap();
+    let mut at = 0;
+    for tier in [HDD, SSD, NVM] {
+        loop {
+            let mut tx = store.begin().unwrap();
+            match tx.write_data(
+                full,
+                FileBlock(at),
+                &pattern(64 * 4096, at),
+                true,
+                DataTarget { only: true, ..tier },
+            ) {
+                Ok(()) => tx.commit().unwrap(),
+                Err(StoreError::NoSpace { .. }) => break,
+                Err(error) => panic!("{error}"),
+            };
+            at += 64;
+        }
+    }
+    for block in 0..100 {
+        let mut tx = store.begin().unwrap();
+        tx.punch(full, (at - 400 + block * 4) * 4096, 4096, NVM).unwrap();
+        tx.commit().unwrap();
+    }
+    store.checkpoint().unwrap();
+    for ino in files {
+        unshare_joined(store, ino).unwrap();
+        assert!(!store.shares_blocks(ino).unwrap());
+        assert_clean(store);
+    }
+    assert!(files.map(|ino| content(store, ino)) == before);
+}
+
+/// Shares of parts that are undone, with the pieces joined, by either side, and written again.
+fn share_parts_and_rejoin(store: &Store) -> Result<()> {
+    for (round, target) in [SSD, NVM].into_iter().enumerate() {
+        let [one, two] = two_that_share_parts(store, 14, target)?;
+        unshare_joined(store, [two, one][round])?;
+        store.checkpoint()?;
+        let mut tx = store.begin()?;
+        tx.write_bytes(one, &[(3000, &pattern(9000, 7))], NVM)?;
+        commit(tx, store)?;
+        unshare_joined(store, [one, two][round])?;
+        for name in ["one", "two"] {
+            let mut tx = store.begin()?;
+            unlink(&mut tx, ROOT_INO, name)?;
+            commit(tx, store)?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn undos_that_join_pieces_are_whole_when_they_crash() {
+    assert_whole(
+        [(SimMedium::Dax, 2, 1), (SimMedium::File, 2, 1)],
+        share_parts_and_rejoin,
+    );
+}
+
+/// An undo of one side, with its pieces joined.
+fn rejoin_one(store: &Store) -> Result<()> {
+    let [_, two] = two_that_share_parts(store, 14, SSD)?;
+    unshare_joined(store, two).map(drop)
+}
+
+#[test]
+fn undo_that_frees_blocks_of_others_as_it_joins_is_found() {
+    assert_found(Bug::RejoinFreesShared, SimMedium::Dax, rejoin_one, 8);
 }

@@ -132,7 +132,7 @@ impl TxState<'_> {
     }
 
     /// Reads data blocks and verifies them on every tier.
-    fn read_verified(&self, tier: Tier, start: u64, out: &mut [u8]) -> Result<()> {
+    pub(super) fn read_verified(&self, tier: Tier, start: u64, out: &mut [u8]) -> Result<()> {
         self.store_read(tier, start, out)?;
         let blocks = (out.len() / BLOCK_SIZE) as u64;
         let sums = sums(&self.reader(), tier, start, blocks)?

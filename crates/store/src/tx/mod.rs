@@ -10,6 +10,7 @@ mod data;
 mod in_place;
 mod inode;
 mod migrate;
+mod rejoin;
 mod relocate;
 mod session_rows;
 pub(crate) mod shared;

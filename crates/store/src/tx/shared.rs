@@ -203,7 +203,7 @@ impl TxState<'_> {
 
     /// Where the first extents of a range end that one step can free; the range's end if it can free them
     /// all.
-    fn first_mapped(&self, ino: Ino, root: &TreeRoot, from: u64, to: u64) -> Result<u64> {
+    pub(super) fn first_mapped(&self, ino: Ino, root: &TreeRoot, from: u64, to: u64) -> Result<u64> {
         let mapped = self.reader().unresolved(ino, root, from, to, STEP_EXTENTS + 1)?;
         let (mut runs, mut shared, mut blocks) = (STEP_RUNS, STEP_SHARED, STEP_BLOCKS);
         for (index, extent) in mapped.iter().enumerate() {

@@ -1,13 +1,14 @@
 //! Undoing shares in a transaction: a file's extents that name shared runs get blocks of the file's own. Does
-//! not know which files name a run, and does not choose where copies go.
+//! not know which files name a run, and does not choose where copies go. Joining the pieces is `rejoin`'s.
 //!
 //! # Invariants
 //! - *No state lacks the data.* Until the record is committed the extent names the run; from then on it names
 //!   a copy, which was written and flushed before the record, or the run's own blocks.
 //! - *One name less, in the record of the extent*: the run's count falls by the extents that name it no more.
-//!   A run that others name keeps its blocks; nothing is freed here.
+//!   A run that others name keeps its blocks.
 //! - *The last owner keeps the blocks*: a run that only this extent names leaves the tree, and its blocks,
-//!   which stay in use, become a plain extent's. Nothing is copied, and no space is needed.
+//!   which stay in use, become a plain extent's. Nothing is copied, and no space is needed. Where pieces are
+//!   joined, short ones are copied all the same, and their blocks freed.
 //! - *Nothing else of the file changes*: bytes, size, holes, unwritten extents, times, mode.
 //! - *Each step is whole*: what an undo has done before it ends stays done, and any number of undos of one
 //!   range do what one does.
@@ -31,7 +32,7 @@ const EXTENTS_AT_ONCE: usize = 32;
 pub struct Unshared {
     /// The block to go on from; the end of the range: all is done.
     pub next: FileBlock,
-    /// Blocks that were copied, and take space that was free.
+    /// Blocks that were copied, and take space that was free; those that are free with that count, too.
     pub copied: u64,
     /// Blocks that the file, as their last owner, keeps.
     pub kept: u64,
@@ -46,15 +47,30 @@ impl Tx<'_> {
     /// `Invalid` if the range passes the largest file; `NoInode`, `WrongKind`, `NoSpace`, `DataChecksum`;
     /// `Unfinished` if the file must be recovered, or its truncation finished, first.
     pub fn unshare(&mut self, ino: Ino, range: Range<FileBlock>) -> Result<Unshared> {
+        self.unshare_with(ino, range, false)
+    }
+
+    /// As [`unshare`](Self::unshare), and copies short neighbouring pieces to one place, also those that are
+    /// the file's own: what was one extent before parts of it were shared is one again, or a few. Takes space
+    /// for all short pieces in the range until their old blocks are free; where that is missing, pieces stay
+    /// apart.
+    ///
+    /// # Errors
+    /// As [`unshare`](Self::unshare).
+    pub fn unshare_joined(&mut self, ino: Ino, range: Range<FileBlock>) -> Result<Unshared> {
+        self.unshare_with(ino, range, true)
+    }
+
+    fn unshare_with(&mut self, ino: Ino, range: Range<FileBlock>, join: bool) -> Result<Unshared> {
         if range.end.0 > FILE_BLOCKS_MAX || range.start > range.end {
             return Err(StoreError::Invalid("range of blocks to unshare"));
         }
-        self.guard_new(|core| core.unshare(ino, range.start.0, range.end.0))
+        self.guard_new(|core| core.unshare(ino, range.start.0, range.end.0, join))
     }
 }
 
 impl TxState<'_> {
-    fn unshare(&mut self, ino: Ino, from: u64, to: u64) -> Result<Unshared> {
+    fn unshare(&mut self, ino: Ino, from: u64, to: u64, join: bool) -> Result<Unshared> {
         if self.store.may_be_torn(ino) {
             return Err(StoreError::Unfinished(ino));
         }
@@ -69,7 +85,18 @@ impl TxState<'_> {
                 done.next = shared.file_block;
                 return Ok(done);
             }
-            at = self.unshare_step(ino, &shared, &mut done)?;
+            let start = shared.file_block.0;
+            let joined = match join {
+                true => self.rejoin(ino, at..to, start)?,
+                false => None,
+            };
+            at = match joined {
+                Some(end) => {
+                    done.copied += end - start.min(end);
+                    end
+                }
+                None => self.unshare_step(ino, &shared, &mut done)?,
+            };
         }
         Ok(done)
     }
