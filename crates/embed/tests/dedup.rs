@@ -14,8 +14,8 @@ use varve_embed::{Embedded, SimPool};
 use varve_format::BLOCK_SIZE;
 use varve_ipc::{Cred, Peer};
 use varve_kernelfs::{Config, DedupScope, Users};
-use varve_libfs::posix::Fd;
-use varve_libfs::{Errno, Fs, FsOptions, OwnedBlocks, Posix};
+use varve_libfs::posix::{Fd, FdRanges};
+use varve_libfs::{Deduped, Errno, Fs, FsOptions, OwnedBlocks, Posix};
 use varve_media::sim::{SimMedium, SimWorld};
 
 const POOL: SimPool = SimPool {
@@ -169,6 +169,51 @@ fn checksums_tell_what_was_written_also_if_it_is_in_logs() {
 }
 
 #[test]
+fn ranges_are_shared_at_once_with_what_is_in_logs_and_other_sessions_see_it() {
+    let embedded = start(Config {
+        idle_digest_ms: 60_000,
+        ..Config::default()
+    });
+    let (posix, other) = (root(&embedded), root(&embedded));
+    let data = bytes(40 * BLOCK_SIZE + 100, 1);
+    let (one, two) = (put(&posix, "/a", &data), put(&other, "/b", &data));
+    let there = posix.open(b"/b", libc::O_RDONLY, 0).unwrap();
+    // The other session has changed a block that is in its log only, and reads what it has mapped.
+    other.pwrite(two, b"x", 7 * BLOCK).unwrap();
+    let mut expected = data.clone();
+    expected[7 * BLOCK_SIZE] = b'x';
+    let mut ranges = Vec::new();
+    for at in (0..data.len() as u64).step_by(4 * BLOCK_SIZE) {
+        ranges.push(FdRanges {
+            from: one,
+            offset: at,
+            to: there,
+            to_offset: at,
+            len: (4 * BLOCK).min(data.len() as u64 - at),
+        });
+    }
+    let told = posix.dedupe_ranges(&ranges, false).unwrap();
+    for (at, (range, told)) in ranges.iter().zip(told).enumerate() {
+        let bytes = [told.shared_bytes, told.freed_bytes, told.differing_bytes];
+        let expected = if at == 1 {
+            [0, 0, range.len]
+        } else {
+            [range.len, range.len, 0]
+        };
+        assert_eq!((bytes, told.errno), (expected, 0), "range {at}");
+    }
+    // Blocks 4 to 7 are not.
+    assert_eq!(owners(&other, two), [2, 1, 1, 2]);
+    let mut seen = vec![0; data.len()];
+    for (posix, fd) in [(&other, two), (&posix, there)] {
+        posix.pread(fd, &mut seen, 0).unwrap();
+        assert!(seen == expected);
+    }
+    assert_eq!(posix.dedupe_ranges(&[], false), Err(Errno(libc::EINVAL)));
+    check(&embedded);
+}
+
+#[test]
 fn clones_inside_of_one_file_count_as_owners() {
     let embedded = start(Config::default());
     let posix = root(&embedded);
@@ -270,6 +315,20 @@ fn users_learn_nothing_of_each_other_by_deduplication() {
                 Err(Errno(refused)),
                 "{scope:?}"
             );
+            let range = FdRanges {
+                from: readable,
+                offset: 0,
+                to: mine,
+                to_offset: 0,
+                len: 16 * BLOCK,
+            };
+            // Nor is it where many ranges are asked for.
+            let told = b.dedupe_ranges(&[range], seed == 3).unwrap();
+            let nothing = Deduped {
+                errno: refused,
+                ..Deduped::default()
+            };
+            assert_eq!(told, [nothing], "{scope:?}");
             assert_eq!(owners(&b, mine), [1]);
         }
         // B's session cannot name A's blocks, and A's numbers do not change by what B does.
@@ -420,13 +479,43 @@ fn dedupe_some(posix: &Posix, rng: &mut Rng, counts: &Counts) {
     let opened = [&one, &other].map(|name| posix.open(name.as_bytes(), libc::O_RDONLY, 0));
     if let [Ok(from), Ok(to)] = opened {
         let (at, len) = (rng.below(FILE_BLOCKS) * BLOCK, (1 + rng.below(24)) * BLOCK);
-        match posix.dedupe_range(from, at, to, at, len) {
-            Ok(true) => count(&counts.shared),
-            Ok(false) => count(&counts.different),
-            Err(Errno(errno)) => assert!(is_expected(errno), "{one} {other}: {errno}"),
+        if rng.below(2) == 0 {
+            match posix.dedupe_range(from, at, to, at, len) {
+                Ok(true) => count(&counts.shared),
+                Ok(false) => count(&counts.different),
+                Err(Errno(errno)) => assert!(is_expected(errno), "{one} {other}: {errno}"),
+            }
+        } else {
+            dedupe_parts(posix, (from, to), (at, len), counts);
         }
     }
     opened.iter().flatten().for_each(|fd| posix.close(*fd).unwrap());
+}
+
+/// As many ranges of one block, at once.
+fn dedupe_parts(posix: &Posix, (from, to): (Fd, Fd), (at, len): (u64, u64), counts: &Counts) {
+    let range = |offset| FdRanges {
+        from,
+        offset,
+        to,
+        to_offset: offset,
+        len: BLOCK,
+    };
+    let ranges: Vec<_> = (at..at + len).step_by(BLOCK_SIZE).map(range).collect();
+    match posix.dedupe_ranges(&ranges, false) {
+        Ok(told) => {
+            for told in told {
+                assert!(told.errno == 0 || is_expected(told.errno), "{told:?}");
+                if told.shared_bytes > 0 {
+                    count(&counts.shared);
+                }
+                if told.differing_bytes > 0 {
+                    count(&counts.different);
+                }
+            }
+        }
+        Err(Errno(errno)) => assert!(is_expected(errno), "{errno}"),
+    }
 }
 
 /// Undoes the shares of a range of a file.

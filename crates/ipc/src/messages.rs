@@ -27,6 +27,8 @@ pub const NUMBERS_MAX: u16 = 4096;
 pub const WINDOW_BLOCKS: u64 = 64;
 /// Most neighbours of one request, of each kind.
 pub const NEAR_MAX: u16 = 128;
+/// Most ranges of one [`DedupeOp`].
+pub const DEDUPE_RANGES_MAX: usize = 512;
 /// Most checksums in one message.
 pub const SUMS_MAX: u32 = 1 << 16;
 /// Most bytes of file data in one message.
@@ -373,6 +375,48 @@ pub struct ForwardedOp {
     pub number: u64,
 }
 
+/// Two ranges of files that are to share blocks where their bytes are the same; offsets and length in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DedupeRange {
+    /// File that has the blocks.
+    pub source: InodeKey,
+    /// First byte in it, a multiple of the block size.
+    pub source_offset: u64,
+    /// File that shares them.
+    pub target: InodeKey,
+    /// First byte in it, a multiple of the block size.
+    pub target_offset: u64,
+    /// Length: a multiple of the block size, or up to the end of both files.
+    pub len: u64,
+}
+
+/// Many ranges that are compared and shared under one set of leases, several in a transaction. It may be sent
+/// again: what is shared already is left as it is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DedupeOp {
+    /// At most [`DEDUPE_RANGES_MAX`], of [`ITEMS_MAX`] files, and 16 MiB together.
+    pub ranges: Vec<DedupeRange>,
+    /// Neither compares nor shares: what is not shared yet is told as if it was.
+    pub dry_run: bool,
+    /// Credentials that the operation is checked against.
+    pub cred: Cred,
+}
+
+/// What became of a [`DedupeRange`], in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Deduped {
+    /// Shared now, durably.
+    pub shared_bytes: u64,
+    /// Of these, bytes of blocks that only the target had, and which are free now.
+    pub freed_bytes: u64,
+    /// Shared before, or holes.
+    pub already_bytes: u64,
+    /// In parts that are not the same.
+    pub differing_bytes: u64,
+    /// Why the rest was not shared; 0: there is none.
+    pub errno: i32,
+}
+
 /// Answer to [`Request::Forward`].
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct ForwardedResult {
@@ -559,6 +603,9 @@ pub enum Request {
     },
     /// An operation by the daemon.
     Forward(ForwardedOp),
+    /// Compares ranges of files, and shares the blocks of those that are the same. Rights as for
+    /// `FIDEDUPERANGE`; the session has given back its leases on the files.
+    Dedupe(DedupeOp),
     /// Confirms a [`Upcall::Barrier`].
     BarrierAck {
         /// Its transaction.
@@ -704,6 +751,8 @@ pub enum Response {
     Digested(LogSeq),
     /// To [`Request::Forward`].
     Forwarded(ForwardedResult),
+    /// To [`Request::Dedupe`]: of each range, in order.
+    Deduped(Vec<Deduped>),
     /// To [`Request::Watched`]: the value of [`SessionPage::watched`](crate::SessionPage::watched) for this
     /// state, and the inodes.
     Watched(u64, Watched),

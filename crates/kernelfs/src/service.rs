@@ -134,6 +134,7 @@ impl KernelFs {
             Request::Forward(op) => Forwarding::of(self)
                 .forward(session, &op)
                 .map(Response::Forwarded),
+            Request::Dedupe(op) => Forwarding::of(self).dedupe(session, op).map(Response::Deduped),
             Request::BarrierAck { tx } => {
                 TakeOver::of(self).barrier_ack(session, tx);
                 Ok(Response::Done)

@@ -413,6 +413,13 @@ impl Model {
                 to_offset,
                 len,
             } => self.dedupe((from, *offset), (to, *to_offset), *len),
+            Op::DedupeBlocks { from, to, .. } => {
+                let files = [self.file(from)?, self.file(to)?];
+                match files.map(|id| matches!(&self.node(id).body, Body::File(_))) {
+                    [true, true] => Ok(()),
+                    _ => Err(libc::EINVAL),
+                }
+            }
             Op::Unshare { path, .. } => {
                 let id = self.file(path)?;
                 match &self.node(id).body {

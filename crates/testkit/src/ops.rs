@@ -127,6 +127,17 @@ pub enum Op {
         /// Bytes.
         len: u64,
     },
+    /// As `Dedupe` of each block of the range, all at once: those that are the same are shared.
+    DedupeBlocks {
+        /// File that has the blocks.
+        from: Path,
+        /// File that shares them, at the same offsets.
+        to: Path,
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+    },
     /// Gives a file blocks of its own in a range; `len` 0: up to its end.
     Unshare {
         /// File.
@@ -253,6 +264,17 @@ impl fmt::Display for Op {
             } => write!(
                 f,
                 "dedupe {} {} offset={offset} to-offset={to_offset} len={len}",
+                show(from),
+                show(to)
+            ),
+            Self::DedupeBlocks {
+                from,
+                to,
+                offset,
+                len,
+            } => write!(
+                f,
+                "dedupe-blocks {} {} offset={offset} len={len}",
                 show(from),
                 show(to)
             ),

@@ -4,9 +4,9 @@ use crate::lookup::{find, open};
 use crate::model::{LINK_TARGET, Seen, Tree};
 use crate::ops::{Op, Path, RDEV, pattern, set_by_hand, set_times};
 use std::collections::BTreeMap;
-use varve_format::{FallocateMode, FileKind, InodeAttr, InodeKey};
+use varve_format::{BLOCK_BYTES, BLOCK_SIZE, FallocateMode, FileKind, InodeAttr, InodeKey};
 use varve_ipc::Cred;
-use varve_libfs::{AttrChange, Errno, Fs, OpenFlags, RenameFlags, SetTime};
+use varve_libfs::{AttrChange, Errno, Fs, OpenFile, OpenFlags, RangePair, RenameFlags, SetTime};
 
 /// Name of the one extended attribute of workloads.
 pub const XATTR_NAME: &[u8] = b"user.k";
@@ -145,6 +145,31 @@ pub fn apply(fs: &Fs, op: &Op) -> Outcome<()> {
                 true => Ok(()),
                 false => Err(Errno(libc::EILSEQ)),
             }
+        }
+        Op::DedupeBlocks {
+            from,
+            to,
+            offset,
+            len,
+        } => {
+            let files = [open(fs, from)?, open(fs, to)?];
+            for file in &files {
+                if file.getattr()?.kind() != FileKind::Regular {
+                    return Err(Errno(libc::EINVAL));
+                }
+            }
+            let blocks = (*offset..*offset + *len).step_by(BLOCK_SIZE);
+            let pairs: Vec<_> = blocks
+                .map(|at| RangePair {
+                    from: &files[0],
+                    offset: at,
+                    to: &files[1],
+                    to_offset: at,
+                    len: BLOCK_BYTES,
+                })
+                .collect();
+            // What became of each block does not show in its bytes.
+            OpenFile::dedupe_ranges(&pairs, false, &root).map(drop)
         }
         Op::Unshare { path, offset, len } => open(fs, path)?.unshare_range(*offset, *len, &root),
         Op::Link(from, to) => {

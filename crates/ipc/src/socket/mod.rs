@@ -34,6 +34,7 @@ pub(crate) const fn may_wait(request: &Request) -> bool {
         | Request::SyncLog { .. }
         | Request::SyncAll
         | Request::Forward(_)
+        | Request::Dedupe(_)
         | Request::Admin(_) => true,
         Request::Hello(_)
         | Request::SharingNoted

@@ -273,7 +273,10 @@ fn attempt(
                 if share.compare && users[0] != users[1] && share::is_in_nvm(store, &blocks)? {
                     return Err(ForwardError::Errno(libc::EOPNOTSUPP).into());
                 }
-                if shared == 0 && share.compare && !share::has_equal_bytes(tx, &blocks)? {
+                if shared == 0
+                    && share.compare
+                    && !share::has_equal_bytes(|ino, at, out| tx.read(ino, at, out), &blocks)?
+                {
                     return Err(ForwardError::Errno(libc::EILSEQ).into());
                 }
                 let done = tx.share(&blocks, shared).map_err(|error| match error {

@@ -8,6 +8,7 @@
 
 mod allocation;
 mod commit;
+mod dedupe;
 mod deferred;
 mod execute;
 mod forwarded;
@@ -19,12 +20,14 @@ mod share;
 #[cfg(test)]
 mod tests;
 mod types;
+mod unshared;
 mod view;
 
 pub use crate::placement::Placement;
 pub use allocation::{Spent, blocks_missing};
 pub(crate) use commit::free_tail;
 pub use commit::{Digested, Freed, digest, free_orphans};
+pub use dedupe::{count_pieces, dedupe};
 pub use forwarded::{apply_forwarded, find_named};
 pub use log::SessionLog;
 pub use share::count_shared;

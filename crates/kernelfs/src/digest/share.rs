@@ -15,7 +15,7 @@ use varve_store::{OwnedPart, ShareRange, Store, StoreError, Tx};
 /// Bytes that are compared at once.
 const COMPARE_BYTES: u64 = 1 << 20;
 /// Most bytes that one operation compares, as in Linux: no other transaction runs meanwhile.
-const COMPARE_MAX: u64 = 16 << 20;
+pub(super) const COMPARE_MAX: u64 = 16 << 20;
 /// Most bytes whose shares one operation undoes: they may all be copied.
 const UNSHARE_MAX: u64 = 16 << 20;
 /// Parts of a file that are read from the store at once.
@@ -132,7 +132,7 @@ pub(super) fn check_unshare(tx: &Tx<'_>, op: &LogOp<'_>) -> Result<Option<Range<
 }
 
 /// Calls `each` with the parts of a range of a file, in order, until it breaks.
-fn for_each_part(
+pub(super) fn for_each_part(
     store: &Store,
     ino: Ino,
     blocks: Range<FileBlock>,
@@ -192,8 +192,11 @@ pub(super) fn is_in_nvm(store: &Store, range: &ShareRange) -> Result<bool, Store
     Ok(found)
 }
 
-/// Whether both ranges hold the same bytes.
-pub(super) fn has_equal_bytes(tx: &Tx<'_>, range: &ShareRange) -> Result<bool, StoreError> {
+/// Whether both ranges hold the same bytes, which `read` reads as [`Store::read`] does.
+pub(super) fn has_equal_bytes(
+    read: impl Fn(Ino, u64, &mut [u8]) -> Result<usize, StoreError>,
+    range: &ShareRange,
+) -> Result<bool, StoreError> {
     let bytes = range.blocks * BLOCK_BYTES;
     let (mut one, mut other) = (Vec::new(), Vec::new());
     let mut at = 0;
@@ -205,7 +208,7 @@ pub(super) fn has_equal_bytes(tx: &Tx<'_>, range: &ShareRange) -> Result<bool, S
         ] {
             buffer.clear();
             buffer.resize(len, 0);
-            tx.read(ino, first.0 * BLOCK_BYTES + at, buffer)?;
+            read(ino, first.0 * BLOCK_BYTES + at, buffer)?;
         }
         if one != other {
             return Ok(false);

@@ -1,5 +1,7 @@
 //! Forwarded operations. Owns the leases that they take and the order of numbers; the digest executes them.
 
+mod dedupe;
+
 use crate::counters::Counters;
 use crate::digest::{self, Applied, Client, ForwardError};
 use crate::error::no;

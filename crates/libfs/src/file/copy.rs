@@ -1,7 +1,7 @@
 //! Copies between open files: shared blocks where whole blocks allow it, else by value.
 
 use varve_format::{BLOCK_BYTES, LogOp};
-use varve_ipc::Cred;
+use varve_ipc::{Cred, DedupeOp, DedupeRange, Deduped};
 
 use super::open::OpenFile;
 use crate::data::within_one_file;
@@ -22,7 +22,61 @@ struct CopyRange {
     len: u64,
 }
 
+/// Equally long ranges of two open files, in bytes.
+#[derive(Clone, Copy)]
+pub struct RangePair<'f> {
+    /// The file that has the blocks.
+    pub from: &'f OpenFile,
+    /// First byte in it, a multiple of 4,096.
+    pub offset: u64,
+    /// The file that shares them.
+    pub to: &'f OpenFile,
+    /// First byte in it, a multiple of 4,096.
+    pub to_offset: u64,
+    /// Length: a multiple of 4,096, or up to the end of both files.
+    pub len: u64,
+}
+
 impl OpenFile {
+    /// As [`dedupe_range_with`](Self::dedupe_range_with) for many ranges at once, in few messages and
+    /// transactions: of each range, what is not shared yet is compared part by part, and what is the same is
+    /// shared. What became of each, in order; what failed has an errno of its own, and stops no other range.
+    /// All that calls which returned before have written counts. Shared ranges are durable when this returns.
+    /// At most [`DEDUPE_RANGES_MAX`](varve_ipc::DEDUPE_RANGES_MAX) ranges of 64 files, 16 MiB together. With
+    /// `dry_run` nothing is compared or shared, and what is not shared yet is told as if it was.
+    ///
+    /// # Errors
+    /// `EINVAL` for too much at once or no ranges; `EXDEV` for files of two pools; `EOPNOTSUPP` if the pool's
+    /// format has no shared blocks; `ENOSPC`, `EROFS`, `ESTALE` if a file is gone. Nothing was done then.
+    pub fn dedupe_ranges(pairs: &[RangePair<'_>], dry_run: bool, cred: &Cred) -> Result<Vec<Deduped>> {
+        let first = pairs.first().ok_or(Errno(libc::EINVAL))?;
+        let mut keys = Vec::new();
+        let mut ranges = Vec::with_capacity(pairs.len());
+        for pair in pairs {
+            for file in [pair.from, pair.to] {
+                first.from.same_pool(file)?;
+                keys.push(file.key());
+            }
+            ranges.push(DedupeRange {
+                source: pair.from.key(),
+                source_offset: pair.offset,
+                target: pair.to.key(),
+                target_offset: pair.to_offset,
+                len: pair.len,
+            });
+        }
+        keys.sort_unstable();
+        keys.dedup();
+        let op = DedupeOp {
+            ranges,
+            dry_run,
+            cred: cred.clone(),
+        };
+        // Whoever asks a second time, after the daemon went away, loses nothing.
+        let mount = first.from.mount();
+        mount.with_session(|session, _| session.dedupe(&keys, op.clone()))
+    }
+
     /// Lets a range of `to` be the same blocks as a range of this file, as `FICLONERANGE` does; `len` 0: up
     /// to the end of this file. The offsets and the length are multiples of 4,096 bytes, but the range may
     /// end where this file ends if nothing of `to` lies behind it. All that calls which returned before have

@@ -1,7 +1,7 @@
 //! Operations on one file: opening, reading and writing, attributes, extended attributes. Knows no paths.
 
 pub(crate) mod attr;
-mod copy;
+pub(crate) mod copy;
 pub(crate) mod open;
 mod owners;
 pub(crate) mod read;

@@ -11,6 +11,7 @@ use super::table::Open;
 use super::{AT_FDCWD, Fd, Posix};
 use crate::attrs::OpenFlags;
 use crate::errno::{Errno, Result};
+use crate::file::copy::RangePair;
 use crate::file::open::OpenFile;
 
 /// Most times that `open` looks again when the name comes and goes.
@@ -29,6 +30,21 @@ pub enum Whence {
     Data,
     /// The next hole at or after it.
     Hole,
+}
+
+/// Equally long ranges of two descriptors, in bytes, as [`RangePair`](crate::RangePair).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FdRanges {
+    /// The file that has the blocks.
+    pub from: Fd,
+    /// First byte in it.
+    pub offset: u64,
+    /// The file that shares them.
+    pub to: Fd,
+    /// First byte in it.
+    pub to_offset: u64,
+    /// Length.
+    pub len: u64,
 }
 
 fn open_flags(flags: i32) -> Result<OpenFlags> {
@@ -386,6 +402,29 @@ impl Posix {
         source
             .file
             .dedupe_range_with(offset, &target.file, to_offset, len, &cred)
+    }
+
+    /// As [`OpenFile::dedupe_ranges`](crate::OpenFile::dedupe_ranges).
+    ///
+    /// # Errors
+    /// As that; `EBADF`, `EISDIR`.
+    pub fn dedupe_ranges(&self, ranges: &[FdRanges], dry_run: bool) -> Result<Vec<crate::Deduped>> {
+        let open = ranges
+            .iter()
+            .map(|range| self.no_directories(range.from, range.to));
+        let open = open.collect::<Result<Vec<_>>>()?;
+        let pairs: Vec<_> = ranges
+            .iter()
+            .zip(&open)
+            .map(|(range, (from, to))| RangePair {
+                from: &from.file,
+                offset: range.offset,
+                to: &to.file,
+                to_offset: range.to_offset,
+                len: range.len,
+            })
+            .collect();
+        crate::OpenFile::dedupe_ranges(&pairs, dry_run, &self.cred())
     }
 
     /// As [`OpenFile::unshare_range`](crate::OpenFile::unshare_range).

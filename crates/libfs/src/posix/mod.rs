@@ -11,7 +11,7 @@ mod table;
 mod tree;
 mod txn;
 
-pub use files::Whence;
+pub use files::{FdRanges, Whence};
 pub use locks::NoLocks;
 pub use table::Fd;
 pub use txn::{PosixTransaction, TX_FD_FIRST};

@@ -3,7 +3,7 @@
 
 use std::sync::atomic::Ordering;
 use varve_format::{EntryFlags, EntryMeta, InodeKey, LastForwarded, LogOp};
-use varve_ipc::{Cred, ForwardedOp, ForwardedResult, IpcError, Request, Response};
+use varve_ipc::{Cred, DedupeOp, Deduped, ForwardedOp, ForwardedResult, IpcError, Request, Response};
 use zerocopy::IntoBytes;
 
 use super::{Session, Try};
@@ -39,6 +39,18 @@ impl Asks {
 }
 
 impl Session {
+    /// Has the daemon compare and share ranges of the files `keys`; what became of each. This session's own
+    /// leases on them are given back first; the caller holds no pins and no locks.
+    pub(crate) fn dedupe<T>(&self, keys: &[InodeKey], op: DedupeOp) -> OpResult<Vec<Deduped>, T> {
+        self.may_write()?;
+        self.leases.give_back(keys)?;
+        let asked = op.ranges.len();
+        match self.call(Request::Dedupe(op))? {
+            Response::Deduped(told) if told.len() == asked => Ok(told),
+            _ => Err(OpError::Failed(Errno(libc::EIO))),
+        }
+    }
+
     /// Has the daemon do `op`, once in all attempts: a call has one forwarded operation. This session's own
     /// leases on `keys` are given back first, so nothing here goes stale; the caller holds no pins and no
     /// locks.

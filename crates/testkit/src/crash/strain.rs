@@ -502,7 +502,13 @@ impl Work {
         let (offset, len) = (self.rng.below(40_000), 1 + self.rng.below(9000));
         let different = self.rng.below(250) as u8;
         match self.rng.below(18) {
-            0..=5 => Op::Dedupe {
+            0 | 1 => Op::DedupeBlocks {
+                from: path,
+                to: vec![other],
+                offset: block,
+                len: blocks * 4096,
+            },
+            2..=5 => Op::Dedupe {
                 from: path,
                 offset: block,
                 to: vec![other],

@@ -237,6 +237,12 @@ fn with_numbers(kind: &str, words: &mut Words<'_>) -> Result<Op, NotAScript> {
             to_offset: words.field("to-offset")?,
             len: words.field("len")?,
         },
+        "dedupe-blocks" => Op::DedupeBlocks {
+            from: words.path()?,
+            to: words.path()?,
+            offset: words.field("offset")?,
+            len: words.field("len")?,
+        },
         "unshare" => range(words).map(|(path, offset, len)| Op::Unshare { path, offset, len })?,
         "punch" => range(words).map(|(path, offset, len)| Op::Punch { path, offset, len })?,
         "zero" => range(words).map(|(path, offset, len)| Op::Zero { path, offset, len })?,

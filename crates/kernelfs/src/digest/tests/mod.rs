@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod crash;
+mod dedupes;
 mod forwarded;
 mod logs;
 mod machine;

@@ -45,7 +45,7 @@ pub(super) fn share(from: InodeKey, to: InodeKey) -> LogOp<'static> {
 
 /// Takes all blocks that metadata may have but `left`, by attributes of a file; returns the number of
 /// attributes.
-fn leave_metadata(caller: &mut Caller, left: u32) -> u32 {
+pub(super) fn leave_metadata(caller: &mut Caller, left: u32) -> u32 {
     let other = caller.make(ROOT, b"other", FILE).unwrap();
     let holder = caller.make(ROOT, b"holder", FILE).unwrap();
     let store = &caller.machine.store;
