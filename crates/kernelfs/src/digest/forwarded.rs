@@ -298,7 +298,11 @@ fn attempt(
         remapped = Some(key);
         if let Some(blocks) = share::check_unshare(tx, &parsed)? {
             let end = blocks.end;
-            let done = tx.unshare(key.ino, blocks).map_err(|error| match error {
+            let done = match env.rejoin {
+                true => tx.unshare_joined(key.ino, blocks),
+                false => tx.unshare(key.ino, blocks),
+            };
+            let done = done.map_err(|error| match error {
                 StoreError::Unfinished(ino) => Failed::PreStep(PreStep::Finish(ino)),
                 error => error.into(),
             })?;

@@ -30,6 +30,6 @@ pub use commit::{Digested, Freed, digest, free_orphans};
 pub use dedupe::{count_pieces, dedupe};
 pub use forwarded::{apply_forwarded, find_named};
 pub use log::SessionLog;
-pub use share::count_shared;
+pub use share::{SharedCount, count_shared};
 pub use types::{Applied, Client, Environment, ForwardError, Leases, Source, rights};
 pub use varve_digest::{Batch, BatchLimit, GatherLimits, SealScan};

@@ -154,8 +154,19 @@ pub(super) fn for_each_part(
     Ok(())
 }
 
-/// Returns how many blocks of a range of a file have other owners, as digested: an undo of its shares copies
-/// at most these; and in how many parts the range lies. `len` 0: up to the file's end.
+/// What a range of a file has that shares blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SharedCount {
+    /// Blocks that have other owners.
+    pub shared: u64,
+    /// All blocks.
+    pub blocks: u64,
+    /// Parts in which it lies.
+    pub parts: u64,
+}
+
+/// Counts the blocks of a range of a file, as digested: an undo of its shares copies at most those that have
+/// other owners, and one that joins pieces all. `len` 0: up to the file's end.
 ///
 /// # Errors
 /// The store's.
@@ -163,19 +174,20 @@ pub fn count_shared(
     store: &Store,
     key: InodeKey,
     (offset, len): (u64, u64),
-) -> Result<(u64, u64), StoreError> {
+) -> Result<SharedCount, StoreError> {
     let end =
         end_of(store.get_key(key)?.attr.size_bytes, offset, len).min(offset.saturating_add(UNSHARE_MAX));
     let range = FileBlock(offset / BLOCK_BYTES)..FileBlock(end.div_ceil(BLOCK_BYTES));
-    let (mut blocks, mut parts) = (0, 0);
+    let mut count = SharedCount::default();
     for_each_part(store, key.ino, range, |part| {
-        parts += 1;
+        count.parts += 1;
+        count.blocks += u64::from(part.blocks);
         if part.owners > 1 {
-            blocks += u64::from(part.blocks);
+            count.shared += u64::from(part.blocks);
         }
         ControlFlow::Continue(())
     })?;
-    Ok((blocks, parts))
+    Ok(count)
 }
 
 /// Whether blocks of the source lie in NVM.

@@ -89,6 +89,8 @@ pub struct Environment<'a> {
     pub now_ns: TimeNs,
     /// Files that may share blocks after a comparison.
     pub dedup_scope: DedupScope,
+    /// There is room for an undo of shares to join pieces.
+    pub rejoin: bool,
 }
 
 impl Environment<'_> {

@@ -241,6 +241,7 @@ impl<'k> Digests<'k> {
             pins: &self.placer.pins,
             now_ns: self.core.env.clock.now_ns(),
             dedup_scope: self.core.env.config.dedup_scope,
+            rejoin: false,
         }
     }
 

@@ -3,7 +3,7 @@
 mod dedupe;
 
 use crate::counters::Counters;
-use crate::digest::{self, Applied, Client, ForwardError};
+use crate::digest::{self, Applied, Client, Environment, ForwardError, SharedCount};
 use crate::error::no;
 use crate::kernel::{Core, KernelFs};
 use crate::ops::acquire::Leasing;
@@ -309,16 +309,26 @@ impl<'k> Forwarding<'k> {
                 Err(error) => Err(self.core.refused(&error)),
             };
         }
-        if let LogOp::Unshare { key, offset, len } = *parsed {
-            return match digest::count_shared(self.core.store, key, (offset, len)) {
-                Ok((blocks, parts)) => Ok(blocks + SHARE_BESIDE + parts / SHARED_EXTENTS_A_BLOCK),
-                Err(StoreError::NoInode(_) | StoreError::WrongKind { .. }) => Ok(0),
-                Err(error) => Err(self.core.refused(&error)),
-            };
+        if let Some((count, beside)) = self.undone(parsed)? {
+            return Ok(count.shared + beside);
         }
         match digest::blocks_missing(self.core.store, parsed) {
             Ok(Some(holes)) => Ok(holes + FALLOCATE_BESIDE),
             Ok(None) => Ok(cost(parsed, op)),
+            Err(error) => Err(self.core.refused(&error)),
+        }
+    }
+
+    /// Returns the blocks of the range of an undo of shares, and the most blocks of trees that it takes.
+    fn undone(&self, parsed: &LogOp<'_>) -> Result<Option<(SharedCount, u64)>, IpcError> {
+        let LogOp::Unshare { key, offset, len } = *parsed else {
+            return Ok(None);
+        };
+        match digest::count_shared(self.core.store, key, (offset, len)) {
+            Ok(count) => Ok(Some((count, SHARE_BESIDE + count.parts / SHARED_EXTENTS_A_BLOCK))),
+            Err(StoreError::NoInode(_) | StoreError::WrongKind { .. }) => {
+                Ok(Some((SharedCount::default(), 0)))
+            }
             Err(error) => Err(self.core.refused(&error)),
         }
     }
@@ -512,8 +522,13 @@ impl<'k> Forwarding<'k> {
         if SessionPage::state(&*session.page) == PageState::Sealed {
             return Err(IpcError::Sealed);
         }
+        // Pieces are joined where that takes no space which others need.
+        let rejoin = match self.undone(parsed)? {
+            Some((count, beside)) if count.parts > 1 => space.fit(count.blocks + beside),
+            _ => false,
+        };
         // Under the lease the allocated blocks and the extents are known.
-        if looks_at_extents(parsed) && !space.fit(self.needs(parsed, op)?) {
+        if !rejoin && looks_at_extents(parsed) && !space.fit(self.needs(parsed, op)?) {
             return Err(no(libc::ENOSPC));
         }
         if matches!(parsed, LogOp::Share { .. }) {
@@ -524,7 +539,10 @@ impl<'k> Forwarding<'k> {
         }
         let client = client(session);
         let view = LeaseView::of(self.core);
-        let env = self.digests.environment(&view);
+        let env = Environment {
+            rejoin,
+            ..self.digests.environment(&view)
+        };
         let change = self.core.begin_change();
         let done = digest::apply_forwarded(self.core.store, client, op, named, &env, &|blocks| {
             space.spent(blocks)

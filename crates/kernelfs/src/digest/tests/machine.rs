@@ -218,6 +218,7 @@ impl Machine {
             pins: &self.pins,
             now_ns: NOW,
             dedup_scope: self.dedup_scope,
+            rejoin: false,
         }
     }
 

@@ -25,8 +25,9 @@ fn undo_of_more_than_a_record_takes_changes_no_byte_and_no_attribute() {
     };
     caller.call(LogOp::SetAttr { key: to, attr: mode }).unwrap();
     let before = (caller.machine.data(to), caller.machine.attr(to));
-    let (others, parts) = count_shared(&caller.machine.store, to, (0, 0)).unwrap();
-    assert_eq!((others, parts), (1500, 1500));
+    let count = count_shared(&caller.machine.store, to, (0, 0)).unwrap();
+    assert_eq!((count.shared, count.blocks, count.parts), (1500, 1500, 1500));
+    let others = count.shared;
     let spent = Rc::new(Cell::new((0, 0)));
     let sum = Rc::clone(&spent);
     caller.spent = Box::new(move |_, blocks| sum.set((sum.get().0 + blocks, sum.get().1 + 1)));
@@ -44,7 +45,10 @@ fn undo_of_more_than_a_record_takes_changes_no_byte_and_no_attribute() {
     assert_eq!(applied.remapped, [to]);
     assert_eq!((caller.machine.data(to), caller.machine.attr(to)), before);
     for key in [from, to] {
-        assert_eq!(count_shared(&caller.machine.store, key, (0, 0)).unwrap().0, 0);
+        assert_eq!(
+            count_shared(&caller.machine.store, key, (0, 0)).unwrap().shared,
+            0
+        );
     }
     // The other side is the last owner, and takes no space.
     let used = caller.machine.store.space().tiers[0].free;
@@ -68,7 +72,7 @@ fn undo_that_finds_no_space_leaves_each_block_shared_or_copied() {
     caller.call(LogOp::Truncate { key: filler, size: 0 }).unwrap();
     caller.call(undo(to, 0, 0)).unwrap();
     assert_eq!(caller.machine.data(to), before);
-    assert_eq!(count_shared(&caller.machine.store, to, (0, 0)).unwrap().0, 0);
+    assert_eq!(count_shared(&caller.machine.store, to, (0, 0)).unwrap().shared, 0);
     caller.machine.dump();
 }
 
