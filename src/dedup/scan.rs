@@ -14,11 +14,20 @@ use varve_similarity::files::{Chosen, Found, Looked, ReadRate, State, StateError
 /// Bytes of a block.
 const BLOCK: u64 = 4096;
 
-/// Someone who knows the checksums of files without reading them: a pool.
+/// Someone who knows the checksums of files, or a better way to read them: a pool.
 pub trait Knows {
     /// Calls `each` with the number of a block and the CRC-32C of it and of successive ones, in ascending
-    /// order; what is left out is zeros. `None`: the file's checksums are not known.
-    fn tell(&mut self, chosen: &Chosen, each: &mut dyn FnMut(u64, &[u32])) -> Option<std::io::Result<()>>;
+    /// order; what is left out is zeros. `rate` bounds the bytes that are read. `None`: the file's checksums
+    /// are not known.
+    fn tell(
+        &mut self,
+        chosen: &Chosen,
+        rate: &mut ReadRate,
+        each: &mut dyn FnMut(u64, &[u32]),
+    ) -> Option<std::io::Result<()>>;
+
+    /// Whether it reads all bytes.
+    fn reads(&self) -> bool;
 }
 
 /// How files were looked at.
@@ -206,16 +215,17 @@ fn look(
     let again = chosen.clone();
     let (mut told, mut unknown) = (0, false);
     let looked = state.look_told(chosen, &mut |chosen, each| {
-        let answer = known.tell(chosen, &mut |first, sums| {
+        let answer = known.tell(chosen, rate, &mut |first, sums| {
             told += 4 * sums.len() as u64;
             each(first, sums);
         });
         unknown = answer.is_none();
         answer.unwrap_or_else(|| Err(std::io::ErrorKind::Unsupported.into()))
     });
-    match unknown {
-        true => (state.look(again, rate), None),
-        false => (looked, Some(told)),
+    match (unknown, known.reads()) {
+        (true, _) => (state.look(again, rate), None),
+        (false, true) => (looked, None),
+        (false, false) => (looked, Some(told)),
     }
 }
 

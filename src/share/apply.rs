@@ -84,8 +84,8 @@ pub fn apply(args: &ApplyArgs) -> anyhow::Result<()> {
         owners.insert(chosen.id, chosen.owner);
         ControlFlow::Continue(stop.count() == 0)
     };
-    let mut sums = PoolSums(&pool);
-    let known: Option<&mut dyn Knows> = if args.full { None } else { Some(&mut sums) };
+    let mut sums = PoolSums::new(&pool, args.full);
+    let known: Option<&mut dyn Knows> = Some(&mut sums);
     let (found, counts) = look_at(paths, &args.files, &mut state, &mut read_rate, known, &mut admit)?;
     tell_errors(&found);
     for path in &counts.changing {

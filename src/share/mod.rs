@@ -21,16 +21,16 @@ use std::process::ExitCode;
 use sums::PoolSums;
 
 /// Runs a command of `varve dedup` for any files. A scan of files that all lie in one mount of a running pool
-/// takes the checksums that the pool keeps.
+/// takes the checksums that the pool keeps, or reads them by a session of its own.
 pub fn anywhere(command: &DedupCommand) -> anyhow::Result<ExitCode> {
     let pool = match command {
-        DedupCommand::Scan(args) if !args.full => PoolSession::open(&args.paths).ok(),
+        DedupCommand::Scan(args) => PoolSession::open(&args.paths).ok().map(|pool| (pool, args.full)),
         _ => None,
     };
-    let Some(pool) = pool else {
+    let Some((pool, full)) = pool else {
         return crate::dedup::dedup(command, None);
     };
-    let done = crate::dedup::dedup(command, Some(&mut PoolSums(&pool)))?;
+    let done = crate::dedup::dedup(command, Some(&mut PoolSums::new(&pool, full)))?;
     pool.end().map(|()| done)
 }
 
