@@ -1,7 +1,7 @@
 //! `varve dedup apply`: finds runs of blocks that look the same in files of a running pool, has its daemon
 //! compare and share them, and reports.
 
-use super::dedupe::Deduper;
+use super::dedupe::{Deduper, Waiting};
 use super::interruption::Interruption;
 use super::open_files::{FileId, OpenFiles};
 use super::search::{Owners, TempDir, search, sharing_sets};
@@ -118,6 +118,7 @@ fn share(
         owners,
         dry_run: args.dry_run,
         report,
+        waiting: Waiting::default(),
         rate: args.files.rate(),
         progress: &|shared_bytes| {
             reading.at(shared_bytes);

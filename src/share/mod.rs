@@ -11,7 +11,6 @@ mod status;
 mod sums;
 mod tally;
 mod undo;
-mod unshared;
 
 pub use status::usage;
 

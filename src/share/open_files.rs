@@ -2,7 +2,6 @@
 
 use super::in_use::InUse;
 use super::interruption::Interruption;
-use super::unshared::unshared;
 use crate::pool::Pool;
 use crate::pool_session::PoolSession;
 use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags, statx};
@@ -10,9 +9,8 @@ use std::cell::Cell;
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
-use varve_format::BLOCK_BYTES;
-use varve_libfs::posix::Fd;
-use varve_libfs::{Errno, OwnedBlocks};
+use varve_libfs::posix::{Fd, FdRanges};
+use varve_libfs::{Deduped, Errno};
 use varve_similarity::files::{Chosen, Kept};
 
 /// Files that are kept open.
@@ -26,39 +24,12 @@ pub type FileId = (u64, u64);
 /// An open file.
 pub struct OpenFile {
     pub path: PathBuf,
-    fd: Fd,
+    pub fd: Fd,
     checked: Instant,
     /// The check that used it last.
     used: u64,
     /// Shared since it was opened, so it is synced before it is closed.
-    changed: Cell<bool>,
-}
-
-/// A range of an open file, in bytes.
-#[derive(Clone, Copy)]
-pub struct FileRange<'f> {
-    pub file: &'f OpenFile,
-    start: u64,
-    len: u64,
-}
-
-impl<'f> FileRange<'f> {
-    pub const fn new(file: &'f OpenFile, start: u64, len: u64) -> Self {
-        Self { file, start, len }
-    }
-
-    /// A part of it, `offset` bytes from its beginning.
-    pub const fn part(self, offset: u64, len: u64) -> Self {
-        Self::new(self.file, self.start + offset, len)
-    }
-}
-
-/// A part of a range that is not shared yet, in bytes from the beginning of the range.
-pub struct UnsharedPart {
-    pub start: u64,
-    pub len: u64,
-    /// Bytes of the target's blocks that only the target has.
-    pub alone: u64,
+    pub changed: Cell<bool>,
 }
 
 /// Open files, by identity.
@@ -223,55 +194,9 @@ impl<'p> OpenFiles<'p> {
         closed
     }
 
-    /// Returns the parts of two ranges that are not the same blocks yet. A part of a block at the end of both
-    /// files is a part of the last one.
-    pub fn unshared(&self, source: FileRange<'_>, target: FileRange<'_>) -> Result<Vec<UnsharedPart>, Errno> {
-        let extents = |range: FileRange<'_>| -> Result<Vec<OwnedBlocks>, Errno> {
-            let mut parts = Vec::new();
-            self.session
-                .posix
-                .for_each_owned(range.file.fd, range.start, range.len.max(1), |part| {
-                    parts.push(*part);
-                })?;
-            Ok(parts)
-        };
-        let (sources, targets) = (extents(source)?, extents(target)?);
-        let parts = unshared(
-            (&sources, source.start / BLOCK_BYTES),
-            (&targets, target.start / BLOCK_BYTES),
-            target.len.div_ceil(BLOCK_BYTES),
-        );
-        let in_bytes = parts.into_iter().map(|part| {
-            let start = part.blocks.start * BLOCK_BYTES;
-            UnsharedPart {
-                start,
-                len: (part.blocks.end * BLOCK_BYTES).min(target.len) - start,
-                alone: part.alone * BLOCK_BYTES,
-            }
-        });
-        Ok(in_bytes.collect())
-    }
-
-    /// Has the daemon compare two ranges and share them if they are equal; returns whether they are. Across
-    /// users only blocks of a source that has none in NVM are shared: if the one range may not be the source,
-    /// the other is tried.
-    pub fn dedupe(
-        &self,
-        source: FileRange<'_>,
-        target: FileRange<'_>,
-        same_user: bool,
-    ) -> Result<bool, Errno> {
-        for range in [source, target] {
-            range.file.changed.set(true);
-        }
-        let dedupe = |from: FileRange<'_>, to: FileRange<'_>| {
-            let posix = &self.session.posix;
-            posix.dedupe_range(from.file.fd, from.start, to.file.fd, to.start, to.len)
-        };
-        match dedupe(source, target) {
-            Err(Errno(libc::EOPNOTSUPP)) if !same_user => dedupe(target, source),
-            compared => compared,
-        }
+    /// Has the daemon compare ranges and share what is the same; what became of each.
+    pub fn dedupe(&self, ranges: &[FdRanges], dry_run: bool) -> Result<Vec<Deduped>, Errno> {
+        self.session.posix.dedupe_ranges(ranges, dry_run)
     }
 }
 
