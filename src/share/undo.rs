@@ -14,10 +14,12 @@ use varve_format::BLOCK_BYTES;
 use varve_kernelfs::pool::size;
 use varve_libfs::posix::Fd;
 use varve_libfs::{Errno, Posix};
-use varve_similarity::files::{ReadRate, walk};
+use varve_similarity::files::ReadRate;
 
 /// Bytes that are undone in one call, so that signals are heeded and the rate is kept.
 const STEP_BYTES: u64 = 16 << 20;
+/// Bytes between shared parts that are undone in one call.
+const GAP_BYTES: u64 = 1 << 20;
 
 /// What was done.
 #[derive(Debug, Default)]
@@ -53,7 +55,12 @@ pub fn undo(args: &UndoArgs) -> anyhow::Result<()> {
     let stop = Stop::install().context("cannot catch signals")?;
     let pool = PoolSession::open(&args.pool.paths)?;
     let filter = args.files.filter()?;
-    let set = usage_of(&pool, &args.pool.paths, &filter, &mut |_, _| ());
+    let mut sharing = Vec::new();
+    let set = usage_of(&pool, &args.pool.paths, &filter, &mut |path, sums| {
+        if sums.shared > 0 {
+            sharing.push(path.to_owned());
+        }
+    });
     let sums = set.tally.sums(pool.privileged);
     let free = pool.free_bytes()?;
     tell_errors(&set.found);
@@ -69,11 +76,15 @@ pub fn undo(args: &UndoArgs) -> anyhow::Result<()> {
     if !args.dry_run && sums.shared > 0 {
         let mut rate = args.files.rate();
         let reading = Reading::start(&args.files);
-        walk(&args.pool.paths, &filter, &mut |chosen| {
-            undone = undo_file(&pool, &chosen.path, &mut rate, &stop, &mut report);
+        // The last first: `apply` has let later files share the blocks of earlier ones, which lie together
+        // there, and the last owner keeps them.
+        for path in sharing.iter().rev() {
+            undone = undo_file(&pool, path, &mut rate, &stop, &mut report);
             reading.at(report.bytes);
-            undone.is_ok()
-        });
+            if undone.is_err() {
+                break;
+            }
+        }
     }
     if args.pool.json {
         let reason = |(path, why): &(PathBuf, String)| json!({"path": path.to_string_lossy(), "why": why});
@@ -174,9 +185,18 @@ fn undo_file(
     }
 }
 
-/// Returns the shared ranges of a file, start and length in bytes, neighbours joined.
-fn shared_ranges(pool: &PoolSession, path: &Path) -> anyhow::Result<Vec<(u64, u64)>> {
-    let mut ranges: Vec<(u64, u64)> = Vec::new();
+/// A range of a file with shared parts, in bytes.
+struct Shared {
+    start: u64,
+    len: u64,
+    /// What is shared of it.
+    shared: u64,
+}
+
+/// Returns the shared ranges of a file. Those with little between them are one, so that the daemon can join
+/// their pieces.
+fn shared_ranges(pool: &PoolSession, path: &Path) -> anyhow::Result<Vec<Shared>> {
+    let mut ranges: Vec<Shared> = Vec::new();
     for_each_part(pool, path, |part| {
         if part.number.is_none() {
             return;
@@ -186,8 +206,17 @@ fn shared_ranges(pool: &PoolSession, path: &Path) -> anyhow::Result<Vec<(u64, u6
             u64::from(part.blocks) * BLOCK_BYTES,
         );
         match ranges.last_mut() {
-            Some((first, bytes)) if *first + *bytes == start && *bytes + len <= STEP_BYTES => *bytes += len,
-            _ => ranges.push((start, len)),
+            Some(last)
+                if start - (last.start + last.len) <= GAP_BYTES && start + len - last.start <= STEP_BYTES =>
+            {
+                last.len = start + len - last.start;
+                last.shared += len;
+            }
+            _ => ranges.push(Shared {
+                start,
+                len,
+                shared: len,
+            }),
         }
     })?;
     Ok(ranges)
@@ -202,21 +231,22 @@ enum Failure {
 fn undo_ranges(
     posix: &Posix,
     fd: Fd,
-    ranges: &[(u64, u64)],
+    ranges: &[Shared],
     rate: &mut ReadRate,
     stop: &Stop,
     report: &mut Report,
 ) -> Result<(), Failure> {
-    for &(start, len) in ranges {
-        for done in (0..len).step_by(STEP_BYTES as usize) {
+    for range in ranges {
+        for done in (0..range.len).step_by(STEP_BYTES as usize) {
             if stop.count() > 0 {
                 return Err(Failure::Stopped);
             }
-            let bytes = STEP_BYTES.min(len - done);
+            let bytes = STEP_BYTES.min(range.len - done);
             posix
-                .unshare_range(fd, start + done, bytes)
+                .unshare_range(fd, range.start + done, bytes)
                 .map_err(Failure::Refused)?;
-            report.bytes += bytes;
+            // A range of several parts takes one call.
+            report.bytes += bytes.min(range.shared);
             rate.take(bytes);
         }
     }
