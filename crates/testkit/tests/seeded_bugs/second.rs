@@ -243,13 +243,14 @@ const SECOND: [(Bug, Part); 31] = [
 ];
 
 /// Overwrites in place, undo of shares.
-const LATER: [(Bug, Part); 3] = [
+const LATER: [(Bug, Part); 4] = [
     (
         Bug::InPlaceNotFenced,
         Part::Work(Level::Parts, OVERWRITES, DAX, 4),
     ),
     (Bug::PartialInPlace, Part::Work(Level::Whole, OVERWRITES, DAX, 27)),
     (Bug::UnshareFreesLast, Part::Work(Level::Run, DEDUP, DAX, 24)),
+    (Bug::RejoinFreesShared, Part::Work(Level::Run, DEDUP, DAX, 24)),
 ];
 
 /// What was tried, or what is wrong and how many images that took.
