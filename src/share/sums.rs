@@ -3,13 +3,16 @@
 
 use crate::dedup::scan::Knows;
 use crate::pool_session::PoolSession;
+use std::sync::mpsc::{SyncSender, sync_channel};
 use varve_format::{BLOCK_BYTES, BLOCK_SIZE};
-use varve_libfs::Errno;
 use varve_libfs::posix::{Fd, Whence};
+use varve_libfs::{Errno, Posix};
 use varve_similarity::files::{Chosen, ReadRate};
 
 /// Bytes that are read at once.
 const READ_BYTES: usize = 1 << 20;
+/// Pieces that wait for their sums.
+const AHEAD: usize = 2;
 
 /// The files of one mounted pool.
 pub struct PoolSums<'p> {
@@ -31,6 +34,7 @@ impl<'p> PoolSums<'p> {
             .map(drop)
     }
 
+    /// Reads ahead of the sums, so that a disk does not wait for them.
     fn by_reading(
         &self,
         fd: Fd,
@@ -38,25 +42,41 @@ impl<'p> PoolSums<'p> {
         each: &mut dyn FnMut(u64, &[u32]),
     ) -> Result<(), Errno> {
         let posix = &self.pool.posix;
-        let mut buffer = vec![0; READ_BYTES];
-        let mut at = 0;
-        loop {
-            at = match posix.lseek(fd, at as i64, Whence::Data) {
-                // In whole blocks, so that none is told twice.
-                Ok(data) => data / BLOCK_BYTES * BLOCK_BYTES,
-                Err(Errno(libc::ENXIO)) => return Ok(()),
-                Err(errno) => return Err(errno),
-            };
-            let read = posix.pread(fd, &mut buffer, at)?;
-            if read == 0 {
-                return Ok(());
+        let (sender, pieces) = sync_channel(AHEAD);
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(move || read_all(posix, fd, &sender));
+            for (at, bytes) in pieces {
+                rate.take(bytes.len() as u64);
+                let sums: Vec<u32> = bytes.chunks(BLOCK_SIZE).map(crc32c::crc32c).collect();
+                each(at / BLOCK_BYTES, &sums);
             }
-            rate.take(read as u64);
-            let end = read.next_multiple_of(BLOCK_SIZE);
-            buffer[read..end].fill(0);
-            let sums: Vec<u32> = buffer[..end].chunks(BLOCK_SIZE).map(crc32c::crc32c).collect();
-            each(at / BLOCK_BYTES, &sums);
-            at += end as u64;
+            reader.join().unwrap_or(Err(Errno(libc::EIO)))
+        })
+    }
+}
+
+/// Sends the data of a file in whole blocks, with their offsets; holes are left out.
+fn read_all(posix: &Posix, fd: Fd, pieces: &SyncSender<(u64, Vec<u8>)>) -> Result<(), Errno> {
+    let mut at = 0;
+    loop {
+        at = match posix.lseek(fd, at as i64, Whence::Data) {
+            // In whole blocks, so that none is told twice.
+            Ok(data) => data / BLOCK_BYTES * BLOCK_BYTES,
+            Err(Errno(libc::ENXIO)) => return Ok(()),
+            Err(errno) => return Err(errno),
+        };
+        let mut bytes = vec![0; READ_BYTES];
+        let read = posix.pread(fd, &mut bytes, at)?;
+        if read == 0 {
+            return Ok(());
+        }
+        // The last block is padded with zeros.
+        bytes[read..].fill(0);
+        bytes.truncate(read.next_multiple_of(BLOCK_SIZE));
+        let piece = (at, bytes);
+        at += piece.1.len() as u64;
+        if pieces.send(piece).is_err() {
+            return Ok(());
         }
     }
 }
