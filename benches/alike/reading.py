@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Ten images read cold through the mount, in turn and at once, from an emulated SSD and HDD: apart, and after `varve dedup apply`.
+"""Ten images read cold through the mount, in turn and at once, from an emulated SSD and HDD: apart, after `varve dedup apply`, and after
+its undo.
   benches/alike/reading.py DIR-OF-IMAGES [MIB]        the first MIB (32) of each image, ten at most
 Half of the NVM is filled while the images are written, so that they lie on the slower tier; then what is read often has room to
 move up. `in turn`
@@ -95,8 +96,10 @@ def side(name, varve, tier, what, images, mib, work):
             run("dd", f"if={image}", f"of={files[-1]}", "bs=1M", f"count={mib}", "conv=fsync,sparse", "status=none")
         run(varve, "digest", pool.dir)
         os.unlink(filler)
-        if what == "shared":
+        if what != "apart":
             run(varve, "dedup", "apply", *files)
+        if what == "undone":
+            run(varve, "dedup", "undo", *files)
         pool.again()
         before = on_nvm(varve, pool.dir)
         first, others = in_turn(files)
@@ -124,7 +127,7 @@ def main():
     print("| tier | program | blocks | first | others | first, again | others, again | all at once | moved up, MiB |")
     print("| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |")
     for tier in os.environ.get("TIERS", "ssd hdd").split():
-        for what, name, varve in [(what, name, varve) for what in ["apart", "shared"] for name, varve in sides]:
+        for what, name, varve in [(what, name, varve) for what in ["apart", "shared", "undone"] for name, varve in sides]:
             with tempfile.TemporaryDirectory(prefix="varve-reading.", dir=os.environ.get("TMPDIR", "/var/tmp")) as work:
                 side(name, varve, tier, what, images, mib, work)
     print(f"load {os.getloadavg()[0]:.1f} at the end")
