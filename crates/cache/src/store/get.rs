@@ -386,7 +386,10 @@ impl Shard {
         }
         let stored = match waiting {
             Some(stored) => Some(stored),
-            None => positions::read(&*self.device, &self.layout, number as u32, entry.slot)?,
+            None => {
+                Stats::count(&self.stats.position_reads, 1);
+                positions::read(&*self.device, &self.layout, number as u32, entry.slot)?
+            }
         };
         Ok(stored.map(|(position, prefetch)| Place {
             position,
@@ -400,7 +403,7 @@ impl Shard {
     }
 
     fn read_record(&self, key: &[u8], point: LogPoint, first: usize) -> Result<Found, StoreError> {
-        let mut bytes = self.read_log(point, first)?;
+        let mut bytes = self.read_log(point, first, &self.stats.lookup_reads)?;
         let Some(record) = Record::parse(self.layout.store_id, &bytes) else {
             return Ok(Found::Lost);
         };
@@ -414,7 +417,8 @@ impl Shard {
         if needed > bytes.len() && bytes.len().is_multiple_of(self.layout.unit_bytes as usize) {
             // The first read ended here, so this read costs no seek.
             let next = LogPoint(point.0 + in_units(&self.layout, bytes.len() as u64));
-            bytes.extend(self.read_log(next, needed - bytes.len())?);
+            let rest = needed - bytes.len();
+            bytes.extend(self.read_log(next, rest, &self.stats.lookup_reads)?);
         }
         Ok(match record.inline(&bytes) {
             Some(content) => Found::Object(Candidate {
@@ -570,7 +574,7 @@ impl Shard {
     fn find_in_set(&self, key: &[u8], hash: KeyHash) -> Result<Option<Arc<HotObject>>, StoreError> {
         let number = hash.set(self.layout.sets);
         let mutation = self.state.lock().mutation(hash);
-        let blocks = self.load_set(number)?;
+        let blocks = self.load_set(number, &self.stats.lookup_reads)?;
         let (block_bytes, ways) = (
             self.layout.block_bytes as usize,
             self.layout.shape().ways() as u64,
@@ -603,6 +607,7 @@ impl Shard {
         }
         let block = u64::from(self.layout.block_bytes);
         let mut bytes = vec![0; block as usize];
+        Stats::count(&self.stats.lookup_reads, 1);
         self.device
             .read_at(self.layout.table.off + bin * block, &mut bytes)?;
         Ok(bytes)
@@ -629,7 +634,7 @@ impl Shard {
             if point.0 % self.layout.lap_units() * unit + physical > self.layout.log.len {
                 return Err(StoreError::Gone);
             }
-            let bytes = self.read_log(point, physical as usize)?;
+            let bytes = self.read_log(point, physical as usize, &self.stats.tail_reads)?;
             for index in first..last {
                 let at = ((index - first) * FRAME_BYTES as u64) as usize;
                 let start = index * FRAME_CONTENT as u64;

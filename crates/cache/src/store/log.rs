@@ -12,6 +12,7 @@ use crate::hash::KeyHash;
 use crate::index::LogPoint;
 use parking_lot::Mutex;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 /// A segment of the log in memory.
 #[derive(Debug)]
@@ -158,7 +159,7 @@ impl Shard {
         };
         let rest = &segment.bytes[segment.written..];
         if !rest.is_empty() {
-            self.write_device(self.device_off(segment.start) + segment.written as u64, rest)?;
+            self.write_log(self.device_off(segment.start) + segment.written as u64, rest)?;
         }
         self.state.lock().flushing = None;
         if let Ok(segment) = Arc::try_unwrap(segment) {
@@ -195,7 +196,7 @@ impl Shard {
             self.spares.give(bytes);
             return Ok(());
         }
-        self.write_device(off, &bytes)?;
+        self.write_log(off, &bytes)?;
         if let Some(segment) = &mut self.state.lock().segment {
             segment.written += bytes.len();
         }
@@ -204,8 +205,13 @@ impl Shard {
     }
 
     /// Reads `len` bytes of the log from `point` on, extended to a block boundary; fewer at the end of a
-    /// segment in memory or of the lap.
-    pub(super) fn read_log(&self, point: LogPoint, len: usize) -> Result<Vec<u8>, StoreError> {
+    /// segment in memory or of the lap. A read of the device is counted in `counter`.
+    pub(super) fn read_log(
+        &self,
+        point: LogPoint,
+        len: usize,
+        counter: &AtomicU64,
+    ) -> Result<Vec<u8>, StoreError> {
         {
             let state = self.state.lock();
             let in_memory = state.segment.iter().chain(state.flushing.as_deref());
@@ -221,6 +227,7 @@ impl Shard {
         let log_end = self.layout.log.off + self.layout.log.len;
         let end = (off + len as u64).next_multiple_of(PAGE).min(log_end);
         let mut bytes = vec![0; (end - start) as usize];
+        Stats::count(counter, 1);
         self.device.read_at(start, &mut bytes)?;
         bytes.drain(..(off - start) as usize);
         Ok(bytes)
@@ -235,6 +242,7 @@ impl Shard {
         let segment_bytes = self.layout.segment_bytes as usize;
         let mut bytes = self.spares.take(segment_bytes);
         bytes.resize(segment_bytes, 0);
+        Stats::count(&self.stats.segment_reads, 1);
         match self.device.read_at(self.device_off(start), &mut bytes) {
             Ok(()) => Some(bytes),
             Err(error) => {

@@ -15,6 +15,7 @@ use crate::policy::{Policy, Shape};
 use lru::LruCache;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 /// Metadata, tags, host and expiry of an object.
 #[derive(Debug, Clone, Copy, Default)]
@@ -391,19 +392,21 @@ impl Shard {
                     return Ok(by_tag(tag).or_else(|| by_tag(0)).or_else(oldest).unwrap_or(0));
                 }
             }
-            self.load_set(number)?;
+            self.load_set(number, &self.stats.set_reads)?;
         }
         // Not reached: the writer lock is held, so the loaded slots stay.
         Ok(0)
     }
 
-    /// Reads a set's bins and caches their slots, unless the set changed meanwhile.
-    pub(super) fn load_set(&self, number: u64) -> Result<Vec<u8>, StoreError> {
+    /// Reads a set's bins and caches their slots, unless the set changed meanwhile. The read is counted in
+    /// `counter`.
+    pub(super) fn load_set(&self, number: u64, counter: &AtomicU64) -> Result<Vec<u8>, StoreError> {
         let shape = self.layout.shape();
         let before = self.state.lock().recent.change_count(number);
         let set_bytes = self.layout.set_disk_bytes();
         let mut bytes = vec![0; set_bytes as usize];
         let pending = self.pending_of(number);
+        Stats::count(counter, 1);
         self.device
             .read_at(self.layout.table.off + number * set_bytes, &mut bytes)?;
         let block_bytes = self.layout.block_bytes as usize;
@@ -460,7 +463,9 @@ impl Shard {
         };
         for (bin, block) in &waiting {
             let off = self.layout.table.off + bin * u64::from(self.layout.block_bytes);
-            self.write_device(off, block)?;
+            Stats::count(&self.stats.written_bytes, block.len() as u64);
+            Stats::count(&self.stats.bin_writes, 1);
+            self.device.write_at(off, block)?;
         }
         let mut state = self.state.lock();
         for (bin, block) in waiting {
@@ -507,7 +512,7 @@ impl Shard {
             !has_table || state.index.get(number).is_some() || state.recent.sets.contains(&number)
         };
         if !known {
-            self.load_set(number)?;
+            self.load_set(number, &self.stats.set_reads)?;
         }
         let state = &mut *self.state.lock();
         let slot = match (&state.index, state.recent.sets.peek(&number)) {

@@ -94,7 +94,7 @@ impl Shard {
             self.read_bin(head.home & !super::object::IN_TABLE)?
         } else {
             let needed = record.head_bytes() + head.inline_len as usize;
-            self.read_log(LogPoint(head.home), needed)?
+            self.read_log(LogPoint(head.home), needed, &self.stats.lookup_reads)?
         };
         if record.inline(&bytes).is_none() {
             return Ok(false);
@@ -137,7 +137,11 @@ impl Shard {
             if this >= lap.head.0 && head_lap == 0 {
                 continue;
             }
-            let bytes = self.read_log(LogPoint(start), layout.segment_bytes as usize)?;
+            let bytes = self.read_log(
+                LogPoint(start),
+                layout.segment_bytes as usize,
+                &self.stats.lookup_reads,
+            )?;
             debug_assert!(open.is_none_or(|open| open < lap.head.0));
             for (at, record) in records_of(layout, &bytes) {
                 let home = start + at / u64::from(layout.unit_bytes);
@@ -176,7 +180,7 @@ impl Shard {
         let layout = &self.layout;
         let ways = layout.shape().ways() as u64;
         for number in 0..layout.sets {
-            let bytes = self.load_set(number)?;
+            let bytes = self.load_set(number, &self.stats.lookup_reads)?;
             for (slot, block) in bytes.chunks_exact(layout.block_bytes as usize).enumerate() {
                 let Some(record) = Record::parse(layout.store_id, block) else {
                     continue;

@@ -204,8 +204,10 @@ impl Shard {
         }
     }
 
-    pub(super) fn write_device(&self, off: u64, data: &[u8]) -> Result<(), DeviceError> {
+    /// Writes to the log.
+    pub(super) fn write_log(&self, off: u64, data: &[u8]) -> Result<(), DeviceError> {
         Stats::count(&self.stats.written_bytes, data.len() as u64);
+        Stats::count(&self.stats.log_writes, 1);
         self.device.write_at(off, data)
     }
 
@@ -255,10 +257,15 @@ impl Shard {
         (self.layout.sets as usize * self.layout.shape().ways() / 512).max(1024)
     }
 
+    fn flush_device(&self) -> Result<(), DeviceError> {
+        Stats::count(&self.stats.flushes, 1);
+        self.device.flush()
+    }
+
     /// Flushes the device.
     pub(super) fn sync(&self, writer: &mut Writer) -> Result<(), StoreError> {
         let promised = self.promise();
-        self.device.flush()?;
+        self.flush_device()?;
         writer.journal.durable = writer.journal.sequence;
         // Each written journal page promises at least this; see `write_journal`.
         writer.promised = writer.promised.max(promised);
@@ -278,7 +285,7 @@ impl Shard {
             // An entry must not become durable before its block: after a crash the bin might hold an older
             // version of the same key.
             self.write_pending()?;
-            self.device.flush()?;
+            self.flush_device()?;
         }
         let head = crate::index::LogPoint(self.promise().max(writer.promised));
         let before = writer.journal.sequence;
@@ -287,6 +294,7 @@ impl Shard {
             .write(&*self.device, &self.layout, head, writer.version)?;
         let pages = writer.journal.sequence - before;
         Stats::count(&self.stats.written_bytes, 2 * pages * super::layout::PAGE);
+        Stats::count(&self.stats.journal_writes, 2);
         Ok(())
     }
 

@@ -66,6 +66,24 @@ counters! {
     sweeps,
     /// Reads that failed.
     read_errors,
+    /// Reads of the device for lookups: a bin, a set, or the beginning of an object in the log.
+    lookup_reads,
+    /// Reads of what does not lie beside an object's head.
+    tail_reads,
+    /// Reads of sets for puts and removals.
+    set_reads,
+    /// Reads of the position file for lookups.
+    position_reads,
+    /// Reads of segments that are about to be overwritten.
+    segment_reads,
+    /// Writes of bins of the Disk Table; bins side by side are one write.
+    bin_writes,
+    /// Writes of the log.
+    log_writes,
+    /// Writes of the journal, to either copy.
+    journal_writes,
+    /// Flushes of the device.
+    flushes,
 }
 
 impl Stats {

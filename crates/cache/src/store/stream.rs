@@ -204,7 +204,7 @@ impl Shard {
         let mut first = Vec::with_capacity(INLINE_BYTES);
         large.record.write(&large.inline, &mut first);
         first.resize(INLINE_BYTES, 0);
-        self.write_device(self.device_off(point), &first)?;
+        self.write_log(self.device_off(point), &first)?;
         self.index_log(writer, hash, point, 0);
         Ok(PutOutcome::Stored { version })
     }
@@ -246,7 +246,7 @@ impl Large {
             return Ok(());
         }
         out.resize(out.len().next_multiple_of(super::layout::PAGE as usize), 0);
-        shard.write_device(self.off, &out)?;
+        shard.write_log(self.off, &out)?;
         self.off += out.len() as u64;
         Ok(())
     }
