@@ -91,6 +91,10 @@ pub struct Store {
     /// Threads for blocking device I/O.
     #[serde(default = "default_workers")]
     pub workers: usize,
+    /// Whether a slow device gets one transfer at a time, in the order of their places; off for an array of
+    /// several disks.
+    #[serde(default = "default_true")]
+    pub order_transfers: bool,
     /// `all`, or `second-request`: an object is written only when it is put for the second time.
     #[serde(default)]
     pub admission: Admission,
@@ -120,6 +124,10 @@ const fn default_hot() -> Bytes {
 
 const fn default_workers() -> usize {
     16
+}
+
+const fn default_true() -> bool {
+    true
 }
 
 /// One address for clients.

@@ -143,6 +143,7 @@ fn calls_beyond_the_workers_wait_without_a_thread() {
     });
     let options = Options {
         hot_bytes: 0,
+        order_transfers: false,
         ..options()
     };
     let cache = Cache::open(vec![device.clone() as Arc<dyn Device>], &options, false)

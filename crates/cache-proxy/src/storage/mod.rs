@@ -186,6 +186,7 @@ pub fn open_cache(settings: &config::Store) -> Result<Cache, StoreError> {
             config::Admission::All => Admission::All,
             config::Admission::SecondRequest => Admission::SecondRequest { window: 1 << 20 },
         },
+        order_transfers: settings.order_transfers,
         ..Options::default()
     };
     let devices = opened

@@ -2,17 +2,19 @@
 //!
 //! [`FileDevice`] is a file or block device, read and written past the page cache where that is possible;
 //! [`MemoryDevice`] is memory; [`CountingDevice`] counts seeks and fails on demand; [`CrashDevice`] loses
-//! power.
+//! power; [`OrderedDevice`] spares a slow arm its ways.
 
 mod counting;
 mod crash;
 mod file;
 mod memory;
+mod ordered;
 
 pub use counting::{CountingDevice, Counts};
 pub use crash::CrashDevice;
 pub use file::FileDevice;
 pub use memory::MemoryDevice;
+pub use ordered::OrderedDevice;
 
 use std::io;
 use std::sync::Arc;
@@ -69,6 +71,17 @@ pub trait Device: Send + Sync {
     /// # Errors
     /// Past the end, or the medium failed; the range is then unspecified.
     fn write_at(&self, off: u64, data: &[u8]) -> Result<(), DeviceError>;
+
+    /// Writes pieces that are in order of offset, as [`write_at`](Self::write_at). A device with an arm may
+    /// take other transfers in between, where they lie on its way.
+    ///
+    /// # Errors
+    /// As `write_at`; pieces after the one that failed may or may not be written.
+    fn write_scattered(&self, pieces: &[(u64, &[u8])]) -> Result<(), DeviceError> {
+        pieces
+            .iter()
+            .try_for_each(|(off, data)| self.write_at(*off, data))
+    }
 
     /// Makes all earlier writes durable.
     ///

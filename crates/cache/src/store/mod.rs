@@ -128,6 +128,10 @@ pub struct Options {
     pub second_chance: f64,
     /// Share of the sets that `SetMemLru` keeps in memory, instead of the share that the store was made for.
     pub resident_share: Option<f64>,
+    /// Whether a device whose random reads take milliseconds gets one transfer at a time, in the order in
+    /// which an arm passes them ([`OrderedDevice`](crate::device::OrderedDevice)). Of use for one disk, not
+    /// for an array of several.
+    pub order_transfers: bool,
     /// The time.
     pub clock: Clock,
 }
@@ -140,6 +144,7 @@ impl Default for Options {
             flush_interval: Duration::from_secs(2),
             second_chance: 0.25,
             resident_share: None,
+            order_transfers: true,
             clock: Arc::new(|| {
                 let now = SystemTime::now().duration_since(UNIX_EPOCH);
                 now.map_or(0, |now| now.as_secs())

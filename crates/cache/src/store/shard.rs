@@ -8,7 +8,7 @@ use super::purge::{Purges, ScopeHash};
 use super::put::Recent;
 use super::stats::Stats;
 use super::{Options, StatsSnapshot, StoreError, checkpoint};
-use crate::device::{Device, DeviceError};
+use crate::device::{Device, DeviceError, OrderedDevice};
 use crate::hash::KeyHash;
 use crate::index::{Index, Lap};
 use crate::policy::Policy;
@@ -113,6 +113,10 @@ impl Shard {
         state: State,
         writer: Writer,
     ) -> Self {
+        let device = match options.order_transfers {
+            true => Arc::new(OrderedDevice::new(device)) as Arc<dyn Device>,
+            false => device,
+        };
         Self {
             device,
             layout,
