@@ -13,6 +13,7 @@ use crate::hash::KeyHash;
 use crate::index::{Demoted, Entry, Index, Lap, LogPoint, Place, Set};
 use crate::policy::{Policy, Shape};
 use lru::LruCache;
+use std::borrow::Cow;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -442,6 +443,19 @@ impl Shard {
         Ok(bytes)
     }
 
+    /// The device offset of bins side by side, and their bytes.
+    fn joined<'b>(&self, run: &'b [(u64, Arc<Vec<u8>>)]) -> (u64, Cow<'b, [u8]>) {
+        let off = self.layout.table.off + run[0].0 * u64::from(self.layout.block_bytes);
+        let bytes = match run {
+            [(_, block)] => Cow::Borrowed(block.as_slice()),
+            run => {
+                let blocks: Vec<&[u8]> = run.iter().map(|(_, block)| block.as_slice()).collect();
+                Cow::Owned(blocks.concat())
+            }
+        };
+        (off, bytes)
+    }
+
     /// Returns the waiting bins of a set, by slot.
     fn pending_of(&self, number: u64) -> Vec<(usize, Arc<Vec<u8>>)> {
         let ways = self.layout.shape().ways() as u64;
@@ -451,7 +465,8 @@ impl Shard {
             .collect()
     }
 
-    /// Writes the waiting bins, in order of device offset. They stay readable meanwhile.
+    /// Writes the waiting bins in order of device offset, those side by side at once. They stay readable
+    /// meanwhile.
     pub(super) fn write_pending(&self) -> Result<(), StoreError> {
         let waiting: Vec<_> = {
             let state = self.state.lock();
@@ -461,12 +476,13 @@ impl Shard {
                 .map(|(bin, block)| (*bin, Arc::clone(block)))
                 .collect()
         };
-        for (bin, block) in &waiting {
-            let off = self.layout.table.off + bin * u64::from(self.layout.block_bytes);
-            Stats::count(&self.stats.written_bytes, block.len() as u64);
-            Stats::count(&self.stats.bin_writes, 1);
-            self.device.write_at(off, block)?;
-        }
+        let runs = waiting.chunk_by(|(bin, _), (next, _)| bin + 1 == *next);
+        let runs: Vec<(u64, Cow<'_, [u8]>)> = runs.map(|run| self.joined(run)).collect();
+        let pieces: Vec<(u64, &[u8])> = runs.iter().map(|(off, bytes)| (*off, &**bytes)).collect();
+        let bytes: usize = pieces.iter().map(|(_, bytes)| bytes.len()).sum();
+        Stats::count(&self.stats.written_bytes, bytes as u64);
+        Stats::count(&self.stats.bin_writes, pieces.len() as u64);
+        self.device.write_scattered(&pieces)?;
         let mut state = self.state.lock();
         for (bin, block) in waiting {
             // A reader that began before the write finished must not cache its result as current.

@@ -26,7 +26,7 @@ const MUTATIONS: usize = 256;
 /// Failed reads after which a device is given up.
 const READ_ERRORS_MAX: u64 = 64;
 /// Waiting blocks of the Disk Table at which they are written.
-pub(super) const PENDING_MAX: usize = 64;
+pub(super) const PENDING_MAX: usize = 256;
 
 /// State that every call accesses, under a lock that is held briefly.
 pub(super) struct State {
