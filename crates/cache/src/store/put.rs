@@ -122,6 +122,7 @@ impl Shard {
         for item in items {
             check_lengths(item.key, &item.options)?;
         }
+        items.iter().for_each(|item| self.load_unless_known(item.hash));
         let mut writer = self.writer.lock();
         Stats::count(&self.stats.puts, items.len() as u64);
         if self.is_failed() || writer.closed {
@@ -379,8 +380,27 @@ impl Shard {
         Ok(PutOutcome::Stored { version })
     }
 
+    /// Reads the set of a hash before the writer's lock is taken, if the set has to be read to choose a bin:
+    /// others go on meanwhile.
+    fn load_unless_known(&self, hash: KeyHash) {
+        let shape = self.layout.shape();
+        let number = hash.set(self.layout.sets);
+        if shape.policy() != Policy::Set
+            || self.is_failed()
+            || self.state.lock().recent.sets.contains(&number)
+        {
+            return;
+        }
+        if let Err(error) = self.load_set(number, &self.stats.set_reads) {
+            self.count_read_error(&error);
+        }
+    }
+
     /// Chooses the bin of a set for an object: that of its old version, an empty one, or the oldest.
     fn choose_slot(&self, number: u64, tag: u8) -> Result<usize, StoreError> {
+        if self.layout.shape().ways() == 1 {
+            return Ok(0);
+        }
         for _ in 0..2 {
             {
                 let mut state = self.state.lock();
