@@ -109,7 +109,8 @@ fn seeks_are_those_of_table_2_3() {
             );
         };
         match policy {
-            Policy::Basic | Policy::Set => within("miss", miss, 0.95, 1.0),
+            // Sets that were read lately, 256 of 3,700 here, answer without the device.
+            Policy::Basic | Policy::Set => within("miss", miss, 0.9, 1.0),
             Policy::SetMemLru => within("miss", miss, 0.5, 0.95),
             Policy::LogLru | Policy::LogLruPrefetch => within("miss", miss, 0.0, 0.07),
             _ => within("miss", miss, 0.0, 0.035),

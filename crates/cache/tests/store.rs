@@ -3,12 +3,16 @@
 
 mod common;
 
-use common::{Random, body, format, key, open, options, plan};
+use common::{Random, SECRET, body, format, key, open, options, plan};
 use std::collections::HashMap;
-use std::sync::Arc;
-use varve_cache::device::{CountingDevice, Device, FileDevice, MemoryDevice};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+use varve_cache::device::{CountingDevice, Device, DeviceError, FileDevice, MemoryDevice};
 use varve_cache::store::Admission;
-use varve_cache::{Cache, Options, Policy, PutOptions, PutOutcome, Related, Scope, StoreError};
+use varve_cache::{
+    Cache, KeyHash, MemoryLookup, Options, Policy, PutOptions, PutOutcome, Related, Scope, Secret, StoreError,
+};
 
 const LEN: u64 = 8 << 20;
 
@@ -512,5 +516,128 @@ fn store_lies_on_a_file_and_survives_a_process() {
             .filter(|&n| cache.get_body(&key(n)).is_some_and(|b| b == body(n, 1, 2500)))
             .count();
         assert!(found > 150, "{policy}: {found}");
+    }
+}
+
+#[test]
+fn set_that_was_read_answers_for_absent_keys_until_it_changes() {
+    for policy in [Policy::Basic, Policy::Set] {
+        let device = Arc::new(CountingDevice::new(Arc::new(MemoryDevice::new(LEN))));
+        format(&*device, &plan(policy));
+        let cache = open(device.clone() as Arc<dyn Device>);
+        device.take();
+        assert!(cache.get(&key(1)).is_none());
+        assert_eq!(device.take().reads, 1);
+        assert!(matches!(cache.get_in_memory(&key(1)), MemoryLookup::Miss));
+        cache
+            .put(&key(1), &body(1, 1, 900), PutOptions::default())
+            .unwrap();
+        assert_eq!(device.take().reads, 0, "{policy}: the set is known");
+        assert_eq!(cache.get_body(&key(1)), Some(body(1, 1, 900)), "{policy}");
+        cache.flush().unwrap();
+        assert_eq!(cache.get_body(&key(1)), Some(body(1, 1, 900)), "{policy}");
+        cache.remove(&key(1)).unwrap();
+        assert!(cache.get(&key(1)).is_none());
+    }
+}
+
+#[test]
+fn waiting_bins_side_by_side_are_one_write_and_two_puts_to_one_bin_too() {
+    let device = Arc::new(CountingDevice::new(Arc::new(MemoryDevice::new(LEN))));
+    format(&*device, &plan(Policy::SetMem));
+    let cache = open(device.clone() as Arc<dyn Device>);
+    let shard = Arc::clone(cache.shards().next().unwrap());
+    let sets = shard.layout().sets;
+    let in_set = |number: u64| {
+        let secret = Secret(SECRET);
+        (0..).filter(move |n| KeyHash::of(&secret, &key(*n)).set(sets) == number)
+    };
+    // The sets are empty, so that each put takes the next bin of its set.
+    let keys: Vec<u64> = in_set(5).take(3).collect();
+    for n in &keys {
+        cache
+            .put(&key(*n), &body(*n, 1, 900), PutOptions::default())
+            .unwrap();
+        cache
+            .put(&key(*n), &body(*n, 2, 900), PutOptions::default())
+            .unwrap();
+    }
+    assert_eq!(cache.stats().bin_writes, 0);
+    cache.flush().unwrap();
+    assert_eq!(cache.stats().bin_writes, 1);
+    for n in &keys {
+        assert_eq!(cache.get_body(&key(*n)), Some(body(*n, 2, 900)));
+    }
+}
+
+/// Holds each read back until a second one has come.
+struct Pairs {
+    inner: Arc<MemoryDevice>,
+    reads: Mutex<u32>,
+    came: Condvar,
+    are_alone: AtomicBool,
+}
+
+impl Device for Pairs {
+    fn name(&self) -> String {
+        "pairs".to_owned()
+    }
+
+    fn len_bytes(&self) -> u64 {
+        self.inner.len_bytes()
+    }
+
+    fn read_at(&self, off: u64, out: &mut [u8]) -> Result<(), DeviceError> {
+        let mut reads = self.reads.lock().unwrap();
+        *reads += 1;
+        self.came.notify_all();
+        let wait = Duration::from_secs(5);
+        let (reads, waited) = self
+            .came
+            .wait_timeout_while(reads, wait, |reads| *reads < 2)
+            .unwrap();
+        drop(reads);
+        if waited.timed_out() {
+            self.are_alone.store(true, Ordering::SeqCst);
+        }
+        self.inner.read_at(off, out)
+    }
+
+    fn write_at(&self, off: u64, data: &[u8]) -> Result<(), DeviceError> {
+        self.inner.write_at(off, data)
+    }
+
+    fn flush(&self) -> Result<(), DeviceError> {
+        self.inner.flush()
+    }
+}
+
+#[test]
+fn puts_read_their_sets_side_by_side() {
+    let pairs = Arc::new(Pairs {
+        inner: memory(Policy::Set),
+        reads: Mutex::new(100),
+        came: Condvar::new(),
+        are_alone: AtomicBool::new(false),
+    });
+    let cache = open(pairs.clone() as Arc<dyn Device>);
+    *pairs.reads.lock().unwrap() = 0;
+    std::thread::scope(|scope| {
+        for n in [1, 2] {
+            let cache = &cache;
+            scope.spawn(move || {
+                cache
+                    .put(&key(n), &body(n, 1, 900), PutOptions::default())
+                    .unwrap()
+            });
+        }
+    });
+    assert!(
+        !pairs.are_alone.load(Ordering::SeqCst),
+        "one waited for the other"
+    );
+    *pairs.reads.lock().unwrap() = 100;
+    for n in [1, 2] {
+        assert_eq!(cache.get_body(&key(n)), Some(body(n, 1, 900)));
     }
 }

@@ -242,9 +242,14 @@ impl Shard {
             });
         }
         // A set that is not in memory, or has the tag, has to be read.
-        match state.index.get(number) {
-            Some(set) if set.find(hash.tag()).is_none() => MemoryLookup::Miss,
-            _ => MemoryLookup::NeedsDevice,
+        let is_absent = match state.index.get(number) {
+            Some(set) => set.find(hash.tag()).is_none(),
+            None => state.recent.lacks(number, hash.tag()),
+        };
+        if is_absent {
+            MemoryLookup::Miss
+        } else {
+            MemoryLookup::NeedsDevice
         }
     }
 

@@ -54,8 +54,8 @@ pub(super) struct SlotInfo {
     pub version: u64,
 }
 
-/// Sets that `Basic` and `Set` read most recently: the write that follows a miss needs no second read. Not an
-/// index: its size is fixed.
+/// Sets that `Basic` and `Set` read most recently: neither the write that follows a miss needs a second read,
+/// nor a second lookup before it. Not an index: its size is fixed.
 pub(super) struct Recent {
     sets: LruCache<u64, Vec<SlotInfo>>,
     /// Counters of changes of sets, so that a read from before a change is not mistaken for the state after
@@ -71,6 +71,12 @@ impl Recent {
             sets: LruCache::new(RECENT_SETS),
             changes: [0; 256],
         }
+    }
+
+    /// Whether no object of a set has this tag; false if the set was not read recently.
+    pub fn lacks(&mut self, set: u64, tag: u8) -> bool {
+        let slots = self.sets.get(&set);
+        slots.is_some_and(|slots| slots.iter().all(|slot| slot.tag != tag))
     }
 
     fn change_count(&self, set: u64) -> u32 {
