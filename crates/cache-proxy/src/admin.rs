@@ -255,6 +255,24 @@ async fn warm(proxy: &Arc<Proxy>, request: Request<Incoming>) -> Result<serde_js
     }))
 }
 
+/// Sizes of what grows with use, within its bounds.
+fn memory(proxy: &Proxy) -> serde_json::Value {
+    let mut sizes = varve_cache::store::MemorySizes::default();
+    let cache = proxy.storage.cache();
+    cache.shards().for_each(|shard| sizes.add(&shard.memory_sizes()));
+    let (fetches, unstorable) = proxy.fetches();
+    json!({
+        "index_bytes": sizes.index_bytes,
+        "hot_bytes": sizes.hot_bytes,
+        "hot_objects": sizes.hot_objects,
+        "waiting_positions": sizes.waiting_positions,
+        "waiting_changes": sizes.waiting_changes,
+        "waiting_bins": sizes.waiting_bins,
+        "fetches": fetches,
+        "unstorable_keys": unstorable,
+    })
+}
+
 /// Builds the answer to `status`.
 fn status(proxy: &Arc<Proxy>) -> serde_json::Value {
     let live = proxy.live();
@@ -296,6 +314,7 @@ fn status(proxy: &Arc<Proxy>) -> serde_json::Value {
         "collapsed": proxy.metrics.collapsed.get(),
         "origins": origins,
         "store": store,
+        "memory": memory(proxy),
     })
 }
 

@@ -128,6 +128,11 @@ impl Flights {
         self.now.lock().len()
     }
 
+    /// Returns the number of keys that are known to have unstorable responses.
+    pub fn unstorable(&self) -> usize {
+        self.unstorable.lock().len()
+    }
+
     /// Whether no fetch is in progress.
     pub fn is_empty(&self) -> bool {
         self.len() == 0

@@ -132,6 +132,11 @@ impl Proxy {
         self.flights.waiting()
     }
 
+    /// Returns the number of fetches in progress, and of keys known to have unstorable responses.
+    pub fn fetches(&self) -> (usize, usize) {
+        (self.flights.len(), self.flights.unstorable())
+    }
+
     /// Returns the seconds since the proxy started.
     pub fn uptime_s(&self) -> u64 {
         self.started.elapsed().as_secs()

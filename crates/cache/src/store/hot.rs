@@ -155,6 +155,11 @@ impl Hot {
         }
     }
 
+    /// Number of objects and pieces.
+    pub fn len(&self) -> usize {
+        self.cached.len()
+    }
+
     /// Bytes in use.
     pub const fn bytes(&self) -> usize {
         self.bytes

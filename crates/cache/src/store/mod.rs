@@ -35,7 +35,7 @@ pub use open::{Identity, Inspection, Opened, inspect};
 pub use purge::ScopeHash;
 pub use put::{Item, PutOptions, PutOutcome};
 pub use scan::{Damage, ObjectInfo};
-pub use shard::Shard;
+pub use shard::{MemorySizes, Shard};
 pub use stats::StatsSnapshot;
 pub use stream::PutStream;
 

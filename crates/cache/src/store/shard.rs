@@ -77,6 +77,35 @@ pub(super) struct Writer {
     pub closed: bool,
 }
 
+/// Sizes of what a store has in memory. All have bounds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct MemorySizes {
+    /// The index, bytes.
+    pub index_bytes: u64,
+    /// Hot objects, bytes by their own account.
+    pub hot_bytes: u64,
+    /// Hot objects and pieces.
+    pub hot_objects: u64,
+    /// Positions that wait for the position file.
+    pub waiting_positions: u64,
+    /// Changes that wait for the journal; 0 while a change is under way.
+    pub waiting_changes: u64,
+    /// Bins that wait to be written.
+    pub waiting_bins: u64,
+}
+
+impl MemorySizes {
+    /// Adds those of another store.
+    pub fn add(&mut self, other: &Self) {
+        self.index_bytes += other.index_bytes;
+        self.hot_bytes += other.hot_bytes;
+        self.hot_objects += other.hot_objects;
+        self.waiting_positions += other.waiting_positions;
+        self.waiting_changes += other.waiting_changes;
+        self.waiting_bins += other.waiting_bins;
+    }
+}
+
 impl Writer {
     pub fn next_version(&mut self) -> u64 {
         self.version += 1;
@@ -165,6 +194,22 @@ impl Shard {
     /// Bytes of objects in memory.
     pub fn hot_bytes(&self) -> u64 {
         self.state.lock().hot.bytes() as u64
+    }
+
+    /// Sizes of what is in memory. Waits for no device.
+    pub fn memory_sizes(&self) -> MemorySizes {
+        // Whoever holds this lock may wait for the device.
+        let writer = self.writer.try_lock();
+        let waiting_changes = writer.map_or(0, |writer| writer.journal.waiting.len() as u64);
+        let state = self.state.lock();
+        MemorySizes {
+            index_bytes: state.index.memory_bytes(),
+            hot_bytes: state.hot.bytes() as u64,
+            hot_objects: state.hot.len() as u64,
+            waiting_positions: state.waiting.len() as u64,
+            waiting_bins: state.pending.len() as u64,
+            waiting_changes,
+        }
     }
 
     /// Number of objects in the index, and its capacity. Looks at every set.
