@@ -3,14 +3,17 @@
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 /// Number of recent keys with unstorable responses; requests for them do not wait.
 const UNSTORABLE: NonZeroUsize = NonZeroUsize::new(4096).expect("not zero");
+/// Counters of ended fetches.
+const ENDED: usize = 4096;
 const UNSTORABLE_FOR: Duration = Duration::from_secs(10);
 
 /// All fetches in progress.
@@ -18,6 +21,9 @@ pub struct Flights {
     now: Mutex<HashMap<Vec<u8>, watch::Receiver<()>>>,
     unstorable: Mutex<lru::LruCache<Vec<u8>, Instant>>,
     waiting: AtomicUsize,
+    /// Numbers of fetches that ended, by hash of the key.
+    ended: Vec<AtomicU32>,
+    hasher: RandomState,
 }
 
 impl Default for Flights {
@@ -26,6 +32,8 @@ impl Default for Flights {
             now: Mutex::default(),
             unstorable: Mutex::new(lru::LruCache::new(UNSTORABLE)),
             waiting: AtomicUsize::new(0),
+            ended: (0..ENDED).map(|_| AtomicU32::new(0)).collect(),
+            hasher: RandomState::new(),
         }
     }
 }
@@ -69,6 +77,8 @@ impl Lead {
 
 impl Drop for Lead {
     fn drop(&mut self) {
+        // Before another can lead: who sees the old number and leads knows that no fetch ended meanwhile.
+        self.flights.counter(&self.key).fetch_add(1, Ordering::SeqCst);
         self.flights.now.lock().remove(&self.key);
     }
 }
@@ -87,6 +97,16 @@ impl Flights {
             key: key.to_vec(),
             _done: done,
         })
+    }
+
+    /// Returns a number that changes when a fetch of a key ends. Who reads it, finds nothing stored, takes the
+    /// lead and reads the same number need not look again.
+    pub fn ended(&self, key: &[u8]) -> u32 {
+        self.counter(key).load(Ordering::SeqCst)
+    }
+
+    fn counter(&self, key: &[u8]) -> &AtomicU32 {
+        &self.ended[self.hasher.hash_one(key) as usize % ENDED]
     }
 
     /// Takes the lead of a key or waits for the leader, at most for `timeout`. With `most` requests waiting
@@ -195,6 +215,19 @@ mod tests {
             assert!(waits.await.expect("it ends"));
             assert_eq!(flights.waiting(), 0);
         });
+    }
+
+    #[test]
+    fn number_of_a_key_changes_when_its_fetch_ends_and_before_another_may_lead() {
+        let flights = Arc::new(Flights::default());
+        let before = flights.ended(b"k");
+        let lead = flights.try_lead(b"k").expect("it is the first");
+        assert_eq!(flights.ended(b"k"), before);
+        drop(lead);
+        let after = flights.ended(b"k");
+        assert_ne!(after, before);
+        let _lead = flights.try_lead(b"k").expect("the fetch has ended");
+        assert_eq!(flights.ended(b"k"), after);
     }
 
     #[test]

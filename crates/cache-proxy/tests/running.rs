@@ -174,21 +174,50 @@ fn read_again(mut proxy: Proxy, origin: &Origin) -> (u64, u64) {
     )
 }
 
+/// Starts a proxy with a store of a policy, and its origin.
+fn with_policy(policy: &str, config: &str) -> (Proxy, Origin) {
+    let mut proxy = Proxy::before(site().address, "");
+    let origin = site();
+    assert!(proxy.end(Signal::TERM).success());
+    std::fs::remove_file(proxy.path("store")).expect("there is a store");
+    let text = format!(
+        "[[listen]]\naddress = \"127.0.0.1:0\"\n[[site]]\nhosts = [\"*\"]\norigins = [\"http://{}\"]\n{config}",
+        origin.address
+    );
+    proxy.write_config_with(&text, &format!("policy = \"{policy}\", "));
+    proxy.run();
+    (proxy, origin)
+}
+
+#[test]
+fn miss_costs_one_lookup_and_its_put_no_read() {
+    for policy in ["basic", "set", "set-mem"] {
+        let (proxy, origin) = with_policy(policy, "");
+        for n in 10..40 {
+            assert_eq!(get(proxy.address(), &format!("/{n}.html")).status, 200);
+        }
+        wait_until("the puts", || {
+            proxy.status().is_some_and(|status| status["stored"] == 30)
+        });
+        let status = proxy.status().expect("it runs");
+        let index_bytes = status["memory"]["index_bytes"].as_u64().expect("a number");
+        assert_eq!(index_bytes > 0, policy == "set-mem");
+        let store = status["store"].clone();
+        let number = |name: &str| store[name].as_u64().expect("a number");
+        assert_eq!(
+            (origin.count(), number("misses"), number("puts")),
+            (30, 30, 30),
+            "{policy}"
+        );
+        assert_eq!(number("set_reads"), 0, "{policy}");
+        let most = if policy == "set-mem" { 2 } else { 30 };
+        assert!(number("lookup_reads") <= most, "{policy}: {store}");
+    }
+}
+
 #[test]
 fn objects_of_a_page_are_read_together_with_it() {
-    let prefetching = |config: &str| {
-        let mut proxy = Proxy::before(site().address, "");
-        let origin = site();
-        assert!(proxy.end(Signal::TERM).success());
-        std::fs::remove_file(proxy.path("store")).expect("there is a store");
-        let text = format!(
-            "[[listen]]\naddress = \"127.0.0.1:0\"\n[[site]]\nhosts = [\"*\"]\norigins = [\"http://{}\"]\n{config}",
-            origin.address
-        );
-        proxy.write_config_with(&text, "policy = \"log-prefetch\", ");
-        proxy.run();
-        (proxy, origin)
-    };
+    let prefetching = |config: &str| with_policy("log-prefetch", config);
     let (proxy, origin) = prefetching("");
     load(&proxy, true);
     // They are found while they wait for each other.

@@ -50,6 +50,7 @@ impl Proxy {
         let mut may_wait = self.may_wait(&asked);
         let mut may_wait_for_whole = may_wait && ranges::is_asked(&asked.headers);
         loop {
+            let ended = self.flights.ended(asked.key.bytes());
             let found = self.find(&asked).await;
             let mut or_stale = false;
             if let Some(found) = &found {
@@ -98,7 +99,6 @@ impl Proxy {
                 let timeout = Limits::ms(limits.waiting_timeout_ms);
                 let key = flight_key(&asked);
                 match Box::pin(self.flights.join(&key, limits.waiting, timeout)).await {
-                    // Look again: the response may have been stored between the lookup and the lead.
                     Joined::Lead(taken) => lead = Some(taken),
                     Joined::Waited => {
                         self.metrics.collapsed.inc();
@@ -106,7 +106,9 @@ impl Proxy {
                     }
                     Joined::Alone => may_wait = false,
                 }
-                if lead.is_some() || !may_wait {
+                // Look again if a response may have been stored since the lookup. A lookup may cost a seek, so
+                // not otherwise.
+                if ranges::is_asked(&asked.headers) || self.flights.ended(asked.key.bytes()) != ended {
                     continue;
                 }
             }
