@@ -16,6 +16,10 @@ use crate::storage::Found;
 use http::header::{self, HeaderMap};
 use http::{Method, StatusCode};
 use std::sync::Arc;
+use std::time::Duration;
+
+/// How long an answer waits until the fields that a validation changed are stored.
+const UPDATE_WAIT: Duration = Duration::from_millis(20);
 
 /// Whether this status of an origin allows to serve a stale response instead (RFC 5861 §4).
 const fn is_failure(status: StatusCode) -> bool {
@@ -234,7 +238,10 @@ impl Proxy {
         conditional::update(&mut stored.headers, &new);
         stored.asked_ms = asked_ms;
         stored.came_ms = came_ms;
-        self.storage.update(&asked.key, found).await;
+        let (storage, key, found) = (Arc::clone(&self.storage), asked.key.clone(), found.clone());
+        let update = tokio::spawn(async move { storage.update(&key, &found).await });
+        // Usually done at once, and the client's next request finds it. A client does not wait for a device.
+        let _ = tokio::time::timeout(UPDATE_WAIT, update).await;
     }
 
     /// Validates by forwarding a HEAD: its response shows whether the stored one is still valid (RFC 9111

@@ -465,12 +465,19 @@ impl Storage {
         }
     }
 
-    /// Rewrites the fields of a response that was found, unless another one has replaced it.
+    /// Rewrites the fields of a response that was found, unless another one has replaced it or the memory for
+    /// objects in flight is used up.
     pub async fn update(&self, key: &Key, found: &Found) -> bool {
         let stored = Arc::clone(&found.stored);
-        if !stored.fits() {
+        let memory = match stored.place {
+            Place::Here if found.parts.is_none() => found.whole_len,
+            _ => 0,
+        };
+        let permits = u32::try_from(memory.div_ceil(PERMIT_BYTES).max(1)).unwrap_or(u32::MAX);
+        let permit = Arc::clone(&self.in_flight).try_acquire_many_owned(permits);
+        let (true, Ok(_permit)) = (stored.fits(), permit) else {
             return false;
-        }
+        };
         let _lock = self.locks[self.slot(key.bytes())].lock().await;
         match self.record(&found.record).await {
             Some((source, _)) if source.version() == found.version => {}
