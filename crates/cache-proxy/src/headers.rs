@@ -136,6 +136,17 @@ pub fn now_ms() -> u64 {
     u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
 }
 
+/// Returns fields in memory of their own. The values of a message share the buffer that it was read into, so
+/// that whoever keeps one keeps all of the buffer.
+pub fn unshared(headers: &HeaderMap) -> HeaderMap {
+    let own = headers.iter().filter_map(|(name, value)| {
+        // The bytes are those of a value, so none is refused.
+        let copy = HeaderValue::from_bytes(value.as_bytes()).ok()?;
+        Some((name.clone(), copy))
+    });
+    own.collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -180,5 +191,19 @@ mod tests {
         headers.append("expires", value);
         assert_eq!(date_s(&headers, &header::EXPIRES), None);
         assert_eq!(format_date(784_111_777), "Sun, 06 Nov 1994 08:49:37 GMT");
+    }
+
+    #[test]
+    fn unshared_fields_do_not_keep_the_buffer_that_they_came_in() {
+        let buffer = bytes::Bytes::from(vec![b'x'; 8192]);
+        let mut fields = HeaderMap::new();
+        for at in 0..3 {
+            let value = HeaderValue::from_maybe_shared(buffer.slice(at..at + 4));
+            fields.append("x-field", value.expect("a value"));
+        }
+        let own = unshared(&fields);
+        assert_eq!(own, fields);
+        drop(fields);
+        assert!(buffer.is_unique());
     }
 }

@@ -2,6 +2,7 @@
 //! its key, as a variant, or as a part beside others.
 
 use super::{GATHERED_MAX, HERE_MAX, Hold, PARTS_ID, PERMIT_BYTES, Storage, Turn, attributes};
+use crate::headers;
 use crate::key::Key;
 use crate::parts::{self, Span, Spans};
 use crate::ranges;
@@ -32,6 +33,9 @@ pub fn part_of(response: &HeaderMap, len: Option<u64>) -> Option<Part> {
         whole_len,
     })
 }
+
+/// Memory of a response in flight beside its body: fields, key, task; bytes.
+const FIELDS_BYTES: u64 = 4 << 10;
 
 /// A response to store.
 #[derive(Debug)]
@@ -77,7 +81,7 @@ impl Storage {
         let Taken {
             key,
             request,
-            stored,
+            mut stored,
             part,
             len,
             unknown_max,
@@ -90,8 +94,9 @@ impl Storage {
         let memory = len
             .unwrap_or(unknown_max)
             .min(if len.is_some() { GATHERED_MAX } else { u64::MAX });
-        let permits = u32::try_from(memory.div_ceil(PERMIT_BYTES).max(1)).ok()?;
+        let permits = u32::try_from((memory + FIELDS_BYTES).div_ceil(PERMIT_BYTES)).ok()?;
         let permit = Arc::clone(&self.in_flight).try_acquire_many_owned(permits).ok()?;
+        stored.headers = headers::unshared(&stored.headers);
         let selecting = vary::selecting(request, &stored.headers);
         let attributes = attributes(key, &stored.headers);
         let (bytes, apart) = match len {
