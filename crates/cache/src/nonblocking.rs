@@ -11,6 +11,7 @@ use bytes::Bytes;
 use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::Arc;
+use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
 pub use crate::store::{PIECE_BYTES, piece_end};
@@ -23,6 +24,8 @@ pub struct AsyncCache {
     /// Changes that may run at once.
     changes: Arc<Semaphore>,
     workers: usize,
+    /// The runtime whose threads do the work, unless it is that of the caller.
+    runtime: Option<Handle>,
 }
 
 /// [`PutOptions`] in owned form, for calls that run on another thread.
@@ -51,7 +54,10 @@ impl Attributes {
 }
 
 impl AsyncCache {
-    /// Runs at most `workers` calls at once; choose the number that the devices serve well together.
+    /// Runs at most `workers` calls at once; choose the number that the devices serve well together. Within a
+    /// runtime, that one's threads run all of them, also for callers on others: with threads of each runtime
+    /// there would be a multiple of `workers`, each with its share of the allocator's memory. That runtime has
+    /// to live as long as the cache is used.
     pub fn new(cache: Arc<Cache>, workers: NonZeroUsize) -> Self {
         let workers = workers.get().min(Semaphore::MAX_PERMITS);
         Self {
@@ -59,6 +65,7 @@ impl AsyncCache {
             free: Arc::new(Semaphore::new(workers)),
             changes: Arc::new(Semaphore::new((workers / 2).max(1))),
             workers,
+            runtime: Handle::try_current().ok(),
         }
     }
 
@@ -97,11 +104,15 @@ impl AsyncCache {
         let permit = Arc::clone(&self.free).acquire_owned().await;
         let permit = permit.expect("nobody closes it");
         let cache = Arc::clone(&self.cache);
-        let done = tokio::task::spawn_blocking(move || {
+        let work = move || {
             let done = work(&cache);
             drop(permit);
             done
-        });
+        };
+        let done = match &self.runtime {
+            Some(runtime) => runtime.spawn_blocking(work),
+            None => tokio::task::spawn_blocking(work),
+        };
         match done.await {
             Ok(done) => done,
             Err(error) => match error.try_into_panic() {

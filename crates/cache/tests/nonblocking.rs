@@ -307,6 +307,21 @@ fn lookups_do_not_wait_behind_changes_that_wait_for_the_device() {
 }
 
 #[test]
+fn calls_from_other_runtimes_run_on_the_threads_of_the_one_where_the_cache_was_made() {
+    let own = tokio::runtime::Builder::new_current_thread()
+        .thread_name("of the cache")
+        .build()
+        .unwrap();
+    let device = Arc::new(MemoryDevice::new(LEN));
+    format(&*device, &plan(Policy::Log));
+    let cache = own.block_on(async { AsyncCache::new(Arc::new(open(device)), workers(2)) });
+    for _ in 0..2 {
+        let name = on_one_thread(cache.run(|_| std::thread::current().name().map(str::to_owned)));
+        assert_eq!(name.as_deref(), Some("of the cache"));
+    }
+}
+
+#[test]
 fn call_that_nobody_awaits_any_more_gives_its_worker_back() {
     let device = Arc::new(MemoryDevice::new(LEN));
     format(&*device, &plan(Policy::Log));
