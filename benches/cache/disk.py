@@ -1,7 +1,7 @@
 """Caching proxies on one slow disk: the model of a disk of 7,200 revolutions a minute (`media::emulated`), served by
 FUSE under a loop device, so that all meet the same seeks, counted in one place. The load is after Polymix-4
-(examples/polymix). `disk.py [--seconds N] [--warm-s N] [--robots N] [--pages N] [--disk-mb N] [NAMES…]`; names are
-`varve:POLICY` and those of peers.py.
+(examples/polymix). `disk.py [--seconds N] [--warm-s N] [--robots N] [--pages N] [--disk-mb N] [--fill-per-s N]
+[NAMES…]`; names are `varve:POLICY` and those of peers.py. For ours a second line has the store's own counts by cause.
 
 The cache is filled while the disk takes no time, then the model is put in force. Each program is alone, with a fresh
 disk, in a control group of 256 MiB (version 1), page cache included: varve and Traffic Server on the device itself,
@@ -20,6 +20,7 @@ import os
 import pathlib
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -36,7 +37,8 @@ VARVE = pathlib.Path(os.environ.get("VARVE", RELEASE / "varve"))
 # Of the 256 MiB: what each is told to keep objects in. The rest is for everything else, the page cache included.
 HOT_MB = {"varve": 128, "squid": 96, "nginx": 0, "trafficserver": 96, "varnish": 0}
 # As the unit in crates/cache-proxy/dist sets it.
-MALLOC = {"MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
+MALLOC = {"MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072",
+          "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"}
 
 
 class Disk:
@@ -147,10 +149,28 @@ def proxy(title, origin, slow, work, megabytes, cgroup):
             yield peer
 
 
+CAUSES = {"lookup_reads": "lookups", "tail_reads": "tails", "set_reads": "sets for puts", "position_reads": "positions",
+          "segment_reads": "segments", "bin_writes": "bins", "log_writes": "log", "journal_writes": "journal",
+          "flushes": "flushes"}
+
+
+def store_counts(peer):
+    """Counters of our store; none of another program's."""
+    if peer.name != "varve":
+        return {}
+    with socket.socket(socket.AF_UNIX) as s:
+        s.connect(str(peer.folder / "admin"))
+        s.sendall(b"GET /status HTTP/1.1\r\nHost: admin\r\nConnection: close\r\n\r\n")
+        answer = b""
+        while piece := s.recv(1 << 16):
+            answer += piece
+    return json.loads(answer[answer.index(b"\r\n\r\n"):])["store"]
+
+
 def measure(title, args, work):
     """One program: a row of figures."""
     load = [str(RELEASE / "examples/polymix"), "--robots", str(args.robots), "--fill-pages", str(args.pages),
-            "--warm-s", str(args.warm_s), "--seconds", str(args.seconds)]
+            "--warm-s", str(args.warm_s), "--seconds", str(args.seconds), "--fill-per-s", str(args.fill_per_s)]
     with contextlib.ExitStack() as stack:
         driver = subprocess.Popen(load, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         stack.callback(driver.wait)
@@ -178,10 +198,11 @@ def measure(title, args, work):
         stack.callback(slow.model, "none")
         print(file=driver.stdin, flush=True)
         line("begin")
-        counts, used = slow.counts(), processor_seconds(peer.process.pid)
+        counts, used, store = slow.counts(), processor_seconds(peer.process.pid), store_counts(peer)
         line("end")
         counts = {name: value - counts[name] for name, value in slow.counts().items()}
         used = processor_seconds(peer.process.pid) - used
+        store = {name: value - store[name] for name, value in store_counts(peer).items()}
         rss = peer.rss()
         row = json.loads(driver.stdout.readline())
     seeks = counts["read_seeks"] + counts["write_seeks"]
@@ -189,13 +210,14 @@ def measure(title, args, work):
                cpu_ms=used / max(1, row["requests"]) * 1e3, seeks=seeks / args.seconds,
                seeks_request=seeks / max(1, row["requests"]), read_seeks=counts["read_seeks"] / max(1, row["requests"]),
                write_seeks=counts["write_seeks"] / max(1, row["requests"]), flushes=counts["flushes"],
-               busy=counts["busy_ns"] / 1e9 / args.seconds, counts=counts)
+               busy=counts["busy_ns"] / 1e9 / args.seconds, counts=counts, store=store)
     return row
 
 
 def main():
     parser = argparse.ArgumentParser()
-    for name, default in (("seconds", 60), ("warm-s", 15), ("robots", 32), ("pages", 10000), ("disk-mb", 3072)):
+    for name, default in (("seconds", 60), ("warm-s", 15), ("robots", 32), ("pages", 10000), ("disk-mb", 3072),
+                          ("fill-per-s", 0)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--json", help="a file for all figures")
     parser.add_argument("--work", default="/var/tmp")
@@ -222,6 +244,11 @@ def main():
               f"{row['hits']['p99_ms']:>6.0f} {row['misses']['mean_ms']:>7.0f} {row['cpu']:>5.2f} {row['cpu_ms']:>6.2f} "
               f"{row['rss_mb']:>5.0f} {row['seeks']:>7.1f} {row['seeks_request']:>5.2f} {row['read_seeks']:>5.2f} "
               f"{row['write_seeks']:>5.2f} {row['flushes']:>7} {row['busy']:>5.2f}", flush=True)
+        if row["store"]:
+            shares = {what: row["store"][name] / max(1, row["requests"]) for name, what in CAUSES.items()}
+            print(f"{'':<22} the store's transfers a request: " +
+                  ", ".join(f"{what} {share:.3f}" for what, share in shares.items() if share >= 0.0005) +
+                  f"; fill {row['fill_s']:.0f} s", flush=True)
     if args.json:
         pathlib.Path(args.json).write_text(json.dumps(rows, indent=1))
 

@@ -3,8 +3,8 @@
 `endure.py kill [ROUNDS] [POLICY]`: kill -9 at random moments; what is served afterwards must be bytes of that URL,
 of a version that the origin gave, and no version that was invalidated 5 s or more before the kill; objects of 5 s
 before it must be hits. `endure.py soak [LAPS] [POLICY]`: mixed load until the log has come round so many times;
-memory after each lap, and each fifth lap what of it the program itself holds (glibc's `malloc_info`, called by gdb,
-where gdb is there).
+memory after each lap, each fifth lap what of it the program itself holds (glibc's `malloc_info`, called by gdb,
+where gdb is there), and a few times the sizes of its tables.
 """
 
 import contextlib
@@ -106,7 +106,7 @@ def start(folder, port, origin, disk, policy):
     began = time.time()
     process = subprocess.Popen([str(peers.VARVE), "serve", "--config", str(folder / "conf")],
                                stderr=open(folder / "log", "a"),
-                               env={"VARVE_LOG": "warn", **{k: v for k, v in os.environ.items() if k.startswith("MALLOC_")}})
+                               env={"VARVE_LOG": "warn", **{k: v for k, v in os.environ.items() if k.startswith(("MALLOC_", "GLIBC_"))}})
     peers.wait_for(port, process)
     return process, time.time() - began
 
@@ -242,7 +242,7 @@ def soak(laps, policy):
             threads = [threading.Thread(target=load, args=(seed,)) for seed in range(4)]
             for thread in threads:
                 thread.start()
-            least, rows, ratios, heaps, before = None, [], [], {}, (0, 0)
+            least, rows, ratios, heaps, sizes, before = None, [], [], {}, {}, (0, 0)
             status = [str(peers.VARVE), "status", "--json", "--socket", str(folder / "admin")]
             while len(rows) < laps and not wrong:
                 time.sleep(0.2)
@@ -255,6 +255,9 @@ def soak(laps, policy):
                     least = None
                     if len(rows) % 5 == 0 and (held := heap(process.pid, folder / "log")):
                         heaps[len(rows)] = held
+                    if len(rows) in (laps // 4, laps // 2, laps):
+                        threads_now = len(os.listdir(f"/proc/{process.pid}/task"))
+                        sizes[len(rows)] = {"threads": threads_now, **now.get("memory", {})}
                     counts = now["requests"]
                     hits, all_ = counts["hit"], counts["hit"] + counts["miss"]
                     ratios.append((hits - before[0], all_ - before[1]))
@@ -273,6 +276,8 @@ def soak(laps, policy):
             if heaps:
                 print("  MiB allocated + kept free, after laps " + ", ".join(
                     f"{n}: {used:.2f} + {free:.2f}" for n, (used, free) in heaps.items()))
+            for lap, now in sizes.items():
+                print(f"  sizes after lap {lap}: " + ", ".join(f"{name} {value}" for name, value in now.items()))
             print(f"  laps {at + 1} to {middle} against {middle + 1} to {laps}: "
                   f"{(mean(rows[middle:]) / mean(rows[at:middle]) - 1):+.2%}; between the laps of the last half: "
                   f"{min(rows[at:]) / mean(rows[at:]) - 1:+.2%} to {max(rows[at:]) / mean(rows[at:]) - 1:+.2%}")

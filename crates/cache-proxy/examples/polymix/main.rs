@@ -1,8 +1,9 @@
 //! Load after Polymix-4 as the thesis describes it (§2.5.1), against a reverse proxy, with the origin in this
 //! process.
 //!
-//! `polymix [--robots N] [--fill-pages N] [--warm-s N] [--seconds N] [--seed N]`: prints `origin ADDRESS` and
-//! reads the proxy's address from standard input; asks for the first pages once (`--fill-pages`), prints
+//! `polymix [--robots N] [--fill-pages N] [--fill-per-s N] [--warm-s N] [--seconds N] [--seed N]`: prints `origin ADDRESS` and
+//! reads the proxy's address from standard input; asks for the first pages once (`--fill-pages`; for so many
+//! objects a second at most with `--fill-per-s`, so that what stores more slowly than it serves keeps up), prints
 //! `filled`, and reads a line; then each robot loads pages, one object after the other over a connection that
 //! it keeps, without pauses. After `--warm-s` it prints `begin`, `--seconds` later `end` and a line of JSON.
 //!
@@ -18,7 +19,7 @@ mod origin;
 mod robots;
 mod world;
 
-use robots::{Robot, Totals, Views};
+use robots::{Pace, Robot, Totals, Views};
 use std::io::{self, BufRead, Write};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -53,21 +54,23 @@ fn main() -> io::Result<()> {
         option("--fill-pages", 1000),
         option("--seed", 1),
     );
+    let fill_per_s = option("--fill-per-s", 0);
     let (warm, seconds) = (option("--warm-s", 10), option("--seconds", 60));
     say(&format!("origin {}", origin::start(0)?));
     let proxy: SocketAddr = next_line()?.parse().map_err(io::Error::other)?;
 
     let views = Arc::new(Views::new());
     let next = Arc::new(std::sync::atomic::AtomicU64::new(0));
+    let pace = Arc::new(Pace::new(fill_per_s));
     let fillers: Vec<_> = (0..FILLERS)
         .map(|n| {
-            let (views, next) = (Arc::clone(&views), Arc::clone(&next));
+            let (views, next, pace) = (Arc::clone(&views), Arc::clone(&next), Arc::clone(&pace));
             std::thread::spawn(move || -> io::Result<()> {
                 let mut robot = Robot::new(proxy, seed.wrapping_mul(1000) + n, views);
                 while let page = next.fetch_add(1, Ordering::Relaxed)
                     && page < pages
                 {
-                    robot.fill(page)?;
+                    robot.fill(page, &pace)?;
                 }
                 Ok(())
             })

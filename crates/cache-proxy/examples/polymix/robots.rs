@@ -62,6 +62,33 @@ impl Views {
     }
 }
 
+/// A bound on the rate of all robots that fill the cache.
+pub struct Pace {
+    began: Instant,
+    per_s: u64,
+    count: AtomicU64,
+}
+
+impl Pace {
+    /// At most `per_s` requests a second; 0: any number.
+    pub fn new(per_s: u64) -> Self {
+        Self {
+            began: Instant::now(),
+            per_s,
+            count: AtomicU64::new(0),
+        }
+    }
+
+    /// Waits until it is the turn of the next request.
+    fn wait(&self) {
+        let number = self.count.fetch_add(1, Ordering::Relaxed);
+        if self.per_s > 0 {
+            let due = Duration::from_secs_f64(number as f64 / self.per_s as f64);
+            std::thread::sleep(due.saturating_sub(self.began.elapsed()));
+        }
+    }
+}
+
 /// Requests of one kind.
 #[derive(Debug, Default)]
 struct Part {
@@ -158,8 +185,9 @@ impl Robot {
     }
 
     /// Loads a page for the first time.
-    pub fn fill(&mut self, page: u64) -> io::Result<()> {
+    pub fn fill(&mut self, page: u64, pace: &Pace) -> io::Result<()> {
         for n in 0..world::objects_of(page) {
+            pace.wait();
             self.ask(Object::Embedded(page, n), "")?;
         }
         Ok(())
