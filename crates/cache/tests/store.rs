@@ -641,3 +641,33 @@ fn puts_read_their_sets_side_by_side() {
         assert_eq!(cache.get_body(&key(n)), Some(body(n, 1, 900)));
     }
 }
+
+#[test]
+fn objects_of_changing_sizes_are_found_while_the_log_holds_them_in_memory() {
+    for policy in [Policy::Log, Policy::LogLru, Policy::LogPrefetch] {
+        let mut plan = plan(policy);
+        plan.segment_bytes = 1 << 20;
+        let device = Arc::new(MemoryDevice::new(64 << 20));
+        format(&*device, &plan);
+        let options = Options {
+            hot_bytes: 0,
+            ..options()
+        };
+        let cache = Cache::open(vec![device as Arc<dyn Device>], &options, false)
+            .unwrap()
+            .0;
+        let mut random = Random(7);
+        for n in 0..400 {
+            let len = random.below(1 << (6 + n % 10)) as usize;
+            cache
+                .put(&key(n), &body(n, 1, len), PutOptions::default())
+                .unwrap();
+            assert_eq!(
+                cache.get_body(&key(n)),
+                Some(body(n, 1, len)),
+                "{policy}: {len} bytes"
+            );
+        }
+        assert_eq!(cache.stats().damaged, 0, "{policy}");
+    }
+}

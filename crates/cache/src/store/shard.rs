@@ -1,5 +1,6 @@
 //! The store of one device: its state in memory, and its way to the medium.
 
+use super::get::Usual;
 use super::journal::Journal;
 use super::layout::Superblock;
 use super::log::{Segment, Spares};
@@ -122,6 +123,7 @@ pub struct Shard {
     pub(super) writer: Mutex<Writer>,
     pub(super) stats: Stats,
     pub(super) spares: Spares,
+    pub(super) usual: Usual,
     failed: AtomicBool,
     fault: Mutex<Option<String>>,
 }
@@ -154,6 +156,7 @@ impl Shard {
             writer: Mutex::new(writer),
             stats: Stats::default(),
             spares: Spares::default(),
+            usual: Usual::default(),
             failed: AtomicBool::new(false),
             fault: Mutex::default(),
         }
