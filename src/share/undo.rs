@@ -1,7 +1,8 @@
 //! `varve dedup undo`: gives files blocks of their own again, in place.
 
 use super::interruption::Interruption;
-use super::status::{for_each_part, usage_of};
+use super::status::{SetUsage, for_each_part, usage_of};
+use super::tally::Sums;
 use crate::dedup::args::UndoArgs;
 use crate::dedup::{Reading, tell_errors};
 use crate::out;
@@ -86,6 +87,30 @@ pub fn undo(args: &UndoArgs) -> anyhow::Result<()> {
             }
         }
     }
+    tell(args, &set, sums, free, &report, undone.is_ok());
+    match undone {
+        Ok(()) => pool.end(),
+        Err(Interruption::Signal) => {
+            bail!("stopped by a signal; what was done stays done, the rest is shared: run it again")
+        }
+        Err(Interruption::NoSpace(path)) => bail!(
+            "no space was left at {}; what was done stays done, the rest is shared, and nothing is lost: free \
+            some space and run it again",
+            path.display()
+        ),
+        Err(Interruption::Daemon(path, errno)) => bail!(
+            "the pool's daemon went away or failed at {}: {}; what was done stays done, the rest is shared: \
+            see `varve status {}`, and run it again",
+            path.display(),
+            std::io::Error::from_raw_os_error(errno.0),
+            pool.pool.dir().display()
+        ),
+        Err(Interruption::Error(error)) => Err(error),
+    }
+}
+
+/// Says what was done, or would be.
+fn tell(args: &UndoArgs, set: &SetUsage, sums: Sums, free: u64, report: &Report, is_done: bool) {
     if args.pool.json {
         let reason = |(path, why): &(PathBuf, String)| json!({"path": path.to_string_lossy(), "why": why});
         let value = json!({
@@ -99,7 +124,7 @@ pub fn undo(args: &UndoArgs) -> anyhow::Result<()> {
             "bytes_undone": report.bytes,
             "left": report.skipped.iter().map(reason).collect::<Vec<_>>(),
             "errors": set.found.errors,
-            "complete": undone.is_ok() && report.skipped.is_empty() && !args.dry_run,
+            "complete": is_done && report.skipped.is_empty() && !args.dry_run,
         });
         out::line(&format!("{value:#}"));
     } else {
@@ -122,25 +147,6 @@ pub fn undo(args: &UndoArgs) -> anyhow::Result<()> {
                 size::show(report.bytes)
             ));
         }
-    }
-    match undone {
-        Ok(()) => pool.end(),
-        Err(Interruption::Signal) => {
-            bail!("stopped by a signal; what was done stays done, the rest is shared: run it again")
-        }
-        Err(Interruption::NoSpace(path)) => bail!(
-            "no space was left at {}; what was done stays done, the rest is shared, and nothing is lost: free \
-            some space and run it again",
-            path.display()
-        ),
-        Err(Interruption::Daemon(path, errno)) => bail!(
-            "the pool's daemon went away or failed at {}: {}; what was done stays done, the rest is shared: \
-            see `varve status {}`, and run it again",
-            path.display(),
-            std::io::Error::from_raw_os_error(errno.0),
-            pool.pool.dir().display()
-        ),
-        Err(Interruption::Error(error)) => Err(error),
     }
 }
 

@@ -56,8 +56,8 @@ impl Attributes {
 impl AsyncCache {
     /// Runs at most `workers` calls at once; choose the number that the devices serve well together. Within a
     /// runtime, that one's threads run all of them, also for callers on others: with threads of each runtime
-    /// there would be a multiple of `workers`, each with its share of the allocator's memory. That runtime has
-    /// to live as long as the cache is used.
+    /// there would be a multiple of `workers`, each with its share of the allocator's memory. That runtime
+    /// has to live as long as the cache is used.
     pub fn new(cache: Arc<Cache>, workers: NonZeroUsize) -> Self {
         let workers = workers.get().min(Semaphore::MAX_PERMITS);
         Self {

@@ -187,8 +187,8 @@ impl Usual {
         self.0.load(Ordering::Relaxed) as usize
     }
 
-    /// Moves the estimate nine steps up for a longer one and one step down for a shorter one, so that it rests
-    /// where one of ten is longer. A lost update of another thread does no harm.
+    /// Moves the estimate nine steps up for a longer one and one step down for a shorter one, so that it
+    /// rests where one of ten is longer. A lost update of another thread does no harm.
     fn learn(&self, needed: usize) {
         let now = self.0.load(Ordering::Relaxed);
         let step = now / 256 + 1;
@@ -369,8 +369,8 @@ impl Shard {
         };
         let block = self.layout.block_bytes as usize;
         let group = usize::from(place.prefetch).max(1) * block;
-        // Whole blocks: a segment in memory gives as many bytes as are asked for, and the rest of an object is
-        // read from a whole unit on.
+        // Whole blocks: a segment in memory gives as many bytes as are asked for, and the rest of an object
+        // is read from a whole unit on.
         let first = group.max(self.usual.bytes().next_multiple_of(block));
         match self.read_record(key, point, first)? {
             Found::Object(candidate) => {

@@ -50,9 +50,9 @@ impl OpenFile {
         }
     }
 
-    /// Calls `each` with the checksums of this file's blocks, in order; holes are left out. Returns the number
-    /// of blocks. All that calls which returned before have written counts, and a file that changes meanwhile
-    /// may be told in part as it was. No data is read: a checksum is what the pool expects.
+    /// Calls `each` with the checksums of this file's blocks, in order; holes are left out. Returns the
+    /// number of blocks. All that calls which returned before have written counts, and a file that changes
+    /// meanwhile may be told in part as it was. No data is read: a checksum is what the pool expects.
     ///
     /// # Errors
     /// As [`for_each_owned`](Self::for_each_owned); `EIO` if checksums cannot be read.

@@ -88,8 +88,8 @@ struct Inflow {
     units: f64,
     /// Units between two plans, averaged.
     usual: f64,
-    /// What its accesses gain there against the next best device with room, in microseconds, less what room for
-    /// it has cost.
+    /// What its accesses gain there against the next best device with room, in microseconds, less what room
+    /// for it has cost.
     paid_us: f64,
 }
 
@@ -128,8 +128,8 @@ impl Balance {
         }
     }
 
-    /// Counts data in use on the device that would serve it best if it had room. `after`: time of an access with it
-    /// there, by device.
+    /// Counts data in use on the device that would serve it best if it had room. `after`: time of an access
+    /// with it there, by device.
     fn note_inflow(&mut self, new: &NewData, after: &[f64], accesses: f64, view: &View<'_>) {
         let able = |device: &&DeviceView| {
             device.state.takes_new() && new.tier.is_none_or(|tier| device.tier == tier)

@@ -1,8 +1,9 @@
 //! `hierarchy`: tiers as Strata has them, by units. New data goes to the fastest tier with room; a full tier
 //! demotes its least used units; frequently used units are promoted.
 //!
-//! It has hysteresis (a moved unit does not go back for a while) and a cost test: a unit is promoted only if it has already lost more by its place than the move costs, and it
-//! displaces only units that are used less than half as much.
+//! It has hysteresis (a moved unit does not go back for a while) and a cost test: a unit is promoted only if
+//! it has already lost more by its place than the move costs, and it displaces only units that are used less
+//! than half as much.
 
 use super::{Act, Budget, Cause, Found, Place, Plan, Policy, Step, Target, View, Waiting, best_target};
 use crate::heat::Counts;
@@ -145,8 +146,8 @@ impl Hierarchy {
         reads + writes - us(from, Op::Read, unit_bytes) - us(to, Op::Write, unit_bytes)
     }
 
-    /// Units of slower devices that have lost more by their place than a move to this one costs; what gains most
-    /// first.
+    /// Units of slower devices that have lost more by their place than a move to this one costs; what gains
+    /// most first.
     fn warm(&self, to: &DeviceView, view: &View<'_>) -> Vec<(f64, Counts, UnitId, DeviceId)> {
         let mut warm = Vec::new();
         for (unit, counts) in view.heat.units() {

@@ -66,8 +66,8 @@ struct Draft {
     left: u64,
     /// Units that each device takes.
     rooms: Vec<u64>,
-    /// Time of each device that moves may take, in microseconds: a plan that took much longer than until the next
-    /// one would be carried out on what is not known any more.
+    /// Time of each device that moves may take, in microseconds: a plan that took much longer than until the
+    /// next one would be carried out on what is not known any more.
     time_us: Vec<f64>,
     /// Units with a step.
     moving: HashSet<UnitId>,
@@ -385,8 +385,8 @@ impl Balance {
         self.inflow.iter_mut().zip(view.devices).map(take).collect()
     }
 
-    /// Makes room on a device for data in use that is written, as far as such data pays for it: by what it gains
-    /// there, or has lost elsewhere.
+    /// Makes room on a device for data in use that is written, as far as such data pays for it: by what it
+    /// gains there, or has lost elsewhere.
     fn drain(
         &mut self,
         on: DeviceId,
@@ -442,8 +442,8 @@ impl Balance {
         }
     }
 
-    /// What can leave a device, the best of it last: second copies, units that nobody uses, and those in use that
-    /// lose least elsewhere.
+    /// What can leave a device, the best of it last: second copies, units that nobody uses, and those in use
+    /// that lose least elsewhere.
     fn victims(&mut self, on: DeviceId, most: usize, wanted: &Wanted<'_>, view: &View<'_>) -> Vec<Leaving> {
         let to = roomiest(on, wanted.rooms, view);
         let hand = &mut self.hands[on.index()];
