@@ -9,7 +9,7 @@ use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
-use varve_cache::device::{Device, DeviceError, MemoryDevice};
+use varve_cache::device::{Access, Device, HookedDevice, MemoryDevice};
 use varve_cache::nonblocking::{AsyncCache, Attributes, PIECE_BYTES};
 use varve_cache::{Cache, Options, Policy, PutOutcome, Scope, StoreError};
 
@@ -99,56 +99,38 @@ fn upload_that_is_too_short_or_given_up_puts_nothing() {
     });
 }
 
-/// A device that takes a while, and counts who is at it.
-struct Slow {
-    inner: MemoryDevice,
+/// Counts who is at a slow device.
+#[derive(Default)]
+struct Crowd {
     now: AtomicUsize,
     most: AtomicUsize,
 }
 
-impl Device for Slow {
-    fn name(&self) -> String {
-        "slow".to_owned()
-    }
-
-    fn len_bytes(&self) -> u64 {
-        self.inner.len_bytes()
-    }
-
-    fn read_at(&self, off: u64, out: &mut [u8]) -> Result<(), DeviceError> {
-        let now = self.now.fetch_add(1, Ordering::SeqCst) + 1;
-        self.most.fetch_max(now, Ordering::SeqCst);
-        std::thread::sleep(Duration::from_millis(5));
-        self.now.fetch_sub(1, Ordering::SeqCst);
-        self.inner.read_at(off, out)
-    }
-
-    fn write_at(&self, off: u64, data: &[u8]) -> Result<(), DeviceError> {
-        self.inner.write_at(off, data)
-    }
-
-    fn flush(&self) -> Result<(), DeviceError> {
-        self.inner.flush()
+impl Crowd {
+    /// A read takes a while.
+    fn pass(&self, access: Access) {
+        if matches!(access, Access::Read(_)) {
+            let now = self.now.fetch_add(1, Ordering::SeqCst) + 1;
+            self.most.fetch_max(now, Ordering::SeqCst);
+            std::thread::sleep(Duration::from_millis(5));
+            self.now.fetch_sub(1, Ordering::SeqCst);
+        }
     }
 }
 
 #[test]
 fn calls_beyond_the_workers_wait_without_a_thread() {
-    let inner = MemoryDevice::new(LEN);
-    format(&inner, &plan(Policy::Log));
-    let device = Arc::new(Slow {
-        inner,
-        now: AtomicUsize::new(0),
-        most: AtomicUsize::new(0),
-    });
+    let memory = Arc::new(MemoryDevice::new(LEN));
+    format(&*memory, &plan(Policy::Log));
+    let crowd = Arc::new(Crowd::default());
+    let passes = Arc::clone(&crowd);
+    let device = Arc::new(HookedDevice::new(memory, move |access| passes.pass(access)));
     let options = Options {
         hot_bytes: 0,
         order_transfers: false,
         ..options()
     };
-    let cache = Cache::open(vec![device.clone() as Arc<dyn Device>], &options, false)
-        .unwrap()
-        .0;
+    let cache = Cache::open(vec![device], &options, false).unwrap().0;
     let cache = AsyncCache::new(Arc::new(cache), workers(3));
     on_one_thread(async {
         for n in 0..60 {
@@ -165,7 +147,7 @@ fn calls_beyond_the_workers_wait_without_a_thread() {
                 .await
                 .unwrap();
         }
-        device.most.store(0, Ordering::SeqCst);
+        crowd.most.store(0, Ordering::SeqCst);
         let lookups: Vec<_> = (0..60)
             .map(|n| {
                 let cache = cache.clone();
@@ -195,48 +177,28 @@ fn calls_beyond_the_workers_wait_without_a_thread() {
         assert!(found > 50, "{found}");
         assert_eq!(cache.running(), 0);
     });
-    let most = device.most.load(Ordering::SeqCst);
+    let most = crowd.most.load(Ordering::SeqCst);
     assert!((2..=3).contains(&most), "{most} at the device at once");
 }
 
-/// A device whose writes wait until they are let through.
-#[derive(Debug)]
+/// Where writes wait until they are let through.
+#[derive(Debug, Default)]
 struct Gate {
-    inner: MemoryDevice,
     closed: Mutex<bool>,
     opened: Condvar,
     waiting: AtomicUsize,
 }
 
-impl Device for Gate {
-    fn name(&self) -> String {
-        "gate".to_owned()
-    }
-
-    fn len_bytes(&self) -> u64 {
-        self.inner.len_bytes()
-    }
-
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
-        self.inner.read_at(offset, buf)
-    }
-
-    fn write_at(&self, offset: u64, buf: &[u8]) -> Result<(), DeviceError> {
-        self.waiting.fetch_add(1, Ordering::SeqCst);
-        let mut closed = self.closed.lock().unwrap();
-        while *closed {
-            closed = self.opened.wait(closed).unwrap();
-        }
-        self.waiting.fetch_sub(1, Ordering::SeqCst);
-        self.inner.write_at(offset, buf)
-    }
-
-    fn flush(&self) -> Result<(), DeviceError> {
-        self.inner.flush()
-    }
-}
-
 impl Gate {
+    fn pass(&self, access: Access) {
+        if matches!(access, Access::Write(_)) {
+            self.waiting.fetch_add(1, Ordering::SeqCst);
+            let closed = self.closed.lock().unwrap();
+            drop(self.opened.wait_while(closed, |closed| *closed).unwrap());
+            self.waiting.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
     fn open(&self) {
         *self.closed.lock().unwrap() = false;
         self.opened.notify_all();
@@ -255,27 +217,24 @@ impl Drop for Opens {
 #[test]
 fn lookups_do_not_wait_behind_changes_that_wait_for_the_device() {
     for policy in [Policy::Basic, Policy::Set, Policy::SetMem, Policy::SetMemLru] {
-        let inner = MemoryDevice::new(LEN);
-        format(&inner, &plan(policy));
-        let device = Arc::new(Gate {
-            inner,
-            closed: Mutex::new(false),
-            opened: Condvar::new(),
-            waiting: AtomicUsize::new(0),
-        });
+        let memory = Arc::new(MemoryDevice::new(LEN));
+        format(&*memory, &plan(policy));
+        let gate = Arc::new(Gate::default());
+        let passes = Arc::clone(&gate);
+        let device = Arc::new(HookedDevice::new(memory, move |access| passes.pass(access)));
         let options = Options {
             hot_bytes: 0,
             ..options()
         };
-        let opened = Cache::open(vec![device.clone() as Arc<dyn Device>], &options, false).unwrap();
+        let opened = Cache::open(vec![device], &options, false).unwrap();
         let cache = AsyncCache::new(Arc::new(opened.0), workers(4));
         on_one_thread(async {
             for n in 0..20 {
                 let put = cache.put(key(n), body(n, 1, 900), Attributes::default());
                 put.await.unwrap();
             }
-            *device.closed.lock().unwrap() = true;
-            let opens = Opens(Arc::clone(&device));
+            *gate.closed.lock().unwrap() = true;
+            let opens = Opens(Arc::clone(&gate));
             let puts: Vec<_> = (100..2100)
                 .map(|n| {
                     let cache = cache.clone();
@@ -284,7 +243,7 @@ fn lookups_do_not_wait_behind_changes_that_wait_for_the_device() {
                     )
                 })
                 .collect();
-            while device.waiting.load(Ordering::SeqCst) == 0 {
+            while gate.waiting.load(Ordering::SeqCst) == 0 {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
             let mut found = 0;

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
-use varve_cache::device::{CountingDevice, Device, DeviceError, FileDevice, MemoryDevice};
+use varve_cache::device::{Access, CountingDevice, Device, FileDevice, HookedDevice, MemoryDevice};
 use varve_cache::store::Admission;
 use varve_cache::{
     Cache, KeyHash, MemoryLookup, Options, Policy, PutOptions, PutOutcome, Related, Scope, Secret, StoreError,
@@ -570,57 +570,39 @@ fn waiting_bins_side_by_side_are_one_write_and_two_puts_to_one_bin_too() {
     }
 }
 
-/// Holds each read back until a second one has come.
+/// Reads that are held back until a second one has come.
 struct Pairs {
-    inner: Arc<MemoryDevice>,
     reads: Mutex<u32>,
     came: Condvar,
     are_alone: AtomicBool,
 }
 
-impl Device for Pairs {
-    fn name(&self) -> String {
-        "pairs".to_owned()
-    }
-
-    fn len_bytes(&self) -> u64 {
-        self.inner.len_bytes()
-    }
-
-    fn read_at(&self, off: u64, out: &mut [u8]) -> Result<(), DeviceError> {
+impl Pairs {
+    fn hold(&self, access: Access) {
+        if matches!(access, Access::Write(_)) {
+            return;
+        }
         let mut reads = self.reads.lock().unwrap();
         *reads += 1;
         self.came.notify_all();
         let wait = Duration::from_secs(5);
-        let (reads, waited) = self
-            .came
-            .wait_timeout_while(reads, wait, |reads| *reads < 2)
-            .unwrap();
-        drop(reads);
-        if waited.timed_out() {
+        let waited = self.came.wait_timeout_while(reads, wait, |reads| *reads < 2);
+        if waited.unwrap().1.timed_out() {
             self.are_alone.store(true, Ordering::SeqCst);
         }
-        self.inner.read_at(off, out)
-    }
-
-    fn write_at(&self, off: u64, data: &[u8]) -> Result<(), DeviceError> {
-        self.inner.write_at(off, data)
-    }
-
-    fn flush(&self) -> Result<(), DeviceError> {
-        self.inner.flush()
     }
 }
 
 #[test]
 fn puts_read_their_sets_side_by_side() {
     let pairs = Arc::new(Pairs {
-        inner: memory(Policy::Set),
         reads: Mutex::new(100),
         came: Condvar::new(),
         are_alone: AtomicBool::new(false),
     });
-    let cache = open(pairs.clone() as Arc<dyn Device>);
+    let held = Arc::clone(&pairs);
+    let device = HookedDevice::new(memory(Policy::Set), move |access| held.hold(access));
+    let cache = open(Arc::new(device));
     *pairs.reads.lock().unwrap() = 0;
     std::thread::scope(|scope| {
         for n in [1, 2] {

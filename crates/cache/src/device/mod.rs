@@ -2,17 +2,19 @@
 //!
 //! [`FileDevice`] is a file or block device, read and written past the page cache where that is possible;
 //! [`MemoryDevice`] is memory; [`CountingDevice`] counts seeks and fails on demand; [`CrashDevice`] loses
-//! power; [`OrderedDevice`] spares a slow arm its ways.
+//! power; [`HookedDevice`] calls a function before each transfer; [`OrderedDevice`] spares a slow arm its ways.
 
 mod counting;
 mod crash;
 mod file;
+mod hooked;
 mod memory;
 mod ordered;
 
 pub use counting::{CountingDevice, Counts};
 pub use crash::CrashDevice;
 pub use file::FileDevice;
+pub use hooked::{Access, HookedDevice};
 pub use memory::MemoryDevice;
 pub use ordered::OrderedDevice;
 

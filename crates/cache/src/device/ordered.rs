@@ -234,7 +234,7 @@ impl Device for OrderedDevice {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::OrderedDevice;
-    use crate::device::{CountingDevice, Device, DeviceError, MemoryDevice};
+    use crate::device::{Access, CountingDevice, Device, HookedDevice, MemoryDevice};
     use parking_lot::Mutex;
     use std::sync::atomic::{AtomicU64, Ordering};
     use std::sync::{Arc, Barrier};
@@ -243,9 +243,8 @@ mod tests {
     const LEN: u64 = 4 << 20;
     const BLOCK: u64 = 4096;
 
-    /// A device with an arm: one transfer at a time, each of which takes a while. Notes the offsets.
+    /// An arm: one transfer at a time, each of which takes a while. Notes the offsets.
     struct Arm {
-        inner: MemoryDevice,
         pause_us: AtomicU64,
         order: Mutex<Vec<u64>>,
         at_it: Mutex<()>,
@@ -254,41 +253,24 @@ mod tests {
     impl Arm {
         fn new(pause_us: u64) -> Arc<Self> {
             Arc::new(Self {
-                inner: MemoryDevice::new(LEN),
                 pause_us: AtomicU64::new(pause_us),
                 order: Mutex::default(),
                 at_it: Mutex::default(),
             })
         }
 
-        fn moves(&self, off: u64) {
-            let _at_it = self.at_it.lock();
-            self.order.lock().push(off / BLOCK);
-            std::thread::sleep(Duration::from_micros(self.pause_us.load(Ordering::SeqCst)));
-        }
-    }
-
-    impl Device for Arm {
-        fn name(&self) -> String {
-            "arm".to_owned()
-        }
-
-        fn len_bytes(&self) -> u64 {
-            LEN
-        }
-
-        fn read_at(&self, off: u64, out: &mut [u8]) -> Result<(), DeviceError> {
-            self.moves(off);
-            self.inner.read_at(off, out)
-        }
-
-        fn write_at(&self, off: u64, data: &[u8]) -> Result<(), DeviceError> {
-            self.moves(off);
-            self.inner.write_at(off, data)
-        }
-
-        fn flush(&self) -> Result<(), DeviceError> {
-            Ok(())
+        /// A device with this arm.
+        fn device(self: &Arc<Self>) -> Arc<dyn Device> {
+            let arm = Arc::clone(self);
+            Arc::new(HookedDevice::new(
+                Arc::new(MemoryDevice::new(LEN)),
+                move |access| {
+                    let (Access::Read(off) | Access::Write(off)) = access;
+                    let _at_it = arm.at_it.lock();
+                    arm.order.lock().push(off / BLOCK);
+                    std::thread::sleep(Duration::from_micros(arm.pause_us.load(Ordering::SeqCst)));
+                },
+            ))
         }
     }
 
@@ -308,7 +290,7 @@ mod tests {
     #[test]
     fn slow_device_meets_reads_and_waiting_writes_in_one_sweep() {
         let arm = Arm::new(4000);
-        let device = OrderedDevice::new(Arc::clone(&arm) as Arc<dyn Device>);
+        let device = OrderedDevice::new(arm.device());
         for block in 0..10 {
             read(&device, block);
         }
@@ -345,7 +327,7 @@ mod tests {
     #[test]
     fn quick_device_serves_side_by_side_and_a_slow_one_may_become_quick() {
         let arm = Arm::new(4000);
-        let device = OrderedDevice::new(Arc::clone(&arm) as Arc<dyn Device>);
+        let device = OrderedDevice::new(arm.device());
         for block in 0..10 {
             read(&device, block);
         }
@@ -356,27 +338,12 @@ mod tests {
         }
         assert!(!device.has_arm());
 
-        /// Lets reads go on only when two have come.
-        struct Pairs(MemoryDevice, Barrier);
-        impl Device for Pairs {
-            fn name(&self) -> String {
-                "pairs".to_owned()
-            }
-            fn len_bytes(&self) -> u64 {
-                LEN
-            }
-            fn read_at(&self, off: u64, out: &mut [u8]) -> Result<(), DeviceError> {
-                self.1.wait();
-                self.0.read_at(off, out)
-            }
-            fn write_at(&self, off: u64, data: &[u8]) -> Result<(), DeviceError> {
-                self.0.write_at(off, data)
-            }
-            fn flush(&self) -> Result<(), DeviceError> {
-                Ok(())
-            }
-        }
-        let pairs = OrderedDevice::new(Arc::new(Pairs(MemoryDevice::new(LEN), Barrier::new(2))));
+        // Reads go on only when two have come.
+        let both = Barrier::new(2);
+        let pairs = HookedDevice::new(Arc::new(MemoryDevice::new(LEN)), move |_| {
+            both.wait();
+        });
+        let pairs = OrderedDevice::new(Arc::new(pairs));
         std::thread::scope(|scope| {
             scope.spawn(|| read(&pairs, 1));
             scope.spawn(|| read(&pairs, 2));
@@ -386,7 +353,7 @@ mod tests {
     #[test]
     fn failed_write_of_several_is_told_and_the_others_get_their_turns() {
         let arm = Arm::new(4000);
-        let counting = Arc::new(CountingDevice::new(Arc::clone(&arm) as Arc<dyn Device>));
+        let counting = Arc::new(CountingDevice::new(arm.device()));
         let device = OrderedDevice::new(Arc::clone(&counting) as Arc<dyn Device>);
         for block in 0..10 {
             read(&device, block);
