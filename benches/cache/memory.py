@@ -5,15 +5,10 @@ The origin is Debian's nginx with answers of its own. Requests are pipelined, se
 connections, since the load must not be what takes the time.
 """
 
-import contextlib
 import multiprocessing
-import pathlib
 import re
-import shutil
 import socket
-import subprocess
 import sys
-import tempfile
 import time
 
 import peers
@@ -21,25 +16,13 @@ import peers
 AHEAD = 64
 
 
-@contextlib.contextmanager
 def origin():
-    """An nginx that answers each URL with its own path."""
-    folder, port = pathlib.Path(tempfile.mkdtemp()), peers.free_port()
-    (folder / "conf").write_text(
-        f"daemon off; pid {folder}/pid; error_log {folder}/log; worker_processes 1;\n"
-        f"events {{ worker_connections 1000; }}\nhttp {{ access_log off; keepalive_requests 1000000000;\n"
-        f"client_body_temp_path {folder}/t1; proxy_temp_path {folder}/t2; fastcgi_temp_path {folder}/t3;\n"
-        f"uwsgi_temp_path {folder}/t4; scgi_temp_path {folder}/t5; default_type text/plain;\n"
-        f"server {{ listen 127.0.0.1:{port}; location / {{ add_header Cache-Control max-age=1000000;\n"
-        f'return 200 "object $request_uri {"x" * 120}"; }} }} }}\n')
-    process = subprocess.Popen(["nginx", "-c", str(folder / "conf")])
-    try:
-        peers.wait_for(port, process)
-        yield port
-    finally:
-        process.terminate()
-        process.wait()
-        shutil.rmtree(folder, ignore_errors=True)
+    """An nginx that answers each URL with its own path; its port."""
+    port = peers.free_port()
+    return peers.nginx(
+        f"keepalive_requests 1000000000; default_type text/plain;\nserver {{ listen 127.0.0.1:{port};\n"
+        f"location / {{ add_header Cache-Control max-age=1000000;\n"
+        f'return 200 "object $request_uri {"x" * 120}"; }} }}', port)
 
 
 def answers(stream, left, buffer):

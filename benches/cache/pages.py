@@ -20,7 +20,6 @@ import posixpath
 import random
 import re
 import subprocess
-import tempfile
 import threading
 import time
 import zlib
@@ -73,27 +72,13 @@ class Pages:
         return len(files), sum(self.sum(at)[0] for at in files)
 
 
-@contextlib.contextmanager
 def origin(pages):
     """nginx with the pages under every number; its port."""
-    with tempfile.TemporaryDirectory() as name:
-        folder, port = pathlib.Path(name), peers.free_port()
-        folder.chmod(0o755)
-        places = "".join(f"location ~ ^/\\d+/{name}/(.*)$ {{ alias {root}/$1; }}\n" for name, root in pages.roots.items())
-        temporary = " ".join(f"{kind}_temp_path {folder}/{kind};" for kind in
-                             ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
-        (folder / "conf").write_text(
-            f"daemon off; pid {folder}/pid; error_log {folder}/log crit; worker_processes 1; user www-data;\n"
-            f"events {{ worker_connections 4000; }} http {{ include /etc/nginx/mime.types; access_log off; {temporary}\n"
-            f"server {{ listen 127.0.0.1:{port}; keepalive_requests 1000000; etag on;\n"
-            f"add_header Cache-Control max-age=86400; add_header X-Serial $request_id;\n{places}}} }}\n")
-        process = subprocess.Popen(["nginx", "-c", str(folder / "conf")], stderr=subprocess.DEVNULL)
-        try:
-            peers.wait_for(port, process)
-            yield port
-        finally:
-            process.terminate()
-            process.wait()
+    port = peers.free_port()
+    places = "".join(f"location ~ ^/\\d+/{name}/(.*)$ {{ alias {root}/$1; }}\n" for name, root in pages.roots.items())
+    return peers.nginx(
+        f"include /etc/nginx/mime.types; server {{ listen 127.0.0.1:{port}; keepalive_requests 1000000; etag on;\n"
+        f"add_header Cache-Control max-age=86400; add_header X-Serial $request_id;\n{places}}}", port)
 
 
 class Robot:

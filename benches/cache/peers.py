@@ -33,6 +33,26 @@ def free_port():
         return s.getsockname()[1]
 
 
+@contextlib.contextmanager
+def nginx(http, port):
+    """An origin: nginx with this text in its `http` block, which listens on `port`; its folder goes at the end."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        folder.chmod(0o755)
+        temporary = " ".join(f"{kind}_temp_path {folder}/{kind};" for kind in
+                             ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
+        (folder / "conf").write_text(
+            f"daemon off; pid {folder}/pid; error_log {folder}/log crit; worker_processes 1; user www-data;\n"
+            f"events {{ worker_connections 4000; }}\nhttp {{ access_log off; {temporary}\n{http}\n}}\n")
+        process = subprocess.Popen(["nginx", "-c", str(folder / "conf")], stderr=subprocess.DEVNULL)
+        try:
+            wait_for(port, process)
+            yield port
+        finally:
+            process.terminate()
+            process.wait()
+
+
 def installed():
     """Names of the programs that are there."""
     path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
