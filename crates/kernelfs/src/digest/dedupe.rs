@@ -1,5 +1,5 @@
-//! Sharing of many ranges at once, each after a comparison: what `varve dedup apply` asks for. Looks at
-//! rights and bytes with no transaction open, then shares in as few records as hold all. The caller has
+//! Sharing of many ranges at once, each after a comparison: what `varve dedup apply` asks for. Checks rights,
+//! compares bytes with no transaction open, then shares in as few records as hold all. The caller has
 //! exclusive leases on all files, so nothing of them changes meanwhile.
 //!
 //! # Invariants
