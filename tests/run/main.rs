@@ -209,7 +209,14 @@ fn program_of_a_few_calls_opens_no_session_and_one_that_does_more_does() {
             1,
         ),
         ("for i in $(seq 40); do test -e small; done", 1),
-        ("cp small copied && rm copied", 1),
+        // It looks whether the target is a directory.
+        ("cp small copied && cp small copied && rm copied", 0),
+        ("mkdir to/there && cp small to/there", 1),
+        // A relative path that leads into the mount from outside.
+        (
+            "cd ..; for i in 1 2 3; do cat mnt/small > /dev/null; done; cp mnt/small mnt/other; rm mnt/other",
+            0,
+        ),
     ] {
         assert_eq!(sessions_of(&pool, script), expected, "{script}");
     }

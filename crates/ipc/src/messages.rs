@@ -563,9 +563,9 @@ pub enum Request {
         /// At most [`DATA_MAX`] bytes.
         len: u32,
     },
-    /// Requests more log space.
+    /// Requests more log space. The first of a session makes its record on media.
     GrowLog {
-        /// Requested length in bytes, a multiple of the chunk size.
+        /// Requested length in bytes, a multiple of the chunk size; 0: only the record.
         len_bytes: u64,
     },
     /// Makes ranges of the session's log durable against a power cut: for a session without a backing file.

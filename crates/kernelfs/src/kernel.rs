@@ -12,7 +12,8 @@ use crate::placement::{Driver, Meters, Placement};
 use crate::session::inflight::{InFlight, InFlightGuard};
 use crate::session::table::{SessionTable, Sessions};
 use crate::user_segments::Segments;
-use parking_lot::{MutexGuard, RwLock};
+use parking_lot::{Mutex, MutexGuard, RwLock};
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -169,6 +170,8 @@ pub struct KernelFs {
     pub(crate) counters: Counters,
     pub(crate) lifecycle: Lifecycle,
     pub(crate) space: SpaceLimits,
+    /// Session numbers that are taken from the pool and not given yet.
+    pub(crate) session_ids: Mutex<Range<u64>>,
 }
 
 impl KernelFs {

@@ -22,9 +22,9 @@ pub struct SessionArea {
 
 /// Makes, finds and removes logs and pages.
 pub trait LogStore: Send + Sync {
-    /// Makes a log of `log_bytes` zeros that can grow to `log_max_bytes`, and a live page. With `None` it
-    /// makes only a page. Only the log of a `privileged` session may lie where its client could take space
-    /// or reach other data.
+    /// Makes a log for `log_bytes` zeros that can grow to `log_max_bytes`, and a live page. With `None` it
+    /// makes only a page. The log may be empty until it is [started](Self::start). Only the log of a
+    /// `privileged` session may lie where its client could take space or reach other data.
     ///
     /// # Errors
     /// `NoSpace` and others of the medium; nothing is left behind then.
@@ -34,6 +34,13 @@ pub trait LogStore: Send + Sync {
         log_bytes: Option<(u64, u64)>,
         privileged: bool,
     ) -> Result<SessionArea, MediaError>;
+
+    /// Gives the `log` of a session `len_bytes` of space and a header, unless it has them. Durable when this
+    /// returns; may be repeated after an error.
+    ///
+    /// # Errors
+    /// `NoSpace` and others of the medium.
+    fn start(&self, session: SessionId, log: &dyn Region, len_bytes: u64) -> Result<(), MediaError>;
 
     /// Returns the pages of all sessions of earlier daemons that clients may still read.
     ///
@@ -161,14 +168,18 @@ impl LogStore for SimLogs {
         _: bool,
     ) -> Result<SessionArea, MediaError> {
         let page = Arc::new(Page::heap(session));
-        let log = log_bytes.map(|(len_bytes, max_bytes)| {
+        let log = log_bytes.map(|(_, max_bytes)| {
             let name = Self::name(session);
             // A session that was never committed may have left a region of this name.
             self.world.remove(&name);
-            self.world.add_region(&name, self.medium, len_bytes, max_bytes) as Arc<dyn Region>
+            self.world.add_region(&name, self.medium, 0, max_bytes) as Arc<dyn Region>
         });
         self.pages.lock().insert(session, Arc::clone(&page));
         Ok(SessionArea { page, log })
+    }
+
+    fn start(&self, _: SessionId, log: &dyn Region, len_bytes: u64) -> Result<(), MediaError> {
+        log.grow(len_bytes)
     }
 
     fn pages(&self) -> Result<Vec<Arc<Page>>, MediaError> {

@@ -11,6 +11,19 @@ use varve_format::{EntryFlags, InodeKey, LogOp};
 use varve_ipc::{Hello, IpcError, Link, Peer, Request, Response, Service};
 use varve_kernelfs::Config;
 
+/// A process that ends with its input, and a client in it.
+fn process() -> (std::process::Child, Peer) {
+    let process = std::process::Command::new("cat")
+        .stdin(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let peer = Peer {
+        pid: process.id(),
+        ..Peer::this_process()
+    };
+    (process, peer)
+}
+
 /// A client holds a deleted file when everything stops; what is there after the next start.
 fn restarted_with_an_orphan(world: World) -> (World, common::Client, InodeKey) {
     let mut a = world.client();
@@ -40,6 +53,39 @@ fn orphan_lives_through_a_restart_while_its_client_may_come_back() {
 }
 
 #[test]
+fn orphan_that_a_client_without_a_record_holds_lives_through_a_restart() {
+    let world = World::new();
+    let (mut process, peer) = process();
+    let mut a = world.client_as(peer, hello());
+    let key = write_file(&mut a, b"f", b"open");
+    world.kernel.digest_all().unwrap();
+    a.release(ROOT, a.write_lease(ROOT).lease, false);
+    let lease = a.write_lease(key).lease;
+    a.release(key, lease, false);
+    let b = world.client();
+    let lease = b.read_lease(key).lease;
+    b.release(key, lease, true);
+    a.forward(&unlink(b"f", key)).unwrap();
+    // The one that has a record ends with its process; the daemon dies.
+    process.kill().unwrap();
+    process.wait().unwrap();
+    world.kernel.tick();
+    assert_eq!(world.kernel.store().sessions().unwrap(), []);
+    let world = world.restart();
+    world.kernel.tick();
+    let b = b.resume(&world.kernel, vec![key]);
+    world.clock.advance_ms(world.config.grace_ms + 1);
+    world.kernel.tick();
+    let inodes = world.kernel.status().inodes_used;
+    let lease = b.read_lease(key).lease;
+    assert_eq!(b.read(key, 10), b"open");
+    b.release(key, lease, false);
+    world.kernel.tick();
+    assert_eq!(world.kernel.status().inodes_used, inodes - 1);
+    world.check();
+}
+
+#[test]
 fn deleted_file_is_freed_at_once_when_no_client_of_an_earlier_daemon_can_come_back() {
     let world = World::new();
     let inodes = world.kernel.status().inodes_used;
@@ -62,15 +108,7 @@ fn deleted_file_is_freed_at_once_when_no_client_of_an_earlier_daemon_can_come_ba
 fn deleted_file_is_kept_after_a_restart_only_while_a_client_of_before_runs() {
     let world = World::new();
     let inodes = world.kernel.status().inodes_used;
-    // It ends with its input.
-    let mut process = std::process::Command::new("cat")
-        .stdin(std::process::Stdio::piped())
-        .spawn()
-        .unwrap();
-    let peer = Peer {
-        pid: process.id(),
-        ..Peer::this_process()
-    };
+    let (mut process, peer) = process();
     let mut a = world.client_as(peer, hello());
     let key = write_file(&mut a, b"f", b"open");
     a.log_op(&unlink(b"f", key));

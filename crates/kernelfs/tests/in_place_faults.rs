@@ -27,6 +27,10 @@ impl LogStore for FaultyLogs {
         self.0.create(session, log_bytes, privileged)
     }
 
+    fn start(&self, session: SessionId, log: &dyn Region, len_bytes: u64) -> Result<(), MediaError> {
+        self.0.start(session, log, len_bytes)
+    }
+
     fn pages(&self) -> Result<Vec<Arc<Page>>, MediaError> {
         self.0.pages()
     }

@@ -40,6 +40,69 @@ fn lease_passes_on_with_everything_that_was_logged_under_it() {
     world.check();
 }
 
+#[test]
+fn session_is_on_media_from_its_first_change_on() {
+    let world = World::new();
+    let mut a = world.client();
+    let key = write_file(&mut a, b"f", b"hello");
+    world.kernel.digest_all().unwrap();
+    let rows = |world: &World| -> Vec<_> {
+        let rows = world.kernel.store().sessions().unwrap();
+        rows.iter().map(|row| row.id).collect()
+    };
+    assert_eq!(rows(&world), [a.id()]);
+    drop(a);
+    let left = rows(&world);
+    // One that reads costs no transaction, and leaves nothing.
+    let before = world.kernel.store().newest_tx();
+    let b = world.client();
+    b.read_lease(ROOT);
+    b.read_lease(key);
+    assert_eq!(b.read(key, 10), b"hello");
+    let log = b.log.clone().unwrap();
+    assert_eq!((rows(&world), log.len_bytes()), (left.clone(), 0));
+    drop(b);
+    assert_eq!(world.kernel.sessions(), 0);
+    assert_eq!(world.kernel.store().newest_tx(), before);
+    // Each way to change something makes the record, and its log is there.
+    type Way = fn(&mut Client, InodeKey);
+    let ways: [Way; 4] = [
+        |client, key| drop(client.write_lease(key)),
+        |client, _| drop(client.alloc(1)),
+        |client, _| drop(client.forward(&make(b"g"))),
+        |client, _| {
+            let grown = client.link.call(Request::GrowLog { len_bytes: 0 });
+            assert_eq!(
+                grown,
+                Ok(Response::LogBytes(client.log.as_ref().unwrap().len_bytes()))
+            );
+        },
+    ];
+    for (number, way) in ways.iter().enumerate() {
+        let mut c = world.client();
+        assert!(!rows(&world).contains(&c.id()));
+        way(&mut c, key);
+        assert!(rows(&world).contains(&c.id()), "way {number}");
+        assert!(c.log.as_ref().unwrap().len_bytes() > 0);
+    }
+    world.check();
+}
+
+#[test]
+fn session_that_has_ended_gets_no_record() {
+    let world = World::new();
+    let a = world.client();
+    let id = a.id();
+    world.kernel.gone(id);
+    let asked = a.link.call(Request::GrowLog { len_bytes: 0 });
+    assert!(matches!(asked, Err(IpcError::Sealed)), "{asked:?}");
+    assert_eq!(world.kernel.store().sessions().unwrap(), []);
+    let mut a = a.resume(&world.kernel, vec![]);
+    assert_eq!(a.welcome.seal.as_ref().map(|seal| seal.last), Some(LogSeq(0)));
+    write_file(&mut a, b"f", b"after");
+    world.check();
+}
+
 /// More entries than two batches take, so that one is gathered while another is applied.
 #[test]
 fn log_of_many_batches_is_digested_exactly_once_live_and_sealed() {

@@ -347,6 +347,10 @@ impl LogStore for FaultyLogs {
         })
     }
 
+    fn start(&self, session: SessionId, log: &dyn Region, len_bytes: u64) -> Result<(), MediaError> {
+        self.inner.start(session, log, len_bytes)
+    }
+
     fn pages(&self) -> Result<Vec<Arc<Page>>, MediaError> {
         self.inner.pages()
     }

@@ -8,6 +8,7 @@ use crate::kernel::{Core, KernelFs};
 use crate::leases::grants::RowChange;
 use crate::leases::{Decision, GrantedLease, Refusal, Ticket};
 use crate::ops::digest::Digests;
+use crate::ops::record::Records;
 use crate::ops::rows::write_rows;
 use crate::ops::sharing::Sharing;
 use crate::ops::teardown::Teardown;
@@ -42,6 +43,7 @@ pub(crate) struct Leasing<'k> {
     digests: Digests<'k>,
     sharing: Sharing<'k>,
     teardown: Teardown<'k>,
+    pub(super) records: Records<'k>,
 }
 
 impl<'k> Leasing<'k> {
@@ -53,6 +55,7 @@ impl<'k> Leasing<'k> {
             digests: Digests::of(kernel),
             sharing: Sharing::of(kernel),
             teardown: Teardown::of(kernel),
+            records: Records::of(kernel),
         }
     }
 
@@ -73,6 +76,7 @@ impl<'k> Leasing<'k> {
         }
         if writes {
             self.core.check_writable()?;
+            self.records.make(session)?;
         }
         self.make_room(session);
         let until_ms = self.core.now_ms() + self.core.env.config.wait_ms;
@@ -150,7 +154,11 @@ impl<'k> Leasing<'k> {
         if decision.leases.is_empty() {
             return Vec::new();
         }
-        if mode == LeaseMode::Write && self.sharing.await_sealed_mounts(session).is_err() {
+        let may_write = || {
+            let recorded = self.records.make(session);
+            recorded.and_then(|()| self.sharing.await_sealed_mounts(session))
+        };
+        if mode == LeaseMode::Write && may_write().is_err() {
             self.undo(session, &decision);
             return Vec::new();
         }

@@ -203,6 +203,7 @@ impl<'k> Forwarding<'k> {
             own.cred = session.cred.clone();
             &own
         };
+        self.leasing.records.make(session)?;
         self.take_turn(session, op.number)?;
         let result = self.forward_in_turn(session, op);
         let mut last = session.turn.last.lock();

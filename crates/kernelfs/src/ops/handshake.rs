@@ -7,20 +7,24 @@ use crate::kernel::{Core, KernelFs};
 use crate::logs::LogStore;
 use crate::ops::acquire::leases_max;
 use crate::ops::holds::HeldInodes;
+use crate::ops::record::Records;
 use crate::ops::sharing::Sharing;
 use crate::ops::teardown::Teardown;
-use crate::process::ProcessId;
 use crate::session::state::{Session, SessionParts};
 use crate::session::table::{Phase, Reclaim, SessionEntry, SharedMode};
 use crate::user_segments::{Segments, UserSegments};
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::io::Read;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use varve_format::session::SessionState;
-use varve_format::{LastForwarded, LogSeq, ROOT_INO, SessionId};
-use varve_ipc::{HELD_MAX, Hello, IpcError, PROTOCOL_VERSION, Peer, Welcome};
+use varve_format::{LastForwarded, ROOT_INO, SessionId};
+use varve_ipc::{ClientKind, HELD_MAX, Hello, IpcError, PROTOCOL_VERSION, Peer, Welcome};
 use varve_store::StoreError;
+
+/// Session numbers that are taken from the pool at once.
+const IDS_AHEAD: u64 = 128;
 
 /// An open session, for a client in this process.
 pub struct LocalSession {
@@ -49,6 +53,8 @@ pub(crate) struct Handshake<'k> {
     held: HeldInodes<'k>,
     sharing: Sharing<'k>,
     teardown: Teardown<'k>,
+    records: Records<'k>,
+    ids: &'k Mutex<Range<u64>>,
 }
 
 impl<'k> Handshake<'k> {
@@ -62,6 +68,8 @@ impl<'k> Handshake<'k> {
             held: HeldInodes::of(kernel),
             sharing: Sharing::of(kernel),
             teardown: Teardown::of(kernel),
+            records: Records::of(kernel),
+            ids: &kernel.session_ids,
         }
     }
 
@@ -218,7 +226,8 @@ impl<'k> Handshake<'k> {
     /// Checks whether another session may be opened. Ended sessions, which are only kept for their clients'
     /// return, make room.
     fn check_room(&self, peer: Peer) -> Result<(), IpcError> {
-        let most = self.core.env.config.sessions_max as usize;
+        let rows = self.core.store.sessions_max();
+        let most = rows.min(self.core.env.config.sessions_max.into()) as usize;
         let own_most = if self.core.env.is_privileged(peer.uid) {
             most
         } else {
@@ -240,30 +249,9 @@ impl<'k> Handshake<'k> {
             if all < most && own < own_most {
                 return Ok(());
             }
-            if living >= most || own >= own_most || !self.forget_crowd() {
+            if living >= most || own >= own_most || !self.teardown.forget_crowd() {
                 return Err(no(libc::EUSERS));
             }
-        }
-    }
-
-    /// Forgets the oldest ended session of the process that has most of them: a process that opens session
-    /// after session does not keep others out. A client that keeps the rules has one for each of its mounts,
-    /// and needs the newest.
-    fn forget_crowd(&self) -> bool {
-        let oldest = {
-            let sessions = self.core.locked();
-            let mut crowds = BTreeMap::<ProcessId, (usize, SessionId)>::new();
-            for ended in &sessions.ended {
-                crowds.entry(ended.process).or_insert((0, ended.id)).0 += 1;
-            }
-            crowds.into_values().max_by_key(|(count, _)| *count)
-        };
-        match oldest {
-            Some((count, id)) if count > 1 => {
-                self.teardown.forget_ended(id);
-                true
-            }
-            _ => false,
         }
     }
 
@@ -279,12 +267,7 @@ impl<'k> Handshake<'k> {
             sessions.next_read_only += 1;
             SessionId(sessions.next_read_only)
         } else {
-            let taken = self.core.store.begin().and_then(|mut tx| {
-                let id = tx.next_session_id()?;
-                tx.commit()?;
-                Ok(id)
-            });
-            taken.map_err(|error| self.core.refused(&error))?
+            self.fresh_id().map_err(|error| self.core.refused(&error))?
         };
         let privileged = self.core.env.is_privileged(peer.uid);
         let token = match &self.core.env.tokens {
@@ -294,12 +277,9 @@ impl<'k> Handshake<'k> {
                 no(libc::EIO)
             })?,
         };
-        let limit = self
-            .core
-            .env
-            .config
-            .log_limit(self.core.store.devices().nvm.len_bytes());
-        let initial = self.core.env.config.log_initial_bytes.min(limit);
+        let config = &self.core.env.config;
+        let limit = config.log_limit(self.core.store.devices().nvm.len_bytes());
+        let initial = config.log_initial_bytes.min(limit);
         let area = self
             .logs
             .create(id, (!read_only).then_some((initial, limit)), privileged)
@@ -334,23 +314,27 @@ impl<'k> Handshake<'k> {
             continues: predecessor.map(|ended| ended.id),
             segments,
         });
-        if !read_only {
-            let put = loop {
-                let put = self.core.store.begin().and_then(|mut tx| {
-                    tx.session_put(&session.row(SessionState::Live, LogSeq(0), LastForwarded::default()))?;
-                    tx.commit()
-                });
-                // The table of a small pool may have fewer rows than `sessions_max`.
-                if !matches!(put, Err(StoreError::TableFull(_))) || !self.forget_crowd() {
-                    break put;
-                }
-            };
-            put.map_err(|error| {
-                self.logs.remove(id);
-                self.core.refused(&error)
-            })?;
+        // The kernel of a mount answers by what it was told, also after a restart of the daemon, which must know
+        // of it.
+        if !read_only && hello.kind == ClientKind::Shim {
+            let recorded = self.records.make(&session);
+            recorded.inspect_err(|_| self.logs.remove(id))?;
         }
         Ok(session)
+    }
+
+    /// Returns a session number that was never given before. Numbers are taken from the pool by the hundred:
+    /// what is left of them at the end is not used again.
+    fn fresh_id(&self) -> Result<SessionId, StoreError> {
+        let mut ids = self.ids.lock();
+        if ids.is_empty() {
+            let mut tx = self.core.store.begin()?;
+            let first = tx.next_session_ids(IDS_AHEAD)?;
+            tx.commit()?;
+            *ids = first.0..first.0 + IDS_AHEAD;
+        }
+        let id = ids.next().ok_or(StoreError::Invalid("no session number"))?;
+        Ok(SessionId(id))
     }
 
     /// Returns the user's segments. Without them data is read by message.
@@ -385,7 +369,7 @@ impl<'k> Handshake<'k> {
             .held
             .iter()
             .chain(&made)
-            .filter(|key| self.held.may_hold(session, **key, predecessor.is_some()))
+            .filter(|key| self.held.may_hold(session, **key, hello.resume.is_some()))
             .collect();
         let mut sessions = self.core.locked();
         let shared = sessions.is_shared(session.id);

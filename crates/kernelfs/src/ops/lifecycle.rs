@@ -56,7 +56,8 @@ pub(crate) fn open(parts: Parts) -> Result<KernelFs, KernelError> {
     }
     // Must precede the first transaction: from here on no client of an earlier daemon trusts its reads or
     // writes.
-    for page in logs.pages()? {
+    let pages = logs.pages()?;
+    for page in &pages {
         page.seal();
     }
     varve_ipc::page::membarrier();
@@ -100,8 +101,10 @@ pub(crate) fn open(parts: Parts) -> Result<KernelFs, KernelError> {
         counters: Counters::default(),
         lifecycle: Lifecycle::default(),
         space: SpaceLimits::default(),
+        session_ids: parking_lot::Mutex::default(),
     };
-    Recovery::of(&kernel).recover(base_limit)?;
+    let left = pages.iter().map(|page| page.session()).collect();
+    Recovery::of(&kernel).recover(base_limit, left)?;
     Ok(kernel)
 }
 

@@ -4,6 +4,7 @@ use crate::error::no;
 use crate::health::Health;
 use crate::kernel::{Core, KernelFs};
 use crate::ops::digest::Digests;
+use crate::ops::record::Records;
 use crate::session::state::Session;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,15 +16,17 @@ pub(crate) struct LogRequests<'k> {
     core: Core<'k>,
     health: &'k Health,
     digests: Digests<'k>,
+    records: Records<'k>,
 }
 
 impl<'k> LogRequests<'k> {
     /// Borrows its parts from the daemon.
-    pub(crate) const fn of(kernel: &'k KernelFs) -> Self {
+    pub(crate) fn of(kernel: &'k KernelFs) -> Self {
         Self {
             core: Core::of(kernel),
             health: &kernel.health,
             digests: Digests::of(kernel),
+            records: Records::of(kernel),
         }
     }
 
@@ -51,7 +54,7 @@ impl<'k> LogRequests<'k> {
             .map_err(|error| self.core.refused(&error))
     }
 
-    /// `Request::GrowLog`.
+    /// `Request::GrowLog`. The log of a session without a record has no space yet, whatever is asked for.
     pub(crate) fn grow_log(&self, session: &Session, len_bytes: u64) -> Result<u64, IpcError> {
         let Some(log) = &session.log else {
             return Err(no(libc::EROFS));
@@ -65,6 +68,7 @@ impl<'k> LogRequests<'k> {
         if !len_bytes.is_multiple_of(chunk) || len_bytes > limit {
             return Err(no(libc::EINVAL));
         }
+        self.records.make(session)?;
         let grown = self
             .health
             .log_work(session.id, &session.log_faults, "growing the log", || {

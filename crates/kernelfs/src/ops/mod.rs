@@ -5,9 +5,9 @@
 //! operation that needs another holds it as a field, and only one from an earlier line:
 //! - `rows`, `map`, `status`, `watch` need no other;
 //! - `digest`, `read`;
-//! - `holds`, `log`, `migrate`, `pin`, `teardown`;
-//! - `recovery`, `release`, `reserve`, `rules`, `sharing`, `sync`;
-//! - `acquire`, `lifecycle`;
+//! - `holds`, `migrate`, `pin`, `teardown`;
+//! - `record`, `recovery`, `release`, `reserve`, `rules`, `sharing`, `sync`;
+//! - `acquire`, `lifecycle`, `log`;
 //! - `forward`, `handshake`, `numbers`.
 
 pub(crate) mod acquire;
@@ -22,6 +22,7 @@ pub(crate) mod migrate;
 pub(crate) mod numbers;
 pub(crate) mod pin;
 pub(crate) mod read;
+pub(crate) mod record;
 pub(crate) mod recovery;
 pub(crate) mod release;
 pub(crate) mod reserve;

@@ -49,6 +49,7 @@ impl<'k> InodeNumbers<'k> {
         if !session.knows(near) {
             return Err(no(libc::ESTALE));
         }
+        self.leasing.records.make(session)?;
         self.leasing.make_room(session);
         let until_ms = self.core.now_ms() + self.core.env.config.wait_ms;
         loop {

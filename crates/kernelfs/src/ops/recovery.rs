@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use varve_format::seeded::{Bug, armed};
 use varve_format::session::{SessionRow, SessionState};
-use varve_format::{Ino, InodeKey, LogSeq, Seal, TxId};
+use varve_format::{Ino, InodeKey, LogSeq, Seal, SessionId, TxId};
 use varve_ipc::{ClientKind, Page, Peer};
 use varve_store::{InodeSlot, StoreError};
 
@@ -39,12 +39,12 @@ impl<'k> Recovery<'k> {
         }
     }
 
-    /// Ends all sessions of an earlier daemon. Their pages say SEALED already.
+    /// Ends all sessions of an earlier daemon. The pages of `clients` say SEALED already.
     ///
     /// Of the store and the logs. A device's error is not returned: it makes the pool read-only, and the logs
     /// keep their entries.
-    pub(crate) fn recover(&self, base_limit: TxId) -> Result<(), StoreError> {
-        let result = self.recover_all(BaseLimit::AtStart(base_limit));
+    pub(crate) fn recover(&self, base_limit: TxId, clients: BTreeSet<SessionId>) -> Result<(), StoreError> {
+        let result = self.recover_all(BaseLimit::AtStart(base_limit), clients);
         match result {
             Err(error) if error.is_device() => {
                 self.core.stop_writing(&error);
@@ -54,9 +54,14 @@ impl<'k> Recovery<'k> {
         }
     }
 
-    fn recover_all(&self, limit: BaseLimit) -> Result<(), StoreError> {
+    fn recover_all(&self, limit: BaseLimit, mut clients: BTreeSet<SessionId>) -> Result<(), StoreError> {
         let rows = self.core.store.sessions()?;
-        if rows.is_empty() {
+        for row in &rows {
+            clients.remove(&row.id);
+        }
+        // Those had no record, and may hold deleted inodes like any other.
+        self.core.locked().unrecorded = !clients.is_empty();
+        if rows.is_empty() && clients.is_empty() {
             // No client can return: deleted inodes need not be kept for them.
             self.core.env.grace_until_ms.store(0, Ordering::Release);
         }

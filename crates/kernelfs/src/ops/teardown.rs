@@ -156,7 +156,7 @@ impl<'k> Teardown<'k> {
                 scan.seal
             }
         };
-        if !session.read_only {
+        if session.end_record() {
             let mut tx = self.core.store.begin()?;
             // Forwarded operations write their number into the row themselves.
             let last_forwarded = tx
@@ -218,7 +218,7 @@ impl<'k> Teardown<'k> {
             number: *session.turn.last.lock(),
             ..LastForwarded::default()
         };
-        if !session.read_only {
+        if session.is_recorded() {
             write_rows(self.core, &free_numbers(&numbers))?;
             self.remove_grants(rows)?;
             let mut tx = self.core.store.begin()?;
@@ -337,7 +337,7 @@ impl<'k> Teardown<'k> {
                 seal: seal.clone(),
                 last_forwarded,
                 holds_until_ms: Some(session.holds_until_ms.load(Ordering::Acquire)).filter(|ms| *ms > 0),
-                row: !session.read_only,
+                row: session.is_recorded(),
                 known: Some(session.known()),
                 continues: session.continues(),
             }),
@@ -445,6 +445,27 @@ impl<'k> Teardown<'k> {
                 ended.holds_until_ms = None;
                 sessions.unheld.extend(sessions.holds.drop_session(ended.id));
             }
+        }
+    }
+
+    /// Forgets the oldest ended session of the process that has most of them: a process that opens session
+    /// after session does not keep others out. A client that keeps the rules has one for each of its mounts,
+    /// and needs the newest.
+    pub(crate) fn forget_crowd(&self) -> bool {
+        let oldest = {
+            let sessions = self.core.locked();
+            let mut crowds = BTreeMap::<ProcessId, (usize, SessionId)>::new();
+            for ended in &sessions.ended {
+                crowds.entry(ended.process).or_insert((0, ended.id)).0 += 1;
+            }
+            crowds.into_values().max_by_key(|(count, _)| *count)
+        };
+        match oldest {
+            Some((count, id)) if count > 1 => {
+                self.forget_ended(id);
+                true
+            }
+            _ => false,
         }
     }
 

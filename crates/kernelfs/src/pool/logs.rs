@@ -327,18 +327,22 @@ impl HostLogs {
             true => self.create_dax(session, len_bytes, max_bytes)?,
             false => None,
         };
-        let files = match dax {
-            Some(files) => files,
-            None => self.create_in_memory(session, len_bytes, max_bytes)?,
+        let Some(files) = dax else {
+            return self.create_in_memory(session, 0, max_bytes);
         };
-        let region = files.region();
-        let header = LiveHeader::new(self.boot_id, self.pool_uuid, session);
-        region.write(0, header.as_bytes())?;
-        region.sync(0, LIVE_HEADER_SIZE as u64)?;
-        if let Some(dir) = &self.backing {
-            varve_media::host::sync_dir(dir).map_err(|error| setup(dir, "sync it", &error))?;
-        }
+        self.write_header(session, &*files.region())?;
         Ok(files)
+    }
+
+    /// Writes the header of a log. Durable when this returns, and so is the log's name.
+    fn write_header(&self, session: SessionId, log: &dyn Region) -> Result<(), MediaError> {
+        let header = LiveHeader::new(self.boot_id, self.pool_uuid, session);
+        log.write(0, header.as_bytes())?;
+        log.sync(0, LIVE_HEADER_SIZE as u64)?;
+        match &self.backing {
+            Some(dir) => varve_media::host::sync_dir(dir).map_err(|error| setup(dir, "sync it", &error)),
+            None => Ok(()),
+        }
     }
 
     /// Whether a copy is of this pool and session, and (for a live one) of this boot.
@@ -431,6 +435,16 @@ impl LogStore for HostLogs {
             page: Arc::new(page),
             log,
         })
+    }
+
+    fn start(&self, session: SessionId, log: &dyn Region, len_bytes: u64) -> Result<(), MediaError> {
+        match self.open.lock().get(&session) {
+            // They were made whole: what a client maps of a device has a fixed place.
+            Some(Files::Dax(_) | Files::Slot(_)) => return Ok(()),
+            Some(Files::Backed(_) | Files::Memory(_)) | None => {}
+        }
+        log.grow(len_bytes)?;
+        self.write_header(session, log)
     }
 
     fn pages(&self) -> Result<Vec<Arc<Page>>, MediaError> {
@@ -590,7 +604,7 @@ impl LogStore for HostLogs {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::{HostLogs, Recovered};
-    use crate::logs::LogStore;
+    use crate::logs::{LogStore, SessionArea};
     use varve_format::SessionId;
     use varve_ipc::{PageState, SessionPage};
 
@@ -635,11 +649,36 @@ mod tests {
         }
     }
 
+    fn started(logs: &HostLogs, max_bytes: u64) -> SessionArea {
+        let area = logs.create(S, Some((CHUNK, max_bytes)), true).unwrap();
+        logs.start(S, &**area.log.as_ref().unwrap(), CHUNK).unwrap();
+        area
+    }
+
+    #[test]
+    fn log_that_was_not_started_takes_no_space_and_is_no_log_of_the_next_daemon() {
+        for backed in [true, false] {
+            let place = Place::new(backed);
+            let log = place
+                .logs(1)
+                .create(S, Some((CHUNK, CHUNK)), true)
+                .unwrap()
+                .log
+                .unwrap();
+            assert_eq!(log.len_bytes(), 0);
+            let logs = place.logs(1);
+            assert_eq!(logs.list().unwrap(), [S]);
+            assert!(logs.copies().unwrap().is_empty());
+            logs.remove(S);
+            assert_eq!(place.files(), 0);
+        }
+    }
+
     #[test]
     fn live_copy_is_used_when_only_the_daemon_ended() {
         for backed in [true, false] {
             let place = Place::new(backed);
-            let area = place.logs(1).create(S, Some((CHUNK, 4 * CHUNK)), true).unwrap();
+            let area = started(&place.logs(1), 4 * CHUNK);
             area.log.as_ref().unwrap().write(5000, b"not synced").unwrap();
             let logs = place.logs(1);
             assert_eq!(logs.list().unwrap(), [S]);
@@ -668,7 +707,7 @@ mod tests {
     fn backing_is_used_when_the_live_copy_is_lost_or_of_another_boot() {
         for lose in [true, false] {
             let place = Place::new(true);
-            let area = place.logs(1).create(S, Some((CHUNK, 4 * CHUNK)), true).unwrap();
+            let area = started(&place.logs(1), 4 * CHUNK);
             let log = area.log.unwrap();
             log.write(8192, b"synced").unwrap();
             log.sync(8192, 6).unwrap();
@@ -698,12 +737,7 @@ mod tests {
     fn live_copy_with_a_flipped_bit_in_its_header_is_not_taken() {
         use varve_format::log::LIVE_HEADER_SIZE;
         let place = Place::new(true);
-        let log = place
-            .logs(1)
-            .create(S, Some((CHUNK, CHUNK)), true)
-            .unwrap()
-            .log
-            .unwrap();
+        let log = started(&place.logs(1), CHUNK).log.unwrap();
         log.write(8192, b"synced").unwrap();
         log.sync(8192, 6).unwrap();
         drop(log);
@@ -727,7 +761,7 @@ mod tests {
         for len in [LIVE, 4095, 5000, CHUNK / 2, 3 * CHUNK + 17, 1 << 40] {
             for shorten in ["live/log-7", "logs/7.log"] {
                 let place = Place::new(true);
-                place.logs(1).create(S, Some((CHUNK, 4 * CHUNK)), true).unwrap();
+                started(&place.logs(1), 4 * CHUNK);
                 let file = std::fs::File::options()
                     .write(true)
                     .open(place.dir.path().join(shorten))
@@ -750,7 +784,7 @@ mod tests {
     #[test]
     fn copies_are_ignored_when_they_are_of_another_session_or_memory_of_another_boot() {
         let place = Place::new(false);
-        place.logs(1).create(S, Some((CHUNK, CHUNK)), true).unwrap();
+        started(&place.logs(1), CHUNK);
         let live = place.dir.path().join("live");
         std::fs::copy(live.join("log-7"), live.join("log-8")).unwrap();
         let logs = place.logs(1);
@@ -763,7 +797,7 @@ mod tests {
     fn descriptors_reach_the_same_files() {
         let place = Place::new(true);
         let logs = place.logs(1);
-        let area = logs.create(S, Some((CHUNK, 2 * CHUNK)), true).unwrap();
+        let area = started(&logs, 2 * CHUNK);
         let fds = logs.descriptors(S, true).unwrap();
         let client = varve_media::LiveLog::from_fds(
             fds.log.unwrap(),

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use varve_format::session::{SessionRow, SessionState};
 use varve_format::{InodeAttr, InodeKey, LastForwarded, LogSeq, SessionId, TimeNs};
-use varve_ipc::{ClientKind, Cred, Page, Peer, UpcallQueue};
+use varve_ipc::{ClientKind, Cred, IpcError, Page, Peer, UpcallQueue};
 use varve_media::{DeviceInfo, DeviceState, MediaError, Region};
 
 /// Most inodes that an unprivileged session can name.
@@ -89,6 +89,17 @@ impl Region for GuardedLog {
     }
 }
 
+/// Whether a session is known on media: its row, and the space of its log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Recorded {
+    /// Not yet: nothing on media rests on it.
+    NotYet,
+    /// Yes.
+    Yes,
+    /// Never: it only reads, or has ended.
+    Never,
+}
+
 /// Carries out forwarded operations in the order of their numbers.
 #[derive(Default)]
 pub(crate) struct Turn {
@@ -116,6 +127,10 @@ pub(crate) struct Session {
     pub(crate) log: Option<Arc<dyn Region>>,
     pub(crate) reader: Mutex<Reader>,
     pub(crate) turn: Turn,
+    /// Held while its record is made.
+    record: Mutex<Recorded>,
+    /// The record is there.
+    is_recorded: AtomicBool,
     /// Held while rows of ended leases are written.
     pub(crate) row_changes: Mutex<()>,
     /// Reserved blocks that are not used up. Grows only under the lock of the session table.
@@ -227,6 +242,12 @@ impl Session {
                 digested: LogSeq(0),
             }),
             turn: Turn::default(),
+            record: Mutex::new(match (read_only, process.is_some()) {
+                (true, _) => Recorded::Never,
+                (false, true) => Recorded::Yes,
+                (false, false) => Recorded::NotYet,
+            }),
+            is_recorded: AtomicBool::new(process.is_some()),
             row_changes: Mutex::new(()),
             reserved: AtomicU64::new(0),
             granted: AtomicU64::new(0),
@@ -255,6 +276,39 @@ impl Session {
         }
         let id = self.continues.swap(0, Ordering::AcqRel);
         (id != 0).then_some(SessionId(id))
+    }
+
+    /// Whether the session has a row on media.
+    #[inline]
+    pub(crate) fn is_recorded(&self) -> bool {
+        self.is_recorded.load(Ordering::Acquire)
+    }
+
+    /// Makes the session's record by `make`, unless it is there.
+    ///
+    /// # Errors
+    /// `Sealed` if it has ended, or only reads; those of `make`, after which it may be tried again.
+    pub(crate) fn record(&self, make: impl FnOnce() -> Result<(), IpcError>) -> Result<(), IpcError> {
+        let mut recorded = self.record.lock();
+        match *recorded {
+            Recorded::Yes => Ok(()),
+            Recorded::Never => Err(IpcError::Sealed),
+            Recorded::NotYet => {
+                make()?;
+                *recorded = Recorded::Yes;
+                self.is_recorded.store(true, Ordering::Release);
+                Ok(())
+            }
+        }
+    }
+
+    /// From now on no record is made. Returns whether there is one.
+    pub(crate) fn end_record(&self) -> bool {
+        let mut recorded = self.record.lock();
+        if *recorded == Recorded::NotYet {
+            *recorded = Recorded::Never;
+        }
+        *recorded == Recorded::Yes
     }
 
     /// Marks the log as incomplete: it is damaged, gone, or an operation in it was refused.

@@ -300,6 +300,9 @@ impl Client {
         let crc = payload_crc(crc_seed(self.id()), &payload);
         header.crc32c.set(entry_crc(crc, &header));
         let log = self.log.as_ref().unwrap();
+        if log.len_bytes() == 0 {
+            self.link.call(Request::GrowLog { len_bytes: 0 }).unwrap();
+        }
         log.write(self.offset + 64, &payload).unwrap();
         log.write(self.offset, header.as_bytes()).unwrap();
         log.fence().unwrap();

@@ -24,6 +24,7 @@ use cache::ReadCache;
 use crossbeam_channel::Sender;
 use nvm::Nvm;
 use reservations::Stock;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock, Weak};
 use varve_format::{BlockNo, LogSeq};
 use varve_ipc::{ClientFault, Clock, IpcError, Link, PageState, Request, Response, SessionPage, Welcome};
@@ -41,6 +42,8 @@ pub struct DataPlane {
     /// The map is requested one window at a time: the daemon copies a window's data for an unprivileged
     /// session on request.
     windowed: bool,
+    /// The daemon has a record of the session.
+    recorded: AtomicBool,
     /// Reserved blocks that are in no lane.
     stock: Mutex<Stock>,
     /// Held by the one thread that asks for more.
@@ -84,6 +87,7 @@ impl DataPlane {
             read_ahead_bytes: welcome.read_ahead_bytes.min(varve_ipc::DATA_MAX as u64),
             log_max_bytes: options.max_bytes,
             windowed: !welcome.privileged,
+            recorded: AtomicBool::new(false),
             stock: Mutex::default(),
             asking: Mutex::new(()),
             cache: ReadCache::new(),
@@ -129,6 +133,18 @@ impl DataPlane {
     #[must_use]
     pub fn is_live(&self) -> bool {
         self.page.state() == PageState::Live
+    }
+
+    /// Has the daemon record the session, if it may not have yet. What a session did is known after a crash of
+    /// the daemon only with a record: to be called before anything that must not be done twice.
+    ///
+    /// # Errors
+    /// The daemon's.
+    pub(crate) fn be_recorded<T>(&self) -> OpResult<(), T> {
+        if !self.recorded.load(std::sync::atomic::Ordering::Acquire) {
+            LogHost::grow(self, 0).map_err(OpError::from)?;
+        }
+        Ok(())
     }
 
     /// Makes every entry that was logged so far durable against a power cut.
@@ -271,7 +287,10 @@ fn confused(what: &str) -> IpcError {
 impl LogHost for DataPlane {
     fn grow(&self, len_bytes: u64) -> Result<u64, IpcError> {
         match self.call(Request::GrowLog { len_bytes })? {
-            Response::LogBytes(bytes) => Ok(bytes),
+            Response::LogBytes(bytes) => {
+                self.recorded.store(true, std::sync::atomic::Ordering::Release);
+                Ok(bytes)
+            }
             _ => Err(confused("GrowLog")),
         }
     }

@@ -11,9 +11,9 @@ const STEP_CHUNKS: u64 = 4;
 const READY_CHUNKS: usize = 4;
 
 impl Log {
-    /// Whether less than a quarter of the chunks is free.
+    /// Whether less than a quarter of the chunks is free. Of the first chunk most programs leave some.
     const fn is_low(free: usize, total: u64) -> bool {
-        (free as u64) < total.div_ceil(4)
+        total > 1 && (free as u64) < total.div_ceil(4)
     }
 
     /// Requests [`look_ahead`](Self::look_ahead) after a lane has taken a chunk, if there is work for it.

@@ -67,6 +67,7 @@ impl Session {
             return Ok(Forwarded::DoneBefore(done));
         }
         self.may_write()?;
+        self.data.be_recorded()?;
         self.leases.give_back(keys)?;
         let mut body = Vec::new();
         op.encode_body(&mut body);

@@ -26,8 +26,8 @@ const ALLOWED: i32 = READING | CHANGING | libc::O_EXCL | libc::O_APPEND | libc::
 pub(super) fn is_left_to_mount(p: &Process, a: &Args, dirfd: i32, path: &[u8]) -> bool {
     let mut second = libc::AT_FDCWD;
     let opens = match a.number() as libc::c_long {
-        libc::SYS_open if a.int(1) & !READING == 0 => Some(a.int(1)),
-        libc::SYS_openat if a.int(2) & !READING == 0 => Some(a.int(2)),
+        libc::SYS_open if only_reads(a.int(1)) => Some(a.int(1)),
+        libc::SYS_openat if only_reads(a.int(2)) => Some(a.int(2)),
         libc::SYS_stat
         | libc::SYS_lstat
         | libc::SYS_newfstatat
@@ -75,6 +75,12 @@ pub(super) fn is_left_to_mount(p: &Process, a: &Args, dirfd: i32, path: &[u8]) -
     opens.is_none_or(|flags| is_small(dirfd, path, flags).is_none_or(|is_small| is_small))
 }
 
+/// Whether an `open` only reads a file, or looks whether there is a directory, which opens a session.
+const fn only_reads(flags: i32) -> bool {
+    const LOOKING: i32 = libc::O_PATH | libc::O_DIRECTORY;
+    flags & !READING == 0 || flags & libc::O_DIRECTORY != 0 && flags & !(READING | LOOKING) == 0
+}
+
 /// Has the mount make a call that may move a directory, in which this process may be.
 pub(super) fn on_names(p: &Process, a: &Args) -> Answer {
     let result = outside(|| a.call());
@@ -103,7 +109,7 @@ pub(super) fn open(p: &Process, a: &Args, dirfd: i32, i: usize, flags: i32) -> O
     if let Ok(fd) = i32::try_from(result)
         && fd >= 0
     {
-        p.adopt_opened(fd, flags, p.early_route(path));
+        p.adopt_opened(fd, flags, p.early_route(dirfd, path));
     }
     Some(Answer::FellBackMade(result, Why::FirstCalls))
 }

@@ -30,29 +30,33 @@ impl Process {
         if self.is_off() || self.pools().all(|(_, pool)| pool.has_session()) {
             return false;
         }
-        let pool = match path.first() {
-            Some(b'/') => self.config.under_mount(path).map(|(pool, _)| pool),
-            Some(_) if dirfd == libc::AT_FDCWD => self.cwd.read().route.as_ref().map(|(pool, _)| *pool),
-            _ => None,
-        };
-        pool.map(|pool| self.pool(pool))
+        self.place_of(dirfd, path)
+            .map(|(pool, _)| self.pool(pool))
             .is_some_and(|pool| !pool.is_off() && !pool.is_worth_a_session(self.config.session_after))
     }
 
     /// Returns the route of an [early](Self::is_early) path.
-    pub fn early_route(&self, path: &[u8]) -> Route {
-        if path.starts_with(b"/") {
-            let route = self.config.under_mount(path);
-            return route.map_or_else(Route::new, |(_, route)| Route::from_slice(route));
+    pub fn early_route(&self, dirfd: i32, path: &[u8]) -> Route {
+        self.place_of(dirfd, path)
+            .map_or_else(Route::new, |(_, route)| route)
+    }
+
+    /// The pool of a path and the path below its mount, as the names alone say; without a session.
+    fn place_of(&self, dirfd: i32, path: &[u8]) -> Option<(PoolId, Route)> {
+        let below = |(pool, route): (PoolId, &[u8])| (pool, Route::from_slice(route));
+        if path.first()? == &b'/' {
+            return self.config.under_mount(path).map(below);
         }
-        let cwd = self.cwd.read();
-        let mut route = cwd
-            .route
-            .as_ref()
-            .map_or_else(Route::new, |(_, route)| route.clone());
+        let here = match dirfd {
+            libc::AT_FDCWD => self.cwd.read().route.clone(),
+            _ => None,
+        };
+        let Some((pool, mut route)) = here else {
+            return self.led_in(dirfd, path).map(below);
+        };
         route.push(b'/');
         route.extend_from_slice(path);
-        route
+        Some((pool, route))
     }
 
     /// The root of a pool's mount, from where `rest` is to be walked; `None`: it is the kernel's, since no
@@ -151,23 +155,28 @@ impl Process {
     /// Resolves a relative path from a directory outside the mount, if its names alone lead in. A path with
     /// symbolic links on the way is left to the kernel.
     fn start_outside<'a>(&self, dirfd: i32, path: &'a [u8]) -> Here<Option<Start<'a>>> {
+        let found = self.led_in(dirfd, path);
+        found.map_or(Ok(None), |(pool, rest)| self.start_at_root(pool, rest))
+    }
+
+    /// The pool that a relative path from a directory outside leads into, and the rest of the path.
+    fn led_in<'a>(&self, dirfd: i32, path: &'a [u8]) -> Option<(PoolId, &'a [u8])> {
         if !self.config.could_enter(path) {
-            return Ok(None);
+            return None;
         }
-        let found = if dirfd == libc::AT_FDCWD {
+        let (pool, (rest, _)) = if dirfd == libc::AT_FDCWD {
             let cwd = self.cwd.read();
-            let Some(from) = cwd.outside.as_deref() else {
-                return Ok(None);
-            };
-            match self.config.entered(from, path) {
-                // Above the directory is something else when it was moved since.
-                Some((_, (_, true))) if kernel::getcwd().as_deref() != Some(from) => None,
-                found => found,
-            }
+            let from = cwd.outside.as_deref()?;
+            // Above the directory is something else when it was moved since.
+            self.config
+                .entered(from, path)
+                .filter(|(_, (_, goes_up))| !goes_up || kernel::getcwd().as_deref() == Some(from))
+        } else if self.table.has(dirfd) {
+            None
         } else {
             kernel::directory_path(dirfd).and_then(|from| self.config.entered(&from, path))
-        };
-        found.map_or(Ok(None), |(pool, (rest, _))| self.start_at_root(pool, rest))
+        }?;
+        Some((pool, rest))
     }
 
     fn cwd_key(&self) -> Here<Option<(FileId, Route)>> {

@@ -263,6 +263,12 @@ impl Store {
         (slots, result)
     }
 
+    /// Returns the most sessions that can have a row.
+    #[must_use]
+    pub fn sessions_max(&self) -> u64 {
+        self.layout.session_slots()
+    }
+
     /// Returns all session rows.
     ///
     /// # Errors

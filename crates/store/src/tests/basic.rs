@@ -98,7 +98,7 @@ fn dropped_transaction_leaves_no_trace() {
     tx.write_bytes(file.ino, &[(50, &pattern(60_000, 2))], NVM)
         .unwrap();
     tx.truncate(file.ino, 10).unwrap();
-    let id = tx.next_session_id().unwrap();
+    let id = tx.next_session_ids(1).unwrap();
     tx.session_put(&session(id)).unwrap();
     unlink(&mut tx, ROOT_INO, "a").unwrap();
     drop(tx);
@@ -107,7 +107,7 @@ fn dropped_transaction_leaves_no_trace() {
     assert_eq!(rig.store.newest_tx(), newest);
     assert_clean(&rig.store);
     let mut tx = rig.store.begin().unwrap();
-    assert_eq!(tx.next_session_id().unwrap(), id);
+    assert_eq!(tx.next_session_ids(1).unwrap(), id);
     assert_eq!(tx.session(id).unwrap(), None);
     drop(tx);
     rig.reopen();
@@ -133,7 +133,7 @@ fn session(id: SessionId) -> SessionRow {
 fn rows_are_kept_and_numbers_never_come_twice() {
     let rig = Rig::new();
     let mut tx = rig.store.begin().unwrap();
-    let id = tx.next_session_id().unwrap();
+    let id = tx.next_session_ids(1).unwrap();
     let lease = tx.next_lease_nos(10).unwrap();
     tx.session_put(&session(id)).unwrap();
     let grant = |lease: u64| GrantRow {
@@ -151,7 +151,7 @@ fn rows_are_kept_and_numbers_never_come_twice() {
     tx.commit().unwrap();
     let rig = rig.reopen();
     let mut tx = rig.store.begin().unwrap();
-    assert_eq!(tx.next_session_id().unwrap(), SessionId(id.0 + 1));
+    assert_eq!(tx.next_session_ids(1).unwrap(), SessionId(id.0 + 1));
     assert_eq!(tx.next_lease_nos(1).unwrap(), LeaseNo(lease.0 + 10));
     tx.grant_remove(lease).unwrap();
     assert!(matches!(tx.grant_remove(lease), Err(StoreError::NoGrant(_))));

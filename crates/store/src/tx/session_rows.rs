@@ -13,15 +13,15 @@ impl TxState<'_> {
 }
 
 impl Tx<'_> {
-    /// Returns a session number that was never given before.
+    /// Returns the first of `count` consecutive session numbers that were never given before.
     ///
     /// # Errors
     /// The pool state cannot be read.
-    pub fn next_session_id(&mut self) -> Result<SessionId> {
+    pub fn next_session_ids(&mut self, count: u64) -> Result<SessionId> {
         self.guard(|core| {
-            let id = core.reader().state()?.next_session.get().max(1);
-            core.change_state(|state| state.next_session = U64::new(id + 1))?;
-            Ok(SessionId(id))
+            let first = core.reader().state()?.next_session.get().max(1);
+            core.change_state(|state| state.next_session = U64::new(first + count))?;
+            Ok(SessionId(first))
         })
     }
 

@@ -111,7 +111,7 @@ impl Machine {
         Store::mkfs(&devices(&world), &MkfsOptions::default()).unwrap();
         let machine = Self::open(world);
         let mut tx = machine.store.begin().unwrap();
-        let id = tx.next_session_id().unwrap();
+        let id = tx.next_session_ids(1).unwrap();
         tx.session_put(&SessionRow {
             id,
             uid: 0,

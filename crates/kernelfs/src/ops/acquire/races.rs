@@ -9,6 +9,7 @@ use crate::kernel::Core;
 use crate::leases::grants::RowChange;
 use crate::ops::digest::TakeOver;
 use crate::ops::numbers::InodeNumbers;
+use crate::ops::record::Records;
 use crate::ops::rows::write_rows;
 use crate::ops::teardown::Teardown;
 use crate::session::state::Session;
@@ -17,7 +18,9 @@ use varve_ipc::{LeaseMode, Service};
 use varve_store::StoreError;
 
 fn session_of(world: &World, client: &Client) -> Arc<Session> {
-    world.kernel.locked().live(client.id()).unwrap()
+    let session = world.kernel.locked().live(client.id()).unwrap();
+    Records::of(&world.kernel).make(&session).unwrap();
+    session
 }
 
 /// Ends the session: its log is digested, its rows are gone.
