@@ -37,6 +37,9 @@ const LOOK_AGAIN: Duration = Duration::from_millis(50);
 /// Most rounds of requests for leases that are taken away before they are used.
 const ROUNDS_MAX: usize = 1000;
 
+/// Starts the thread that asks for inode numbers ahead.
+pub(crate) type StartAsker = Box<dyn FnOnce() -> std::io::Result<()> + Send>;
+
 /// The leases of one session.
 pub(crate) struct Leases {
     link: Arc<dyn Link>,
@@ -55,6 +58,8 @@ pub(crate) struct Leases {
     events: Sender<Event>,
     /// Directories that will soon need more inode numbers.
     asks: Sender<Weak<Node>>,
+    /// Starts the thread that asks for them; none once it runs.
+    asker: Mutex<Option<StartAsker>>,
     held: AtomicUsize,
     leases_max: usize,
     trimming: AtomicBool,
@@ -95,6 +100,7 @@ impl Leases {
             buried: AtomicUsize::new(0),
             events,
             asks,
+            asker: Mutex::new(None),
             held: AtomicUsize::new(0),
             leases_max: (leases_max as usize).max(64),
             trimming: AtomicBool::new(false),

@@ -1,6 +1,6 @@
-//! The session's own threads: one receives the daemon's upcalls, one gives leases back, one asks for numbers
-//! of new inodes before they are needed. They own the order of the daemon's requests, and know no names and
-//! no data.
+//! The session's own threads: one receives the daemon's upcalls, one gives leases back, and one, started when
+//! it is first needed, asks for numbers of new inodes ahead. They own the order of the daemon's requests, and
+//! know no names and no data.
 //!
 //! The first thread never waits: it returns unused space and obeys barriers at once (under an inode's lock,
 //! which no request holds across a call to the daemon), and passes everything about leases to the second. The
@@ -13,7 +13,7 @@ use std::time::Duration;
 use varve_format::{InodeKey, LogSeq};
 use varve_ipc::{Clock, Request, Upcall};
 
-use crate::lease::{Event, Node, Recalls, Surroundings};
+use crate::lease::{Event, Leases, Node, Recalls, Surroundings};
 use crate::options::{CacheObserver, Copies};
 use crate::session::Session;
 use crate::sync::spawn;
@@ -64,18 +64,7 @@ pub(crate) fn start(
         let clock = Arc::clone(clock);
         move || give_back(&weak, &*clock, &inbox, recalls)
     })?;
-    let weak = Arc::downgrade(&session.leases);
-    spawn(&**clock, "varve-numbers", {
-        let clock = Arc::clone(clock);
-        // The leases hold the other end.
-        move || {
-            while let Ok(dir) = next(&*clock, &asked) {
-                if let (Some(leases), Some(dir)) = (weak.upgrade(), dir.upgrade()) {
-                    leases.ask_ahead(&dir);
-                }
-            }
-        }
-    })?;
+    ask_ahead(&session.leases, clock, asked);
     let weak = Arc::downgrade(session);
     let link = Arc::clone(&session.link);
     spawn(&**clock, "varve-upcall", move || {
@@ -105,6 +94,22 @@ pub(crate) fn start(
         })?;
     }
     Ok(())
+}
+
+/// Starts the thread that asks for numbers of new inodes, when it is first needed.
+fn ask_ahead(leases: &Arc<Leases>, clock: &Arc<dyn Clock>, asked: Receiver<Weak<Node>>) {
+    let (weak, clock) = (Arc::downgrade(leases), Arc::clone(clock));
+    leases.ask_by(Box::new(move || {
+        let own = Arc::clone(&clock);
+        spawn(&*clock, "varve-numbers", move || {
+            // The leases hold the other end.
+            while let Ok(dir) = next(&*own, &asked) {
+                if let (Some(leases), Some(dir)) = (weak.upgrade(), dir.upgrade()) {
+                    leases.ask_ahead(&dir);
+                }
+            }
+        })
+    }));
 }
 
 /// Receives the next message; waits without bound.

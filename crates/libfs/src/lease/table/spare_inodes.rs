@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use varve_format::{InodeKey, LeaseNo};
 use varve_ipc::{LeaseMode, NUMBERS_MAX, Request, Response};
 
-use super::Leases;
+use super::{Leases, StartAsker};
 use crate::errno::{Errno, OpError, OpResult};
 use crate::hash::{KeyMap, KeySet};
 use crate::lease::node::Node;
@@ -105,8 +105,21 @@ impl Leases {
         let few = numbers.kept.len() < usize::from(numbers.asked / 2);
         if few && numbers.asked > NUMBERS_MIN && !numbers.asking {
             numbers.asking = self.asks.send(Arc::downgrade(dir)).is_ok();
+            self.start_asker();
         }
         Some(number)
+    }
+
+    /// Has `start` called when numbers are first to be asked for ahead: most programs make few files.
+    pub(crate) fn ask_by(&self, start: StartAsker) {
+        *self.asker.lock() = Some(start);
+    }
+
+    fn start_asker(&self) {
+        let start = self.asker.lock().take();
+        if let Some(Err(error)) = start.map(|start| start()) {
+            tracing::debug!(%error, "no thread asks for inode numbers ahead");
+        }
     }
 
     /// Returns an unused number to `dir`.
