@@ -64,6 +64,9 @@ pub trait LogStore: Send + Sync {
     /// Removes log and page. A client that maps them keeps its mapping.
     fn remove(&self, session: SessionId);
 
+    /// Removes the log, and leaves the page: it says that a client without a record may return.
+    fn remove_log(&self, session: SessionId);
+
     /// Returns the descriptors for a client in another process; none where that is not possible. A client
     /// that is not `privileged` gets neither the NVM nor its log's backing file: it could fill the host's
     /// disk through it. The caller adds the descriptors of its segments.
@@ -210,6 +213,10 @@ impl LogStore for SimLogs {
 
     fn remove(&self, session: SessionId) {
         self.pages.lock().remove(&session);
+        self.remove_log(session);
+    }
+
+    fn remove_log(&self, session: SessionId) {
         let mut removed = self.removed.lock();
         if self.world.region(&Self::name(session)).is_some() && !removed.contains(&session) {
             removed.push_back(session);

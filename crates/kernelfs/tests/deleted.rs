@@ -9,7 +9,7 @@ use std::sync::Arc;
 use varve_format::log::CHUNK_BYTES;
 use varve_format::{EntryFlags, InodeKey, LogOp};
 use varve_ipc::{Hello, IpcError, Link, Peer, Request, Response, Service};
-use varve_kernelfs::Config;
+use varve_kernelfs::{Config, LogStore};
 
 /// A process that ends with its input, and a client in it.
 fn process() -> (std::process::Child, Peer) {
@@ -52,37 +52,54 @@ fn orphan_lives_through_a_restart_while_its_client_may_come_back() {
     world.check();
 }
 
+/// Its session has no row on media: the next daemon, and the one after it, know of it by its page.
 #[test]
-fn orphan_that_a_client_without_a_record_holds_lives_through_a_restart() {
-    let world = World::new();
-    let (mut process, peer) = process();
-    let mut a = world.client_as(peer, hello());
-    let key = write_file(&mut a, b"f", b"open");
-    world.kernel.digest_all().unwrap();
-    a.release(ROOT, a.write_lease(ROOT).lease, false);
-    let lease = a.write_lease(key).lease;
-    a.release(key, lease, false);
-    let b = world.client();
-    let lease = b.read_lease(key).lease;
-    b.release(key, lease, true);
-    a.forward(&unlink(b"f", key)).unwrap();
-    // The one that has a record ends with its process; the daemon dies.
-    process.kill().unwrap();
-    process.wait().unwrap();
-    world.kernel.tick();
-    assert_eq!(world.kernel.store().sessions().unwrap(), []);
-    let world = world.restart();
-    world.kernel.tick();
-    let b = b.resume(&world.kernel, vec![key]);
-    world.clock.advance_ms(world.config.grace_ms + 1);
-    world.kernel.tick();
-    let inodes = world.kernel.status().inodes_used;
-    let lease = b.read_lease(key).lease;
-    assert_eq!(b.read(key, 10), b"open");
-    b.release(key, lease, false);
-    world.kernel.tick();
-    assert_eq!(world.kernel.status().inodes_used, inodes - 1);
-    world.check();
+fn orphan_that_a_client_without_a_record_holds_lives_through_restarts() {
+    type Restart = fn(World) -> World;
+    let ways: [Restart; 3] = [
+        World::restart,
+        |world| {
+            world.kernel.shutdown().unwrap();
+            world.restart()
+        },
+        |world| world.restart().restart(),
+    ];
+    for (number, restart) in ways.into_iter().enumerate() {
+        let world = World::new();
+        let (mut process, peer) = process();
+        let mut a = world.client_as(peer, hello());
+        let key = write_file(&mut a, b"f", b"open");
+        world.kernel.digest_all().unwrap();
+        a.release(ROOT, a.write_lease(ROOT).lease, false);
+        a.release(key, a.write_lease(key).lease, false);
+        let b = world.client();
+        b.release(key, b.read_lease(key).lease, true);
+        a.forward(&unlink(b"f", key)).unwrap();
+        // The one that has a record ends with its process.
+        process.kill().unwrap();
+        process.wait().unwrap();
+        world.kernel.tick();
+        assert_eq!(world.kernel.store().sessions().unwrap(), []);
+        let world = restart(world);
+        world.kernel.tick();
+        let b = b.resume(&world.kernel, vec![key]);
+        world.clock.advance_ms(world.config.grace_ms + 1);
+        world.kernel.tick();
+        let inodes = world.kernel.status().inodes_used;
+        let lease = b.read_lease(key).lease;
+        assert_eq!(b.read(key, 10), b"open", "way {number}");
+        b.release(key, lease, false);
+        world.kernel.tick();
+        assert_eq!(world.kernel.status().inodes_used, inodes - 1);
+        world.check();
+        // No page is left of the session that ended.
+        drop(b);
+        let world = world.restart();
+        world.clock.advance_ms(world.config.grace_ms + 1);
+        world.kernel.tick();
+        world.kernel.shutdown().unwrap();
+        assert_eq!(world.logs.pages().unwrap().len(), 0);
+    }
 }
 
 #[test]

@@ -47,6 +47,10 @@ impl LogStore for FaultyLogs {
     fn remove(&self, session: SessionId) {
         self.0.remove(session);
     }
+
+    fn remove_log(&self, session: SessionId) {
+        self.0.remove_log(session);
+    }
 }
 
 /// The daemon dies while the first block of a file is overwritten: half of it is there. The next one's

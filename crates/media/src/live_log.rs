@@ -96,6 +96,15 @@ impl LiveLog {
             })
     }
 
+    /// Takes `len_bytes` of the disk for the backing file, so that the log can later grow to them there.
+    ///
+    /// # Errors
+    /// `NoSpace`, `Io`.
+    pub fn reserve(&self, len_bytes: u64) -> Result<(), MediaError> {
+        let reserved = allocate_file(self.backing.file(), 0, len_bytes);
+        reserved.map_err(|e| MediaError::from_io(&self.name, "allocate", 0, len_bytes, &e))
+    }
+
     /// Opens both files of a log of this boot.
     ///
     /// # Errors

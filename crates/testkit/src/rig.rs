@@ -367,6 +367,10 @@ impl LogStore for FaultyLogs {
         self.inner.remove(session);
     }
 
+    fn remove_log(&self, session: SessionId) {
+        self.inner.remove_log(session);
+    }
+
     fn needs_sync(&self) -> bool {
         self.inner.needs_sync()
     }

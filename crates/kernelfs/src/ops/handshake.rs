@@ -93,9 +93,9 @@ impl<'k> Handshake<'k> {
         }
         let predecessor = hello.resume.and_then(|token| self.end_predecessor(token, peer));
         self.teardown.reap(self.core.now_ms());
-        self.check_room(peer)?;
         let latched = self.core.store.latched();
         let read_only = hello.read_only || latched.is_some();
+        self.check_room(peer, read_only)?;
         let made = self.make_session(peer, &hello, read_only, predecessor.as_ref());
         let session = Arc::new(made.inspect_err(|error| {
             tracing::warn!(pid = peer.pid, "no session: {error}");
@@ -223,33 +223,36 @@ impl<'k> Handshake<'k> {
         }
     }
 
-    /// Checks whether another session may be opened. Ended sessions, which are only kept for their clients'
-    /// return, make room.
-    fn check_room(&self, peer: Peer) -> Result<(), IpcError> {
-        let rows = self.core.store.sessions_max();
-        let most = rows.min(self.core.env.config.sessions_max.into()) as usize;
+    /// Checks whether another session may be opened, and recorded unless it only reads. Ended sessions, which
+    /// are only kept for their clients' return, make room.
+    fn check_room(&self, peer: Peer, read_only: bool) -> Result<(), IpcError> {
+        let most = self.core.env.config.sessions_max as usize;
+        let rows = match read_only {
+            true => usize::MAX,
+            false => usize::try_from(self.core.store.sessions_max()).unwrap_or(usize::MAX),
+        };
         let own_most = if self.core.env.is_privileged(peer.uid) {
             most
         } else {
             most.div_ceil(4)
         };
         loop {
-            let (all, living, own) = {
-                let sessions = self.core.locked();
-                let entries = sessions.entries.values();
-                let own = entries
-                    .filter(|member| member.session.peer.uid == peer.uid)
-                    .count();
-                (
-                    sessions.entries.len() + sessions.ended.len(),
-                    sessions.entries.len(),
-                    own,
-                )
-            };
-            if all < most && own < own_most {
+            let sessions = self.core.locked();
+            let entries = || sessions.entries.values().map(|member| &member.session);
+            let living = entries().count();
+            let own = entries().filter(|session| session.peer.uid == peer.uid).count();
+            let writers = entries().filter(|session| !session.read_only).count();
+            let ended = sessions.ended.len();
+            let ended_rows = sessions.ended.iter().filter(|ended| ended.row).count();
+            drop(sessions);
+            if living >= most || own >= own_most || writers >= rows {
+                return Err(no(libc::EUSERS));
+            }
+            let lacks_row = writers + ended_rows >= rows;
+            if living + ended < most && !lacks_row {
                 return Ok(());
             }
-            if living >= most || own >= own_most || !self.teardown.forget_crowd() {
+            if !self.teardown.forget_crowd(lacks_row) {
                 return Err(no(libc::EUSERS));
             }
         }

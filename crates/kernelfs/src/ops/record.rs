@@ -76,8 +76,9 @@ impl<'k> Records<'k> {
             });
             match put {
                 Ok(_) => return Ok(()),
-                // The table of a small pool may have fewer rows than `sessions_max`.
-                Err(StoreError::TableFull(_)) if self.teardown.forget_crowd() => {}
+                // Rows of ended sessions make room: of processes that are gone, then of those that have many.
+                Err(StoreError::TableFull(_))
+                    if self.teardown.forget_dead() || self.teardown.forget_crowd(true) => {}
                 Err(error) => return Err(self.core.refused(&error)),
             }
         }

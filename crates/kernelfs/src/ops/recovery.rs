@@ -60,8 +60,9 @@ impl<'k> Recovery<'k> {
             clients.remove(&row.id);
         }
         // Those had no record, and may hold deleted inodes like any other.
-        self.core.locked().unrecorded = !clients.is_empty();
-        if rows.is_empty() && clients.is_empty() {
+        let has_clients = !rows.is_empty() || !clients.is_empty();
+        self.core.locked().unrecorded = clients;
+        if !has_clients {
             // No client can return: deleted inodes need not be kept for them.
             self.core.env.grace_until_ms.store(0, Ordering::Release);
         }
@@ -210,8 +211,11 @@ impl<'k> Recovery<'k> {
             }
             write_rows(self.core, &free)?;
         }
+        let unrecorded = self.core.locked().unrecorded.clone();
         for id in self.logs.list()? {
-            if !unfinished.contains(&id) {
+            if unrecorded.contains(&id) {
+                self.logs.remove_log(id);
+            } else if !unfinished.contains(&id) {
                 self.logs.remove(id);
             }
         }

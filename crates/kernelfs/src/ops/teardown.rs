@@ -234,7 +234,12 @@ impl<'k> Teardown<'k> {
             tx.commit()?;
         }
         drop(row_changes);
-        self.logs.remove(session.id);
+        if keep && !session.is_recorded() {
+            // What the next daemon knows of it; goes when this one forgets it.
+            self.logs.remove_log(session.id);
+        } else {
+            self.logs.remove(session.id);
+        }
         let kept = keep.then_some((seal, last_forwarded));
         let changes = self.drop_session(session, kept, &removed);
         write_rows(self.core, &changes)
@@ -440,6 +445,11 @@ impl<'k> Teardown<'k> {
             // All clients have resumed, or their processes are gone.
             self.core.env.grace_until_ms.store(0, Ordering::Release);
         }
+        if !self.core.env.in_grace() {
+            for id in std::mem::take(&mut sessions.unrecorded) {
+                self.logs.remove(id);
+            }
+        }
         for ended in &mut sessions.ended {
             if ended.holds_until_ms.is_some_and(|until_ms| now_ms >= until_ms) {
                 ended.holds_until_ms = None;
@@ -448,14 +458,29 @@ impl<'k> Teardown<'k> {
         }
     }
 
+    /// Forgets an ended session with a row whose process is gone; whether there was one.
+    pub(crate) fn forget_dead(&self) -> bool {
+        let dead = {
+            let sessions = self.core.locked();
+            let mut with_row = sessions.ended.iter().filter(|ended| ended.row);
+            with_row
+                .find(|ended| !ended.process.is_alive())
+                .map(|ended| ended.id)
+        };
+        if let Some(id) = dead {
+            self.forget_ended(id);
+        }
+        dead.is_some()
+    }
+
     /// Forgets the oldest ended session of the process that has most of them: a process that opens session
     /// after session does not keep others out. A client that keeps the rules has one for each of its mounts,
-    /// and needs the newest.
-    pub(crate) fn forget_crowd(&self) -> bool {
+    /// and needs the newest. `with_rows`: only of those that have a row.
+    pub(crate) fn forget_crowd(&self, with_rows: bool) -> bool {
         let oldest = {
             let sessions = self.core.locked();
             let mut crowds = BTreeMap::<ProcessId, (usize, SessionId)>::new();
-            for ended in &sessions.ended {
+            for ended in sessions.ended.iter().filter(|ended| ended.row || !with_rows) {
                 crowds.entry(ended.process).or_insert((0, ended.id)).0 += 1;
             }
             crowds.into_values().max_by_key(|(count, _)| *count)
@@ -481,6 +506,7 @@ impl<'k> Teardown<'k> {
             sessions.ended.remove(at).row
         };
         if !row {
+            self.logs.remove(id);
             return;
         }
         let removed = self.core.store.begin().and_then(|mut tx| {

@@ -328,7 +328,12 @@ impl HostLogs {
             false => None,
         };
         let Some(files) = dax else {
-            return self.create_in_memory(session, 0, max_bytes);
+            let files = self.create_in_memory(session, 0, max_bytes)?;
+            // Where the disk has no room, a client is told before it relies on the log.
+            if let Files::Backed(log) = &files {
+                log.reserve(len_bytes)?;
+            }
+            return Ok(files);
         };
         self.write_header(session, &*files.region())?;
         Ok(files)
@@ -477,9 +482,13 @@ impl LogStore for HostLogs {
     }
 
     fn remove(&self, session: SessionId) {
+        remove(&self.page_path(session));
+        self.remove_log(session);
+    }
+
+    fn remove_log(&self, session: SessionId) {
         self.open.lock().remove(&session);
         remove(&self.log_path(session));
-        remove(&self.page_path(session));
         if let Some(arena) = self.arena()
             && let Err(error) = arena.free(session)
         {

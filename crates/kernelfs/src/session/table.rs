@@ -166,8 +166,8 @@ pub(crate) struct SessionTable {
     pub(crate) latched: bool,
     pub(crate) watches: Watches,
     pub(crate) next_read_only: u64,
-    /// Clients of an earlier daemon that have no row may return.
-    pub(crate) unrecorded: bool,
+    /// Sessions of earlier daemons that have no row: their clients may return in the grace time.
+    pub(crate) unrecorded: BTreeSet<SessionId>,
     /// Newest transaction at the start of each change under way: blocks that the change frees are newer.
     pub(crate) changes: BTreeMap<u64, TxId>,
     pub(crate) next_change: u64,
@@ -197,7 +197,7 @@ impl SessionTable {
             latched: false,
             watches: Watches::default(),
             next_read_only: READ_ONLY_SESSIONS,
-            unrecorded: false,
+            unrecorded: BTreeSet::new(),
             changes: BTreeMap::new(),
             next_change: 0,
         }
@@ -231,7 +231,7 @@ impl SessionTable {
                     .any(|list| list.iter().any(|(session, ..)| session.id == *id))
         };
         self.earlier.retain(waits);
-        self.unrecorded || !self.earlier.is_empty()
+        !self.unrecorded.is_empty() || !self.earlier.is_empty()
     }
 
     /// Decides waiting requests, asks back the leases that others wait for, and marks sessions that are late.

@@ -271,6 +271,9 @@ impl Log {
         match answer {
             Ok(len_bytes) => {
                 let total = (len_bytes / CHUNK_BYTES).min(self.region.len_bytes() / CHUNK_BYTES);
+                if total == 0 {
+                    return Err(OpError::Failed(Errno(libc::EIO)));
+                }
                 if total <= pool.total {
                     // Another thread grew it, or the daemon granted nothing: the next round sees which.
                     pool.grown_out = total < chunks && pool.free.is_empty() && pool.fresh.is_empty();

@@ -103,9 +103,11 @@ impl Leases {
         self.reserved.lock().insert(number.0);
         self.spare.lock().keepers.remove(&number.0);
         let few = numbers.kept.len() < usize::from(numbers.asked / 2);
-        if few && numbers.asked > NUMBERS_MIN && !numbers.asking {
-            numbers.asking = self.asks.send(Arc::downgrade(dir)).is_ok();
-            self.start_asker();
+        let asks = few && numbers.asked > NUMBERS_MIN && !numbers.asking;
+        numbers.asking |= asks;
+        drop(numbers);
+        if asks && !(self.has_asker() && self.asks.send(Arc::downgrade(dir)).is_ok()) {
+            dir.numbers.lock().asking = false;
         }
         Some(number)
     }
@@ -115,10 +117,16 @@ impl Leases {
         *self.asker.lock() = Some(start);
     }
 
-    fn start_asker(&self) {
+    /// Starts the thread that asks ahead, if it does not run. Without one each number is asked for when it is
+    /// needed.
+    fn has_asker(&self) -> bool {
         let start = self.asker.lock().take();
-        if let Some(Err(error)) = start.map(|start| start()) {
-            tracing::debug!(%error, "no thread asks for inode numbers ahead");
+        match start.map(|start| start()) {
+            None | Some(Ok(())) => true,
+            Some(Err(error)) => {
+                tracing::debug!(%error, "no thread asks for inode numbers ahead");
+                false
+            }
         }
     }
 
