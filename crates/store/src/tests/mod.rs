@@ -7,6 +7,7 @@ mod demotion;
 mod demotion_damage;
 mod demotion_full;
 mod faults;
+mod gather;
 mod in_place;
 mod model;
 mod shared;

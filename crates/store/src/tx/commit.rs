@@ -99,6 +99,7 @@ impl TxState<'_> {
             .collect();
         // A deterministic order, and ascending for the medium.
         fresh.sort_unstable();
+        self.put_gathered()?;
         if armed(Bug::NodesUnfenced) {
             self.flush_touched()?;
         }

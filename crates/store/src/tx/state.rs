@@ -3,6 +3,7 @@
 
 use super::in_place::InPlace;
 use super::relocate::Moves;
+use super::units::Gathered;
 use crate::cache::{InodeFile, MetaCache};
 use crate::journal::DIFF_MAX;
 use crate::layout::{Layout, Place};
@@ -90,6 +91,8 @@ pub(crate) struct TxState<'s> {
     /// left the write buffers.
     pub(super) nvm_written: usize,
     pub(super) deferred: Vec<(Tier, u64, Vec<u8>)>,
+    /// Data blocks of a device that wait for those that follow them.
+    pub(super) gathered: Gathered,
     /// Blocks to overwrite in place.
     pub(super) in_place: InPlace,
     /// Buffer for fetched bytes.
@@ -127,6 +130,7 @@ impl<'s> TxState<'s> {
             nvm_range: None,
             nvm_written: 0,
             deferred: Vec::new(),
+            gathered: Gathered::default(),
             in_place: InPlace::default(),
             fetched: Vec::new(),
             merged: Vec::new(),

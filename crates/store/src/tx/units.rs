@@ -11,6 +11,57 @@ use varve_format::{BLOCK_BYTES, BLOCK_HEADER_SIZE, BLOCK_SIZE, Block, BlockKind,
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
+/// Bytes of data blocks that wait for one write to a device.
+const GATHERED_MAX: usize = 1 << 20;
+
+/// Data blocks of one run on a device that are not written yet. They are before the record is.
+#[derive(Debug)]
+pub(crate) struct Gathered {
+    tier: Tier,
+    /// The first block.
+    start: u64,
+    bytes: Vec<u8>,
+}
+
+impl Default for Gathered {
+    fn default() -> Self {
+        Self {
+            tier: Tier::Hdd,
+            start: 0,
+            bytes: Vec::new(),
+        }
+    }
+}
+
+impl Gathered {
+    /// Whether `len` bytes at `start` follow what waits, and there is room for them.
+    fn is_followed_by(&self, tier: Tier, start: u64, len: usize) -> bool {
+        !self.bytes.is_empty()
+            && self.tier == tier
+            && self.start + (self.bytes.len() / BLOCK_SIZE) as u64 == start
+            && self.bytes.len() + len <= GATHERED_MAX
+    }
+
+    /// Puts what waits over blocks that were read from `start` on.
+    fn lay_over(&self, tier: Tier, start: u64, out: &mut [u8]) {
+        let (blocks, waiting) = (
+            (out.len() / BLOCK_SIZE) as u64,
+            (self.bytes.len() / BLOCK_SIZE) as u64,
+        );
+        let first = start.max(self.start);
+        let end = (start + blocks).min(self.start + waiting);
+        if tier != self.tier || first >= end {
+            return;
+        }
+        let len = (end - first) as usize * BLOCK_SIZE;
+        let (at, from) = (
+            (first - start) as usize * BLOCK_SIZE,
+            (first - self.start) as usize * BLOCK_SIZE,
+        );
+        out[at..at + len].copy_from_slice(&self.bytes[from..from + len]);
+    }
+}
+
 impl TxState<'_> {
     pub(super) fn seal_open_unit(&mut self, tier: Tier) -> Result<()> {
         let Some(unit) = self.reader().open_unit(tier)? else {
@@ -151,7 +202,10 @@ impl TxState<'_> {
         {
             let sum = |block| varve_media::crc32c_append(0, block);
             sums.extend(data.chunks(BLOCK_SIZE).map(sum));
-            return self.put_blocks(tier, start, data);
+            return match tier {
+                Tier::Nvm => self.put_blocks(tier, start, data),
+                Tier::Ssd | Tier::Hdd => self.gather(tier, start, data),
+            };
         }
         // The checksum is computed during the copy: one pass over the data.
         let offset = start * BLOCK_BYTES;
@@ -181,6 +235,39 @@ impl TxState<'_> {
         self.put_now(tier, start, data)
     }
 
+    /// Adds data blocks to the write that waits, if they follow it; otherwise they wait in its place. Many
+    /// small runs that are side by side on a device become one write, so that reads of others between them
+    /// cost one way of the arm and not one each.
+    fn gather(&mut self, tier: Tier, start: u64, data: &[u8]) -> Result<()> {
+        if armed(Bug::CommitBeforePayload) {
+            return self.put_blocks(tier, start, data);
+        }
+        if !self.gathered.is_followed_by(tier, start, data.len()) {
+            self.put_gathered()?;
+            if data.len() >= GATHERED_MAX {
+                return self.put_now(tier, start, data);
+            }
+            (self.gathered.tier, self.gathered.start) = (tier, start);
+        }
+        self.gathered.bytes.extend_from_slice(data);
+        self.touched[tier as usize] = true;
+        Ok(())
+    }
+
+    /// Writes the data blocks that wait.
+    pub(super) fn put_gathered(&mut self) -> Result<()> {
+        if self.gathered.bytes.is_empty() {
+            return Ok(());
+        }
+        let (tier, start) = (self.gathered.tier, self.gathered.start);
+        let mut bytes = std::mem::take(&mut self.gathered.bytes);
+        self.store.count_write(tier, bytes.len());
+        self.store.device(tier)?.write(start * BLOCK_BYTES, &bytes)?;
+        bytes.clear();
+        self.gathered.bytes = bytes;
+        Ok(())
+    }
+
     /// Notes bytes of NVM that the next sync must cover.
     pub(super) fn note_nvm(&mut self, offset: u64, bytes: usize) {
         self.nvm_written += bytes;
@@ -197,6 +284,7 @@ impl TxState<'_> {
             self.note_nvm(offset, data.len());
             self.store.devices.nvm.write(offset, data)?;
         } else {
+            self.put_gathered()?;
             self.store.count_write(tier, data.len());
             self.store.device(tier)?.write(offset, data)?;
         }
@@ -216,8 +304,9 @@ impl TxState<'_> {
             }
         }
         self.store.read_blocks(tier, start, out)?;
-        if tier == Tier::Nvm {
-            self.in_place.lay_over(start, out);
+        match tier {
+            Tier::Nvm => self.in_place.lay_over(start, out),
+            Tier::Ssd | Tier::Hdd => self.gathered.lay_over(tier, start, out),
         }
         Ok(())
     }
