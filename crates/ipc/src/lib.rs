@@ -34,6 +34,10 @@ pub const PRELOAD_VARIABLES: &str = "VARVE_PRELOAD_";
 /// `varve run` from others.
 pub const RUN_ATTRIBUTE: &str = "system.varve.run";
 
+/// The attribute of every file of a pool that says where its data is to be: `nvm`, `ssd`, `hdd`, `stay` or
+/// `policy`. To set it is to pin the file; removing it unpins. It is not listed.
+pub const PIN_ATTRIBUTE: &str = "system.varve.pin";
+
 /// Dentry and attribute timeout of the kernel above a mount.
 pub const DENTRY_TTL: std::time::Duration = std::time::Duration::from_millis(100);
 /// Upper bound on the lifetime of a cached answer, from its sending on. The kernel starts to count when the

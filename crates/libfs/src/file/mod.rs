@@ -4,6 +4,7 @@ pub(crate) mod attr;
 pub(crate) mod copy;
 pub(crate) mod open;
 mod owners;
+mod pin;
 pub(crate) mod read;
 mod write;
 pub(crate) mod xattr;

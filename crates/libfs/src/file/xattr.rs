@@ -5,11 +5,12 @@ use std::sync::Arc;
 use varve_format::{
     EntryFlags, FileKind, InodeAttr, InodeKey, LogOp, NAME_MAX, XATTR_CAPABILITY, XATTR_VALUE_MAX,
 };
-use varve_ipc::{Cred, LeaseMode, Request, Response};
+use varve_ipc::{Cred, LeaseMode, PIN_ATTRIBUTE, Request, Response};
 
 use crate::attrs::{READ, WRITE, may};
 use crate::dir::{begin, commit, give_up, settle};
 use crate::errno::{Errno, OpError, OpResult, Result};
+use crate::file::pin;
 use crate::lease::{Node, Xattrs};
 use crate::session::{Asks, Mount, Session};
 
@@ -108,6 +109,9 @@ fn with<T, R>(
 
 pub(crate) fn get(mount: &Mount, key: InodeKey, name: &[u8], cred: &Cred) -> Result<Vec<u8>> {
     check_name(name)?;
+    if name == PIN_ATTRIBUTE.as_bytes() {
+        return pin::get(mount, key);
+    }
     let permissions = mount.options.check_permissions;
     mount.look(|session| {
         with(session, key, |attr, xattrs| {
@@ -139,6 +143,9 @@ pub(crate) fn change(
     check_name(name)?;
     if value.is_some_and(|value| value.len() > XATTR_VALUE_MAX) {
         return Err(Errno(libc::E2BIG));
+    }
+    if name == PIN_ATTRIBUTE.as_bytes() {
+        return pin::set(mount, key, value, cred);
     }
     let op = match value {
         Some(value) => LogOp::SetXattr { key, name, value },
