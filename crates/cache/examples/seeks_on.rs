@@ -153,6 +153,10 @@ fn main() -> Done<()> {
         measure(policy, &file, &counted)?;
         if file.is_file() {
             std::fs::remove_file(&file)?;
+            let index = FileDevice::index_path(&file);
+            if index.exists() {
+                std::fs::remove_file(index)?;
+            }
         }
     }
     Ok(())

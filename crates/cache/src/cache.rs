@@ -97,7 +97,7 @@ impl Cache {
             )));
         }
         for device in devices {
-            Superblock::lay_out(plan, device.len_bytes())?;
+            Superblock::lay_out(plan, device.len_bytes(), plan.is_aside_of(*device))?;
             if !force && Superblock::read(*device).is_ok() {
                 return Err(StoreError::StoreExists {
                     device: device.name(),
@@ -117,6 +117,7 @@ impl Cache {
                 cache_id,
                 store_id: u64::from_le_bytes(random()?),
                 secret,
+                aside: u32::from_le_bytes(random()?),
                 device: (n as u8, devices.len() as u8),
                 shares,
             };

@@ -9,12 +9,14 @@
 //! - [`store`]: objects on one device. [`Cache`]: one or several of them, the interface to use.
 //! - [`device`]: the devices that a store lies on: files, block devices, memory, test doubles.
 //! - `nonblocking` (feature `tokio`): the same interface for programs on tokio.
+//! - [`aside`]: where what a policy leaves of its index on disk lies, for messages.
 //! - [`model`]: expected bits, seeks and requests a second (Tables 2.3, 2.4 and 2.7).
 //!
 //! # Out of scope
 //! HTTP, pools, LibFS. Keys are bytes; a device is anything that implements [`device::Device`].
 #![forbid(unsafe_code)]
 
+pub mod aside;
 mod cache;
 pub mod device;
 pub mod hash;

@@ -63,6 +63,11 @@ impl Policy {
         matches!(self, Self::LogLru | Self::LogLruPrefetch)
     }
 
+    /// Whether something of the index is on disk only: positions, or whole sets.
+    pub const fn leaves_index(self) -> bool {
+        self.has_position_file() || matches!(self, Self::SetMemLru)
+    }
+
     /// Whether related objects are read together.
     pub const fn prefetches(self) -> bool {
         matches!(self, Self::LogPrefetch | Self::LogLruPrefetch)

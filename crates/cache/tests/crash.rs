@@ -4,10 +4,10 @@
 
 mod common;
 
-use common::{Random, body, format, key, options, plan};
+use common::{Case, Random, body, format, key, options, plan};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use varve_cache::device::{CrashDevice, Device, MemoryDevice};
+use varve_cache::device::{CrashDevice, Device, MemoryDevice, MovingDevice};
 use varve_cache::store::{Area, Opened};
 use varve_cache::{Cache, Policy, PutOptions, Related, Scope};
 
@@ -196,16 +196,23 @@ impl Run {
     }
 }
 
-fn open(image: &MemoryDevice) -> (Arc<CrashDevice>, Cache, Opened) {
+fn open(case: Case, image: &MemoryDevice) -> (Arc<CrashDevice>, Cache, Opened) {
     let device = Arc::new(CrashDevice::new(image));
-    let (cache, opened) = Cache::open(vec![device.clone() as Arc<dyn Device>], &options(), false).unwrap();
+    let devices = vec![case.device(device.clone())];
+    let (cache, opened) = Cache::open(devices, &options(), false).unwrap();
     (device, cache, opened[0])
 }
 
-fn made(policy: Policy) -> MemoryDevice {
-    let device = MemoryDevice::new(LEN);
-    format(&device, &plan(policy));
-    device
+fn open_copy(case: Case, copy: MemoryDevice) -> (Cache, Opened) {
+    let devices = vec![case.device(Arc::new(copy))];
+    let (cache, opened) = Cache::open(devices, &options(), false).unwrap();
+    (cache, opened[0])
+}
+
+fn made(case: Case) -> MemoryDevice {
+    let medium = Arc::new(MemoryDevice::new(LEN));
+    format(&*case.device(medium.clone()), &plan(case.policy));
+    medium.copy()
 }
 
 fn rounds(default: u64) -> u64 {
@@ -217,15 +224,16 @@ fn rounds(default: u64) -> u64 {
 
 #[test]
 fn power_cuts_never_bring_other_or_older_bytes() {
-    for policy in Policy::ALL {
+    for case in Case::all() {
+        let policy = case.policy;
         let (mut there, mut lasting) = (0, 0);
         for seed in 0..rounds(6) {
             let mut run = Run::new(policy, seed * 1000);
-            let mut image = made(policy);
+            let mut image = made(case);
             // Several lives, one after the other.
             for _ in 0..6 {
-                let (device, cache, opened) = open(&image);
-                assert!(!opened.gave_up, "{policy}: a power cut is no damage");
+                let (device, cache, opened) = open(case, &image);
+                assert!(!opened.gave_up, "{case}: a power cut is no damage");
                 let before = run.look(&cache);
                 there += before.0;
                 lasting += before.1;
@@ -235,24 +243,25 @@ fn power_cuts_never_bring_other_or_older_bytes() {
                 image = device.cut(|| run.random.next());
             }
         }
-        println!("{policy}: {there} of {lasting} durable objects are there after a power cut");
+        println!("{case}: {there} of {lasting} durable objects are there after a power cut");
         // Objects that their sets or the log had no room for are not there either.
         let least = if policy == Policy::Basic { 0.4 } else { 0.6 };
         assert!(
             there as f64 > least * lasting as f64,
-            "{policy}: {there} of {lasting}"
+            "{case}: {there} of {lasting}"
         );
     }
 }
 
 #[test]
 fn kill_loses_only_what_was_in_memory() {
-    for policy in Policy::ALL {
+    for case in Case::all() {
+        let policy = case.policy;
         for seed in 0..rounds(3) {
             let mut run = Run::new(policy, seed * 77 + 5);
-            let mut image = made(policy);
+            let mut image = made(case);
             for _ in 0..4 {
-                let (device, cache, opened) = open(&image);
+                let (device, cache, opened) = open(case, &image);
                 assert!(!opened.gave_up);
                 run.look(&cache);
                 run.history.settle(&cache, run.step);
@@ -265,11 +274,12 @@ fn kill_loses_only_what_was_in_memory() {
 
 #[test]
 fn flipped_bits_are_misses() {
-    for policy in Policy::ALL {
+    for case in Case::all() {
+        let policy = case.policy;
         let (mut gave_up, mut all, mut there, mut lasting) = (0, 0, 0, 0);
         for seed in 0..rounds(3) {
             let mut run = Run::new(policy, seed + 99);
-            let (device, cache, _) = open(&made(policy));
+            let (device, cache, _) = open(case, &made(case));
             run.work(&cache, 600);
             cache.flush().unwrap();
             run.history.durable = run.step + 1;
@@ -289,33 +299,34 @@ fn flipped_bits_are_misses() {
                     log_used
                 };
                 damaged.flip(run.random.below(end), run.random.below(8) as u8);
-                let opened = Cache::open(vec![Arc::new(damaged) as Arc<dyn Device>], &options(), false);
-                let (cache, opened) = opened.unwrap();
+                let (cache, opened) = open_copy(case, damaged);
                 all += 1;
-                gave_up += u64::from(opened[0].gave_up);
+                gave_up += u64::from(opened.gave_up);
                 let found = run.look(&cache);
                 there += found.0;
                 lasting += found.1;
             }
         }
-        println!(
-            "{policy}: of {all} flips {gave_up} cost everything; {there} of {lasting} objects were there"
-        );
+        println!("{case}: of {all} flips {gave_up} cost everything; {there} of {lasting} objects were there");
         assert_eq!(
             gave_up, 0,
-            "{policy}: one flipped bit costs no more than what it hits"
+            "{case}: one flipped bit costs no more than what it hits"
         );
     }
 }
 
 /// Every structure of a store, by its name.
-fn structures(layout: &varve_cache::store::Superblock) -> Vec<(&'static str, Area)> {
+fn structures(case: Case, layout: &varve_cache::store::Superblock) -> Vec<(&'static str, Area)> {
     let pages = |area: Area, from: u64, count: u64| Area {
         off: area.off + from * 4096,
         len: count * 4096,
     };
     let superblock = Area { off: 0, len: 8192 };
     let [first, second] = layout.checkpoint;
+    let aside = Area {
+        off: MovingDevice::main_bytes(LEN),
+        len: layout.positions_file.len,
+    };
     vec![
         ("superblock", pages(superblock, 0, 1)),
         ("superblock, copy", pages(superblock, 1, 1)),
@@ -326,7 +337,10 @@ fn structures(layout: &varve_cache::store::Superblock) -> Vec<(&'static str, Are
         ("checkpoint, pages", pages(first, 2, first.pages() - 2)),
         ("other checkpoint, head", pages(second, 0, 1)),
         ("other checkpoint, pages", pages(second, 2, second.pages() - 2)),
-        ("position file", layout.positions_file),
+        match case.on_pool {
+            true => ("file aside", aside),
+            false => ("position file", layout.positions_file),
+        },
         ("Disk Table", layout.table),
         ("log", layout.log),
     ]
@@ -335,10 +349,11 @@ fn structures(layout: &varve_cache::store::Superblock) -> Vec<(&'static str, Are
 #[test]
 fn flipped_bit_in_each_structure_costs_what_it_hits() {
     let mut flips: BTreeMap<&'static str, (u64, usize, usize)> = BTreeMap::new();
-    for policy in Policy::ALL {
+    for case in Case::all() {
+        let policy = case.policy;
         for seed in 0..2 {
             let mut run = Run::new(policy, 4000 + seed);
-            let (device, cache, _) = open(&made(policy));
+            let (device, cache, _) = open(case, &made(case));
             run.work(&cache, 600);
             cache.purge(Scope::Tag(&[1])).unwrap();
             run.step += 1;
@@ -351,7 +366,7 @@ fn flipped_bit_in_each_structure_costs_what_it_hits() {
             }
             let image = device.kill();
             let layout = *cache.shards().next().unwrap().layout();
-            for (name, area) in structures(&layout) {
+            for (name, area) in structures(case, &layout) {
                 // Pages that hold something.
                 let mut page = vec![0; 4096];
                 let used: Vec<u64> = (0..area.pages())
@@ -370,12 +385,8 @@ fn flipped_bit_in_each_structure_costs_what_it_hits() {
                     // Half of them where a page's own words are.
                     let within = [64, 4096][run.random.below(2) as usize];
                     damaged.flip(off + run.random.below(within), run.random.below(8) as u8);
-                    let opened = Cache::open(vec![Arc::new(damaged) as Arc<dyn Device>], &options(), false);
-                    let (cache, opened) = opened.unwrap();
-                    assert!(
-                        !opened[0].gave_up,
-                        "{policy}: a bit of the {name} costs everything"
-                    );
+                    let (cache, opened) = open_copy(case, damaged);
+                    assert!(!opened.gave_up, "{case}: a bit of the {name} costs everything");
                     let (there, lasting) = run.look(&cache);
                     let sum = flips.entry(name).or_default();
                     *sum = (sum.0 + 1, sum.1 + there, sum.2 + lasting);
@@ -386,14 +397,14 @@ fn flipped_bit_in_each_structure_costs_what_it_hits() {
     for (name, (count, there, lasting)) in &flips {
         println!("{name:<24} {count:>5} flips; {there} of {lasting} objects were there");
     }
-    assert_eq!(flips.len(), 12, "each structure was in use: {flips:?}");
+    assert_eq!(flips.len(), 13, "each structure was in use: {flips:?}");
 }
 
 #[test]
 fn damaged_journal_gives_up_what_it_cannot_know() {
-    let policy = Policy::Log;
-    let mut run = Run::new(policy, 5);
-    let (device, cache, _) = open(&made(policy));
+    let case = Case::alone(Policy::Log);
+    let mut run = Run::new(case.policy, 5);
+    let (device, cache, _) = open(case, &made(case));
     cache.put(b"k", b"old", PutOptions::default()).unwrap();
     cache.flush().unwrap();
     cache.put(b"k", b"new", PutOptions::default()).unwrap();
@@ -417,7 +428,7 @@ fn damaged_journal_gives_up_what_it_cannot_know() {
     for area in layout.journal {
         image.flip(area.off + second_last * 4096 + 100, 1);
     }
-    let (_, cache, opened) = open(&image);
+    let (_, cache, opened) = open(case, &image);
     assert!(opened.gave_up);
     assert!(cache.get(b"k").is_none(), "it may be outdated");
 }
@@ -467,7 +478,7 @@ impl Device for Ordered {
 #[test]
 fn index_entry_is_written_after_its_block_is_durable() {
     let device = Arc::new(Ordered {
-        inner: made(Policy::SetMem),
+        inner: made(Case::alone(Policy::SetMem)),
         layout: Default::default(),
         dirty: Default::default(),
     });
@@ -485,9 +496,10 @@ fn index_entry_is_written_after_its_block_is_durable() {
 
 #[test]
 fn hostile_medium_is_opened_or_refused_without_panic() {
-    for policy in Policy::ALL {
-        let image = made(policy);
-        let (device, cache, _) = open(&image);
+    for case in Case::all() {
+        let policy = case.policy;
+        let image = made(case);
+        let (device, cache, _) = open(case, &image);
         let mut run = Run::new(policy, 1);
         run.work(&cache, 200);
         cache.close().unwrap();
@@ -502,8 +514,7 @@ fn hostile_medium_is_opened_or_refused_without_panic() {
                 let page = (8192 + random.below(area - 8192)) / 4096 * 4096;
                 damaged.write_at(page.min(LEN - 4096), &noise).unwrap();
             }
-            let (cache, _) =
-                Cache::open(vec![Arc::new(damaged) as Arc<dyn Device>], &options(), false).unwrap();
+            let (cache, _) = open_copy(case, damaged);
             run.look(&cache);
             cache.scan(|_| {}).unwrap();
             cache.check().unwrap();

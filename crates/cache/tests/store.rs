@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Random, SECRET, body, format, key, open, options, plan};
+use common::{Case, Random, SECRET, body, format, key, open, options, plan};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -112,16 +112,16 @@ fn large_objects_come_in_pieces_beside_other_puts() {
 }
 
 /// Random puts, gets, removals, purges and restarts; what is found is always the newest version.
-fn walk(policy: Policy, seed: u64, steps: u32, second_chance: f64) -> (u64, u64) {
-    let device = memory(policy);
+fn walk(case: Case, seed: u64, steps: u32, second_chance: f64) -> (u64, u64) {
+    let policy = case.policy;
+    let device = case.device(Arc::new(MemoryDevice::new(LEN)));
+    format(&*device, &plan(policy));
     let open = || {
         let options = Options {
             second_chance,
             ..options()
         };
-        Cache::open(vec![device.clone() as Arc<dyn Device>], &options, false)
-            .unwrap()
-            .0
+        Cache::open(vec![device.clone()], &options, false).unwrap().0
     };
     let mut cache = open();
     let mut random = Random(seed);
@@ -158,12 +158,12 @@ fn walk(policy: Policy, seed: u64, steps: u32, second_chance: f64) -> (u64, u64)
                         if let Some(found) = found {
                             assert!(
                                 found == body(n, version, len),
-                                "{policy}: an old version or another object"
+                                "{case}: an old version or another object"
                             );
                             hits += 1;
                         }
                     }
-                    None => assert!(found.is_none(), "{policy}: {n} was never put or is gone"),
+                    None => assert!(found.is_none(), "{case}: {n} was never put or is gone"),
                 }
             }
             90..95 => {
@@ -193,8 +193,8 @@ fn walk(policy: Policy, seed: u64, steps: u32, second_chance: f64) -> (u64, u64)
                 .unwrap()
                 .parse()
                 .unwrap();
-            assert!(newest.contains_key(&n), "{policy}: scan shows {n}, which is gone");
-            assert_eq!(seen.insert(n, info.version), None, "{policy}: {n} is found twice");
+            assert!(newest.contains_key(&n), "{case}: scan shows {n}, which is gone");
+            assert_eq!(seen.insert(n, info.version), None, "{case}: {n} is found twice");
         })
         .unwrap();
     let capacity: u64 = cache
@@ -202,23 +202,20 @@ fn walk(policy: Policy, seed: u64, steps: u32, second_chance: f64) -> (u64, u64)
         .map(|s| s.layout().sets * s.layout().shape().ways() as u64)
         .sum();
     assert!(seen.len() as u64 <= capacity);
-    assert!(seen.len() > 50, "{policy}: {} objects", seen.len());
+    assert!(seen.len() > 50, "{case}: {} objects", seen.len());
     assert_eq!(cache.check().unwrap().damaged, 0);
-    assert_eq!(cache.stats().damaged, 0, "{policy}");
+    assert_eq!(cache.stats().damaged, 0, "{case}");
     (hits, there)
 }
 
 #[test]
 fn only_the_newest_version_is_ever_found() {
-    for policy in Policy::ALL {
+    for case in Case::all() {
         for seed in 0..3 {
-            let (hits, there) = walk(policy, seed, 9000, [0.25, 0.0, 1.0][seed as usize]);
+            let (hits, there) = walk(case, seed, 9000, [0.25, 0.0, 1.0][seed as usize]);
             let ratio = hits as f64 / there as f64;
-            let least = if policy == Policy::Basic { 0.3 } else { 0.5 };
-            assert!(
-                ratio > least,
-                "{policy}: {hits} of {there} lookups of what was put"
-            );
+            let least = if case.policy == Policy::Basic { 0.3 } else { 0.5 };
+            assert!(ratio > least, "{case}: {hits} of {there} lookups of what was put");
         }
     }
 }

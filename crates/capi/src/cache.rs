@@ -176,6 +176,7 @@ fn errno(error: &StoreError) -> Errno {
     Errno(match error {
         StoreError::Device(error) => return device_errno(error),
         StoreError::NoStore { .. } => libc::ENODATA,
+        StoreError::Version { .. } => libc::EPROTONOSUPPORT,
         StoreError::StoreExists { .. } => libc::EEXIST,
         StoreError::TooSmall { .. } => libc::ENOSPC,
         StoreError::Plan(_) | StoreError::Devices(_) | StoreError::OutOfRange { .. } => libc::EINVAL,

@@ -1,13 +1,14 @@
 //! A file or block device, accessed by system calls that bypass the page cache where the file system allows
 //! it.
 
-use super::{DEVICE_BLOCK_BYTES, Device, DeviceError, check_range};
+use super::{DEVICE_BLOCK_BYTES, Device, DeviceError, check_range, pool};
 use parking_lot::Mutex;
 use rustix::fs::{FallocateFlags, FlockOperation, OFlags};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Bytes that a small and a large aligned bounce buffer hold: lookups read a block or two, the log writes
 /// segments.
@@ -22,6 +23,7 @@ pub struct FileDevice {
     name: String,
     len_bytes: u64,
     is_direct: bool,
+    is_on_pool: bool,
     /// Small and large ones.
     idle: [Mutex<Vec<Aligned>>; 2],
 }
@@ -114,8 +116,10 @@ impl FileDevice {
             return Err(failed(busy));
         }
         let end = file.seek(io::SeekFrom::End(0)).map_err(failed)?;
+        let is_on_pool = pool::pin_of(&file).is_on_pool();
         Ok(Self {
             file,
+            is_on_pool,
             name,
             len_bytes: end / DEVICE_BLOCK_BYTES * DEVICE_BLOCK_BYTES,
             is_direct,
@@ -126,6 +130,14 @@ impl FileDevice {
     /// Whether I/O bypasses the page cache.
     pub const fn is_direct(&self) -> bool {
         self.is_direct
+    }
+
+    /// The path of the small file beside a store's file that has what the policy leaves of its index on disk
+    /// ([`aside`](Device::aside)).
+    pub fn index_path(path: &Path) -> PathBuf {
+        let mut name = path.as_os_str().to_owned();
+        name.push(".index");
+        name.into()
     }
 
     /// Allocates the file's blocks in the file system, so that later writes cannot run out of space.
@@ -202,6 +214,27 @@ impl Device for FileDevice {
     fn flush(&self) -> Result<(), DeviceError> {
         let synced = self.file.sync_data();
         synced.map_err(|source| DeviceError::new(&self.name, "flush", 0, 0, source))
+    }
+
+    fn moves_writes(&self) -> bool {
+        self.is_on_pool
+    }
+
+    /// A file beside a regular file. On a pool a new one is pinned to the NVM, if the user may, and its blocks
+    /// are allocated there.
+    fn aside(&self, len_bytes: u64) -> Result<Option<Arc<dyn Device>>, DeviceError> {
+        if !self.file.metadata().is_ok_and(|meta| meta.is_file()) {
+            return Ok(None);
+        }
+        let path = Self::index_path(Path::new(&self.name));
+        let is_new = !path.exists();
+        let aside = Self::create(&path, len_bytes)?;
+        if is_new && aside.is_on_pool {
+            pool::pin_to_nvm(&aside.file);
+            // Without it the file works as well, until the pool is full.
+            let _ = aside.preallocate();
+        }
+        Ok(Some(Arc::new(aside)))
     }
 }
 

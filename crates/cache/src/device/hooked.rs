@@ -53,4 +53,12 @@ impl Device for HookedDevice {
     fn flush(&self) -> Result<(), DeviceError> {
         self.inner.flush()
     }
+
+    fn moves_writes(&self) -> bool {
+        self.inner.moves_writes()
+    }
+
+    fn aside(&self, len_bytes: u64) -> Result<Option<Arc<dyn Device>>, DeviceError> {
+        self.inner.aside(len_bytes)
+    }
 }

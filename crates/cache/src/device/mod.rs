@@ -2,21 +2,28 @@
 //!
 //! [`FileDevice`] is a file or block device, read and written past the page cache where that is possible;
 //! [`MemoryDevice`] is memory; [`CountingDevice`] counts seeks and fails on demand; [`CrashDevice`] loses
-//! power; [`HookedDevice`] calls a function before each transfer; [`OrderedDevice`] spares a slow arm its ways.
+//! power; [`HookedDevice`] calls a function before each transfer; [`OrderedDevice`] spares a slow arm its ways;
+//! [`SplitDevice`] has one range of another device; [`MovingDevice`] stands for a file of a pool.
+//! [`pool`] knows what a file of a Varve pool can be told.
 
 mod counting;
 mod crash;
 mod file;
 mod hooked;
 mod memory;
+mod moving;
 mod ordered;
+pub mod pool;
+mod split;
 
 pub use counting::{CountingDevice, Counts};
 pub use crash::CrashDevice;
 pub use file::FileDevice;
 pub use hooked::{Access, HookedDevice};
 pub use memory::MemoryDevice;
+pub use moving::MovingDevice;
 pub use ordered::OrderedDevice;
+pub use split::SplitDevice;
 
 use std::io;
 use std::sync::Arc;
@@ -90,6 +97,21 @@ pub trait Device: Send + Sync {
     /// # Errors
     /// The medium failed; earlier writes may or may not be durable then.
     fn flush(&self) -> Result<(), DeviceError>;
+
+    /// Whether what is overwritten goes to another place of the medium, as on a pool of Varve: of a range of
+    /// which a part was written, the rest is elsewhere then.
+    fn moves_writes(&self) -> bool {
+        false
+    }
+
+    /// The small device beside this one that is to be quick whatever this one is: opened, or made with
+    /// `len_bytes` (zeros). `None`: it has none.
+    ///
+    /// # Errors
+    /// It cannot be opened or made.
+    fn aside(&self, _len_bytes: u64) -> Result<Option<Arc<dyn Device>>, DeviceError> {
+        Ok(None)
+    }
 }
 
 /// Returns an error if the range passes the end of the device.

@@ -228,6 +228,10 @@ impl Device for OrderedDevice {
     fn flush(&self) -> Result<(), DeviceError> {
         self.inner.flush()
     }
+
+    fn moves_writes(&self) -> bool {
+        self.inner.moves_writes()
+    }
 }
 
 #[cfg(test)]

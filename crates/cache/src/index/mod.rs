@@ -12,6 +12,7 @@ pub use resident::ResidentIndex;
 pub use set::{Demoted, Entry, Inserted, Place, Set};
 
 use crate::policy::{Policy, Shape};
+use std::collections::BTreeMap;
 
 /// The index of one device.
 #[derive(Debug)]
@@ -56,6 +57,38 @@ impl Index {
         }
     }
 
+    /// Remembers sets that leave memory, until [`forget_left`](Self::forget_left). Of use to
+    /// `SetMemLru` only.
+    pub fn keep_left(&mut self) {
+        if let Self::Resident(resident) = self {
+            resident.keep_left();
+        }
+    }
+
+    /// Number of sets that left memory and are remembered.
+    pub fn left_len(&self) -> usize {
+        match self {
+            Self::Resident(resident) => resident.left().map_or(0, BTreeMap::len),
+            _ => 0,
+        }
+    }
+
+    /// The sets that left memory and are remembered, by number.
+    pub fn copy_left(&self) -> Vec<(u32, Set)> {
+        let Self::Resident(resident) = self else {
+            return Vec::new();
+        };
+        let left = resident.left().into_iter().flatten();
+        left.map(|(number, set)| (*number, set.clone())).collect()
+    }
+
+    /// Forgets sets that left memory, unless they were changed since they were copied.
+    pub fn forget_left(&mut self, copied: &[(u32, Set)]) {
+        if let Self::Resident(resident) = self {
+            resident.forget_left(copied);
+        }
+    }
+
     /// Bytes of memory that the index takes.
     pub fn memory_bytes(&self) -> u64 {
         match self {
@@ -86,7 +119,14 @@ impl Index {
                     }
                 }
             }
-            Self::Resident(old) => old.each_oldest_first(|number, set| next.put(number, set)),
+            Self::Resident(old) => {
+                if let Some(left) = old.left() {
+                    next.keep_left();
+                    left.iter()
+                        .for_each(|(number, set)| next.put((*number).into(), set));
+                }
+                old.each_oldest_first(|number, set| next.put(number, set));
+            }
         }
         *self = next;
     }

@@ -4,6 +4,7 @@
 
 use super::Set;
 use crate::policy::Shape;
+use std::collections::BTreeMap;
 
 /// Sets in a group.
 const GROUP: usize = 16;
@@ -19,6 +20,8 @@ pub struct ResidentIndex {
     /// For each group the rank of each place, four bits each.
     orders: Vec<u64>,
     bytes: Vec<u8>,
+    /// Sets that others replaced, until they are kept elsewhere. `None`: nobody keeps them.
+    left: Option<BTreeMap<u32, Set>>,
 }
 
 impl ResidentIndex {
@@ -30,6 +33,27 @@ impl ResidentIndex {
             numbers: vec![0; groups * GROUP],
             orders: vec![IDENTITY; groups],
             bytes: vec![0; groups * GROUP * shape.set_bytes()],
+            left: None,
+        }
+    }
+
+    /// Remembers sets that others replace from now on, until [`forget_left`](Self::forget_left).
+    pub fn keep_left(&mut self) {
+        self.left.get_or_insert_default();
+    }
+
+    /// Sets that others replaced, by number.
+    pub const fn left(&self) -> Option<&BTreeMap<u32, Set>> {
+        self.left.as_ref()
+    }
+
+    /// Forgets sets that others replaced, unless they were changed since they were copied.
+    pub fn forget_left(&mut self, copied: &[(u32, Set)]) {
+        let Some(left) = &mut self.left else { return };
+        for (number, set) in copied {
+            if left.get(number) == Some(set) {
+                left.remove(number);
+            }
         }
     }
 
@@ -40,7 +64,8 @@ impl ResidentIndex {
 
     /// Bytes of memory.
     pub fn memory_bytes(&self) -> u64 {
-        (self.numbers.len() * 4 + self.orders.len() * 8 + self.bytes.len()) as u64
+        let left = self.left.as_ref().map_or(0, BTreeMap::len) * (size_of::<Set>() + 8);
+        (self.numbers.len() * 4 + self.orders.len() * 8 + self.bytes.len() + left) as u64
     }
 
     fn group_of(&self, number: u64) -> usize {
@@ -82,7 +107,11 @@ impl ResidentIndex {
     /// Returns a set that is in memory and counts a use of it.
     pub fn get(&mut self, number: u64) -> Option<Set> {
         let (group, place) = self.find(number);
-        let place = place?;
+        let Some(place) = place else {
+            let set = self.left.as_mut()?.remove(&u32::try_from(number).ok()?)?;
+            self.put(number, &set);
+            return Some(set);
+        };
         self.touch(group, place);
         Set::unpack(self.shape, &self.bytes[self.range(group, place)])
     }
@@ -97,8 +126,15 @@ impl ResidentIndex {
         let last = || (0..GROUP).find(|&place| self.rank(group, place) == GROUP as u64 - 1);
         let place = found.or_else(last).expect("ranks are a permutation");
         self.touch(group, place);
-        self.numbers[group * GROUP + place] = stored;
         let range = self.range(group, place);
+        let before = std::mem::replace(&mut self.numbers[group * GROUP + place], stored);
+        if let (None, Some(left)) = (found, &mut self.left) {
+            left.remove(&(stored - 1));
+            let replaced = Set::unpack(self.shape, &self.bytes[range.clone()]);
+            if let (Some(before), Some(replaced)) = (before.checked_sub(1), replaced) {
+                left.insert(before, replaced);
+            }
+        }
         set.pack(&mut self.bytes[range]);
     }
 

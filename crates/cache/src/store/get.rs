@@ -288,6 +288,9 @@ impl Shard {
             Policy::SetMem | Policy::SetMemLru => self.find_in_table(key, hash),
             _ => self.find_in_log(key, hash),
         };
+        if self.has_file_of_sets() {
+            self.spill_if_idle();
+        }
         match found {
             Ok(object) => object.map(|object| Hit {
                 shard: Arc::clone(self),
@@ -552,7 +555,11 @@ impl Shard {
             let mut state = self.state.lock();
             (state.index.get(number), state.mutation(hash))
         };
-        let Some(set) = set else {
+        let known = match set {
+            None => self.load_left(number, false)?,
+            set => set,
+        };
+        let Some(set) = known else {
             return self.find_in_set(key, hash);
         };
         let Some(entry) = set.find(hash.tag()) else {
@@ -608,7 +615,7 @@ impl Shard {
     fn find_in_set(&self, key: &[u8], hash: KeyHash) -> Result<Option<Arc<HotObject>>, StoreError> {
         let number = hash.set(self.layout.sets);
         let mutation = self.state.lock().mutation(hash);
-        let blocks = self.load_set(number, &self.stats.lookup_reads)?;
+        let blocks = self.load_set(number, false)?;
         let (block_bytes, ways) = (
             self.layout.block_bytes as usize,
             self.layout.shape().ways() as u64,

@@ -5,6 +5,9 @@
 //! superblock ×2 | journal A | journal B | checkpoint 0 | checkpoint 1 | position file | Disk Table |
 //! circular log
 //! ```
+//!
+//! The position file, or the file of sets, may be on a device aside (`aside`); its range of this device is then
+//! not used.
 
 use super::StoreError;
 use crate::device::{DEVICE_BLOCK_BYTES, Device};
@@ -13,8 +16,9 @@ use crate::policy::{Policy, Shape};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 const MAGIC: [u8; 8] = *b"VARVECA1";
-/// The version of the format of all areas.
-pub const FORMAT_VERSION: u32 = 1;
+/// The version of the format of all areas: of a store with a device aside. One without it is of version 1.
+pub const FORMAT_VERSION: u32 = 2;
+const FORMAT_ALONE: u32 = 1;
 /// The most devices in a cache.
 pub const DEVICES_MAX: usize = 16;
 /// Bytes of a page: superblock, journal, checkpoint and position file are made of them.
@@ -80,13 +84,16 @@ pub struct Superblock {
     pub journal: [Area; 2],
     /// Two checkpoints of the index, written in turn.
     pub checkpoint: [Area; 2],
-    /// The position file: positions that are not in memory.
+    /// The position file: positions that are not in memory; sets that are not in memory of `SetMemLru` with
+    /// a device aside.
     pub positions_file: Area,
     /// The Disk Table.
     pub table: Area,
     /// The circular log.
     pub log: Area,
-    reserved: u32,
+    /// Not 0: the position file is on the device aside, and this is in the seals of its pages, so that those
+    /// of another file are not taken for this one's.
+    pub aside: u32,
     crc32c: u32,
 }
 
@@ -110,6 +117,10 @@ pub struct StorePlan {
     pub resident_share: f64,
     /// The largest gathered write.
     pub segment_bytes: u32,
+    /// Puts what the policy leaves of its index on disk on a device aside, if the device
+    /// [moves writes](crate::device::Device::moves_writes) and has one. It is small, read in small pieces, and
+    /// on a pool kept on NVM.
+    pub aside: bool,
 }
 
 impl StorePlan {
@@ -122,6 +133,7 @@ impl StorePlan {
             table_share: 0.5,
             resident_share: 0.3,
             segment_bytes: 4 << 20,
+            aside: true,
         }
     }
 
@@ -137,6 +149,11 @@ impl StorePlan {
             self.object_bytes = self.object_bytes.min((len_bytes / SLOTS).max(1024));
         }
         self
+    }
+
+    /// Whether a store on this device has a device aside.
+    pub fn is_aside_of(&self, device: &dyn Device) -> bool {
+        self.aside && self.shape.policy().leaves_index() && device.moves_writes()
     }
 
     fn check(&self) -> Result<(), StoreError> {
@@ -158,7 +175,7 @@ impl StorePlan {
 }
 
 /// Pages of a journal, a checkpoint and the position file for `objects` objects.
-fn area_pages(shape: Shape, objects: u64, purges_max: u64) -> [u64; 3] {
+fn area_pages(shape: Shape, objects: u64, purges_max: u64, aside: bool) -> [u64; 3] {
     let policy = shape.policy();
     let sets = (objects / shape.ways() as u64).max(1);
     let indexed = policy.has_index() && policy != Policy::SetMemLru;
@@ -169,15 +186,21 @@ fn area_pages(shape: Shape, objects: u64, purges_max: u64) -> [u64; 3] {
     };
     let journal = if indexed { (objects / 8 / 168).max(64) } else { 64 };
     let purges = 2 * (purges_max * 24).div_ceil(PAGE_CONTENT);
-    let positions = match policy.has_position_file() {
-        true => sets.div_ceil(super::positions::sets_a_page(shape)),
-        false => 0,
-    };
+    let positions = position_pages(shape, sets, aside);
     [
         journal,
         2 + purges + index_bytes.div_ceil(PAGE_CONTENT),
         positions,
     ]
+}
+
+/// Pages of the position file, or of the file of sets.
+fn position_pages(shape: Shape, sets: u64, aside: bool) -> u64 {
+    match shape.policy() {
+        policy if policy.has_position_file() => sets.div_ceil(super::positions::sets_a_page(shape)),
+        policy if policy.leaves_index() && aside => sets.div_ceil(super::away::sets_a_page(shape)),
+        _ => 0,
+    }
 }
 
 /// Rounds `bytes` down to a multiple of `step`.
@@ -186,11 +209,12 @@ const fn floor_to(bytes: u64, step: u64) -> u64 {
 }
 
 impl Superblock {
-    /// Lays a store out on `len_bytes`. Identity and secret are zero.
+    /// Lays a store out on `len_bytes`; with `aside`, one that has a device aside. Identity and secret are
+    /// zero.
     ///
     /// # Errors
     /// The plan is out of bounds, or there is not enough room.
-    pub fn lay_out(plan: &StorePlan, len_bytes: u64) -> Result<Self, StoreError> {
+    pub fn lay_out(plan: &StorePlan, len_bytes: u64, aside: bool) -> Result<Self, StoreError> {
         plan.check()?;
         let shape = plan.shape;
         let policy = shape.policy();
@@ -206,7 +230,13 @@ impl Superblock {
         };
         let sets_most = (objects / ways).max(1);
         let purges_max = (objects / 64).clamp(64, 65536);
-        let [journal_pages, checkpoint_pages, position_pages] = area_pages(shape, objects, purges_max);
+        let [journal_pages, checkpoint_pages, mut position_pages] =
+            area_pages(shape, objects, purges_max, aside);
+        if policy.has_table() {
+            // Sets begin at multiples of their length, so that none is in two units of a pool's placement.
+            let before = 2 + 2 * (journal_pages + checkpoint_pages) + position_pages;
+            position_pages += before.next_multiple_of(set_disk_bytes / PAGE) - before;
+        }
         let mut off = 2 * PAGE;
         let mut area = |len: u64| {
             let area = Area { off, len };
@@ -247,6 +277,9 @@ impl Superblock {
         let mut made = Self::of(plan, sets);
         made.segment_bytes = segment as u32;
         made.unit_bytes = unit as u32;
+        if aside {
+            (made.format, made.aside) = (FORMAT_VERSION, 1);
+        }
         made.purges_max = purges_max;
         made.journal = journal;
         made.checkpoint = checkpoint;
@@ -267,7 +300,7 @@ impl Superblock {
         let shape = plan.shape;
         let mut made = Self::new_zeroed();
         made.magic = MAGIC;
-        made.format = FORMAT_VERSION;
+        made.format = FORMAT_ALONE;
         made.policy = shape.policy().code();
         made.ways = shape.ways() as u8;
         made.positions = shape.positions() as u8;
@@ -290,6 +323,11 @@ impl Superblock {
         Secret(self.secret)
     }
 
+    /// What the pages of the position file are sealed with.
+    pub const fn positions_id(&self) -> u64 {
+        self.store_id ^ (self.aside as u64) << 32
+    }
+
     /// Bytes of a set in the Disk Table.
     pub fn set_disk_bytes(&self) -> u64 {
         self.shape().ways() as u64 * u64::from(self.block_bytes)
@@ -308,10 +346,21 @@ impl Superblock {
     fn parse(page: &[u8], len_bytes: u64) -> Option<Self> {
         let (found, _) = Self::read_from_prefix(page).ok()?;
         let sums = crc32c::crc32c(&found.as_bytes()[..size_of::<Self>() - 4]) == found.crc32c;
-        if found.magic != MAGIC || found.format != FORMAT_VERSION || !sums {
+        let is_known = match found.format {
+            FORMAT_ALONE => found.aside == 0,
+            FORMAT_VERSION => found.aside != 0,
+            _ => false,
+        };
+        if found.magic != MAGIC || !is_known || !sums {
             return None;
         }
         found.is_sound(len_bytes).then_some(found)
+    }
+
+    /// The version of a superblock that a later program has written.
+    fn later_version(page: &[u8]) -> Option<u32> {
+        let (found, _) = Self::read_from_prefix(page).ok()?;
+        (found.magic == MAGIC && found.format > FORMAT_VERSION).then_some(found.format)
     }
 
     /// Whether its numbers are consistent with each other and the device: a correct checksum does not prove
@@ -343,7 +392,7 @@ impl Superblock {
         let index_pages = (self.sets.saturating_mul(shape.set_bytes() as u64)).div_ceil(PAGE_CONTENT);
         let purge_pages = self.purges_max.saturating_mul(24).div_ceil(PAGE_CONTENT);
         let needed = 2 + 2 * purge_pages + if indexed { index_pages } else { 0 };
-        let position_pages = self.sets.div_ceil(super::positions::sets_a_page(shape));
+        let position_pages = position_pages(shape, self.sets, self.aside != 0);
         end <= len_bytes
             && segment <= 64 << 20
             && block.is_power_of_two()
@@ -357,7 +406,7 @@ impl Superblock {
             && self.journal[0].len == self.journal[1].len
             && self.journal[0].pages() >= 64
             && self.checkpoint.iter().all(|area| area.pages() >= needed)
-            && (!policy.has_position_file() || self.positions_file.pages() >= position_pages)
+            && self.positions_file.pages() >= position_pages
             && (1..=DEVICES_MAX as u32).contains(&self.device_count)
             && u32::from(self.device) < self.device_count
             && self.epoch < 1 << 23
@@ -391,8 +440,12 @@ impl Superblock {
             .filter_map(|page| Self::parse(page, device.len_bytes()))
             .collect();
         let newest = copies.iter().max_by_key(|copy| copy.epoch);
-        let newest = newest.ok_or_else(|| StoreError::NoStore {
-            device: device.name(),
+        let newest = newest.ok_or_else(|| {
+            let device = device.name();
+            match pages.chunks(PAGE as usize).find_map(Self::later_version) {
+                Some(version) => StoreError::Version { device, version },
+                None => StoreError::NoStore { device },
+            }
         })?;
         Ok((*newest, copies.len() == 2))
     }
@@ -401,8 +454,8 @@ impl Superblock {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use super::{StorePlan, Superblock};
-    use crate::device::MemoryDevice;
+    use super::{FORMAT_VERSION, StorePlan, Superblock};
+    use crate::device::{Device, MemoryDevice};
     use crate::policy::Policy;
 
     #[test]
@@ -410,7 +463,13 @@ mod tests {
         for policy in Policy::ALL {
             for len in [3 << 20, 64 << 20, (1 << 30) + 4096 * 7, 1u64 << 40] {
                 let device = MemoryDevice::new(len);
-                let mut made = Superblock::lay_out(&StorePlan::new(policy), len).unwrap();
+                let plan = StorePlan::new(policy);
+                let aside = len < 1 << 30 && policy.leaves_index();
+                let mut made = Superblock::lay_out(&plan, len, aside).unwrap();
+                assert_eq!(made.aside != 0, aside);
+                if policy.has_table() {
+                    assert_eq!(made.table.off % made.set_disk_bytes(), 0);
+                }
                 made.write(&device).unwrap();
                 made.epoch = 1;
                 made.write(&device).unwrap();
@@ -427,7 +486,17 @@ mod tests {
                 let (older, both) = Superblock::read(&device).unwrap();
                 assert_eq!((older.epoch, both), (0, false));
             }
-            assert!(Superblock::lay_out(&StorePlan::new(policy), 256 << 10).is_err());
+            assert!(Superblock::lay_out(&StorePlan::new(policy), 256 << 10, false).is_err());
         }
+    }
+
+    #[test]
+    fn store_of_a_later_version_is_refused_as_such() {
+        let device = MemoryDevice::new(64 << 20);
+        let mut made = Superblock::lay_out(&StorePlan::new(Policy::Log), device.len_bytes(), false).unwrap();
+        made.format = FORMAT_VERSION + 1;
+        made.write(&device).unwrap();
+        let refused = Superblock::read(&device).unwrap_err().to_string();
+        assert!(refused.contains("version 3"), "{refused}");
     }
 }

@@ -10,6 +10,7 @@
 //!   writer, state.
 
 mod admission;
+mod away;
 mod checkpoint;
 mod get;
 mod hot;
@@ -55,6 +56,17 @@ pub enum StoreError {
     NoStore {
         /// Its name.
         device: String,
+    },
+    /// The store was made by a later version of this program.
+    #[error(
+        "{device} holds a cache store of version {version}, which this program does not know: use a newer one, \
+         or make a new store with --force"
+    )]
+    Version {
+        /// Its name.
+        device: String,
+        /// Version of its format.
+        version: u32,
     },
     /// The device already holds a store.
     #[error("{device} holds a cache store already; --force makes a new one and loses what it holds")]

@@ -26,6 +26,8 @@ pub struct Identity {
     pub store_id: u64,
     /// The cache's secret.
     pub secret: [u8; 16],
+    /// Tells the pages of its device aside, if it gets one, from those of others.
+    pub aside: u32,
     /// The device's number, and the number of devices.
     pub device: (u8, u8),
     /// Upper ends of the devices' shares of hashes.
@@ -57,7 +59,13 @@ impl Shard {
         plan: &StorePlan,
         identity: &Identity,
     ) -> Result<Superblock, StoreError> {
-        let mut layout = Superblock::lay_out(plan, device.len_bytes())?;
+        let mut layout = Superblock::lay_out(plan, device.len_bytes(), plan.is_aside_of(device))?;
+        if layout.aside != 0 {
+            match device.aside(layout.positions_file.len)? {
+                Some(_) => layout.aside = identity.aside | 1,
+                None => layout = Superblock::lay_out(plan, device.len_bytes(), false)?,
+            }
+        }
         layout.cache_id = identity.cache_id;
         layout.store_id = identity.store_id;
         layout.secret = identity.secret;
@@ -124,7 +132,13 @@ impl Shard {
             // Beyond any page left in the ring.
             _ => (epoch << 32, epoch << 32),
         };
-        let state = new_state(&layout, &options, head, (index, waiting, purges));
+        let whole_sets = device.moves_writes() && layout.shape().policy() == Policy::Set;
+        let mut state = new_state(&layout, &options, head, (index, waiting, purges));
+        state.recent = Recent::new(whole_sets);
+        let aside = match layout.aside {
+            0 => None,
+            _ => Some(aside_of(&*device, &layout)?),
+        };
         let version = (epoch << 40).max(replay.version);
         let journal = Journal {
             sequence,
@@ -133,7 +147,7 @@ impl Shard {
             waiting: Vec::new(),
         };
         let writer = new_writer(&layout, &options, head, version, journal, checkpoint);
-        let shard = Self::from_parts(device, layout, options, state, writer);
+        let shard = Self::from_parts((device, aside), layout, options, state, writer);
         if cold {
             // A new checkpoint keeps the next start from reading the damaged state again.
             let mut writer = shard.writer.lock();
@@ -142,6 +156,17 @@ impl Shard {
         }
         Ok((Arc::new(shard), opened))
     }
+}
+
+/// The device aside of a store that has one. A file that is missing is made; what it had are misses.
+fn aside_of(device: &dyn Device, layout: &Superblock) -> Result<Arc<dyn Device>, StoreError> {
+    let aside = device.aside(layout.positions_file.len)?;
+    aside.ok_or_else(|| {
+        StoreError::Devices(format!(
+            "{} was made with a file beside it for its index, and has none here",
+            device.name()
+        ))
+    })
 }
 
 /// Builds the state of a store that was just opened.
@@ -161,7 +186,8 @@ fn new_state(
         flushing: None,
         pending: BTreeMap::new(),
         waiting,
-        recent: Recent::new(),
+        index_made: 0,
+        recent: Recent::new(false),
         hot: Hot::new(options.hot_bytes),
         purges,
         floor: layout.floor,
@@ -244,11 +270,15 @@ pub fn inspect(device: &dyn Device) -> Result<Inspection, StoreError> {
 
 fn new_index(layout: &Superblock, resident_share: Option<f64>) -> Index {
     let wished = resident_share.map(|share| (layout.sets as f64 * share.clamp(0.0, 1.0)) as u64);
-    Index::new(
+    let mut index = Index::new(
         layout.shape(),
         layout.sets,
         wished.unwrap_or(layout.resident_sets),
-    )
+    );
+    if layout.aside != 0 {
+        index.keep_left();
+    }
+    index
 }
 
 /// The state that the medium holds.

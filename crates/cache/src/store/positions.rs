@@ -80,7 +80,7 @@ pub fn read(
     );
     let mut page = vec![0; PAGE as usize];
     device.read_at(layout.positions_file.off + number * PAGE, &mut page)?;
-    let Some(content) = unseal(&page, layout.store_id, None, number) else {
+    let Some(content) = unseal(&page, layout.positions_id(), None, number) else {
         return Ok(None);
     };
     let at = (within as usize * shape.ways() + slot) * ENTRY;
@@ -112,7 +112,7 @@ pub fn sweep(
         device.read_at(off, &mut bytes)?;
         for (n, page) in bytes.chunks_exact_mut(PAGE as usize).enumerate() {
             let number = first + n as u64;
-            if unseal(page, layout.store_id, None, number).is_none() {
+            if unseal(page, layout.positions_id(), None, number).is_none() {
                 // A page that was never written, or is damaged: position u32::MAX stands for none.
                 page.fill(0xFF);
             }
@@ -126,7 +126,7 @@ pub fn sweep(
                 page[at..at + 4].copy_from_slice(&position.to_le_bytes());
                 page[at + 4] = *prefetch;
             }
-            seal(page, layout.store_id, 0, number);
+            seal(page, layout.positions_id(), 0, number);
         }
         device.write_at(off, &bytes)?;
         written += bytes.len() as u64;

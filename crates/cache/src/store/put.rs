@@ -1,13 +1,14 @@
 //! Putting and removing objects.
 
 use super::StoreError;
+use super::away;
 use super::journal::Change;
 use super::log::in_units;
 use super::object::{
     FRAME_CONTENT, INLINE_BYTES, KEY_MAX, META_MAX, Record, TAGS_MAX, frames_bytes, head_bytes,
     home_in_table, tag_of, write_frame,
 };
-use super::shard::{PENDING_MAX, Shard, Writer};
+use super::shard::{PENDING_MAX, Shard, State, Writer};
 use super::stats::Stats;
 use crate::hash::KeyHash;
 use crate::index::{Demoted, Entry, Index, Lap, LogPoint, Place, Set};
@@ -16,7 +17,6 @@ use lru::LruCache;
 use std::borrow::Cow;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
 /// Metadata, tags, host and expiry of an object.
 #[derive(Debug, Clone, Copy, Default)]
@@ -58,19 +58,41 @@ pub(super) struct SlotInfo {
 /// nor a second lookup before it. Not an index: its size is fixed.
 pub(super) struct Recent {
     sets: LruCache<u64, Vec<SlotInfo>>,
+    /// The blocks of some of them, on a device that moves writes: all are written where one is, so that the
+    /// set stays in one place.
+    blocks: Option<LruCache<u64, Vec<Arc<Vec<u8>>>>>,
     /// Counters of changes of sets, so that a read from before a change is not mistaken for the state after
     /// it.
     changes: [u32; 256],
 }
 
 const RECENT_SETS: NonZeroUsize = NonZeroUsize::new(256).expect("not zero");
+/// Sets whose blocks are kept: 8 MiB with the usual sets of 64 KiB.
+const RECENT_BLOCKS: NonZeroUsize = NonZeroUsize::new(128).expect("not zero");
 
 impl Recent {
-    pub fn new() -> Self {
+    /// Nothing yet; `whole_sets`: keeps blocks, so that sets are written as a whole.
+    pub fn new(whole_sets: bool) -> Self {
         Self {
             sets: LruCache::new(RECENT_SETS),
+            blocks: whole_sets.then(|| LruCache::new(RECENT_BLOCKS)),
             changes: [0; 256],
         }
+    }
+
+    /// Whether a bin of the set can be written without reading the set.
+    fn knows(&self, set: u64) -> bool {
+        let blocks = self.blocks.as_ref();
+        self.sets.contains(&set) && blocks.is_none_or(|blocks| blocks.contains(&set))
+    }
+
+    /// The blocks of a set, if they are known; the one of `slot` is `block` from now on.
+    fn renew(&mut self, set: u64, slot: usize, block: &Arc<Vec<u8>>) -> &[Arc<Vec<u8>>] {
+        let known = self.blocks.as_mut().and_then(|blocks| blocks.get_mut(&set));
+        known.map_or(&[], |blocks| {
+            blocks[slot] = Arc::clone(block);
+            blocks
+        })
     }
 
     /// Whether no object of a set has this tag; false if the set was not read recently.
@@ -95,6 +117,19 @@ pub(super) fn lives(lap: &Lap, shape: Shape, entry: &Entry) -> bool {
         _ if !shape.has_generations() => true,
         Some(place) => lap.point(place).is_some(),
         None => lap.may_live(entry.generation),
+    }
+}
+
+impl State {
+    /// Lets the block of a bin wait to be written, and with it the others of its set, if they are known and
+    /// the device moves writes.
+    fn renew_bin(&mut self, number: u64, bin: u64, slot: usize, block: Vec<u8>) {
+        let block = Arc::new(block);
+        self.recent.changed(number);
+        for (other, block) in (bin - slot as u64..).zip(self.recent.renew(number, slot, &block)) {
+            self.pending.entry(other).or_insert_with(|| Arc::clone(block));
+        }
+        self.pending.insert(bin, block);
     }
 }
 
@@ -360,8 +395,7 @@ impl Shard {
         block.resize(self.layout.block_bytes as usize, 0);
         let state = &mut *self.state.lock();
         state.mutate(hash);
-        state.recent.changed(number);
-        state.pending.insert(bin, Arc::new(block));
+        state.renew_bin(number, bin, slot, block);
         let version = record.head.version;
         if let Some(slots) = state.recent.sets.get_mut(&number) {
             slots[slot] = SlotInfo {
@@ -391,13 +425,10 @@ impl Shard {
     fn load_unless_known(&self, hash: KeyHash) {
         let shape = self.layout.shape();
         let number = hash.set(self.layout.sets);
-        if shape.policy() != Policy::Set
-            || self.is_failed()
-            || self.state.lock().recent.sets.contains(&number)
-        {
+        if shape.policy() != Policy::Set || self.is_failed() || self.state.lock().recent.knows(number) {
             return;
         }
-        if let Err(error) = self.load_set(number, &self.stats.set_reads) {
+        if let Err(error) = self.load_set(number, true) {
             self.count_read_error(&error);
         }
     }
@@ -407,6 +438,7 @@ impl Shard {
         if self.layout.shape().ways() == 1 {
             return Ok(0);
         }
+        self.spill()?;
         for _ in 0..2 {
             {
                 let mut state = self.state.lock();
@@ -419,20 +451,57 @@ impl Shard {
                     return Ok(by_tag(tag).or_else(|| by_tag(0)).or_else(oldest).unwrap_or(0));
                 }
             }
-            self.load_set(number, &self.stats.set_reads)?;
+            if self.load_left(number, true)?.is_none() {
+                self.load_set(number, true)?;
+            }
         }
         // Not reached: the writer lock is held, so the loaded slots stay.
         Ok(0)
     }
 
-    /// Reads a set's bins and caches their slots, unless the set changed meanwhile. The read is counted in
-    /// `counter`.
-    pub(super) fn load_set(&self, number: u64, counter: &AtomicU64) -> Result<Vec<u8>, StoreError> {
+    /// Brings a set that left memory back from the file of sets; `None` if it is not there.
+    /// The set stays in memory; for a lookup only if there is room for those that leave for it.
+    pub(super) fn load_left(&self, number: u64, for_put: bool) -> Result<Option<Set>, StoreError> {
+        if !self.has_file_of_sets() {
+            return Ok(None);
+        }
+        let (before, made) = {
+            let mut state = self.state.lock();
+            if let Some(set) = state.index.get(number) {
+                return Ok(Some(set));
+            }
+            (state.recent.change_count(number), state.index_made)
+        };
+        Stats::count(&self.stats.position_reads, 1);
+        let Some(set) = away::read(&*self.device, &self.layout, made, number as u32)? else {
+            return Ok(None);
+        };
+        let state = &mut *self.state.lock();
+        if let Some(now) = state.index.get(number) {
+            return Ok(Some(now));
+        }
+        // Whoever changed it meanwhile had it in memory, and it may have left again since.
+        if state.recent.change_count(number) != before || state.index_made != made {
+            return Ok(None);
+        }
+        if for_put || !self.has_too_many_left(state) {
+            state.index.put(number, &set);
+        }
+        Ok(Some(set))
+    }
+
+    /// Reads a set's bins and caches their slots, unless the set changed meanwhile; for a lookup only if
+    /// there is room for the sets that leave memory for it.
+    pub(super) fn load_set(&self, number: u64, for_put: bool) -> Result<Vec<u8>, StoreError> {
         let shape = self.layout.shape();
         let before = self.state.lock().recent.change_count(number);
         let set_bytes = self.layout.set_disk_bytes();
         let mut bytes = vec![0; set_bytes as usize];
         let pending = self.pending_of(number);
+        let counter = match for_put {
+            true => &self.stats.set_reads,
+            false => &self.stats.lookup_reads,
+        };
         Stats::count(counter, 1);
         self.device
             .read_at(self.layout.table.off + number * set_bytes, &mut bytes)?;
@@ -461,8 +530,14 @@ impl Shard {
             match shape.policy() {
                 Policy::Basic | Policy::Set => {
                     state.recent.sets.put(number, slots);
+                    if let Some(known) = &mut state.recent.blocks {
+                        let blocks = bytes.chunks_exact(block_bytes);
+                        known.put(number, blocks.map(|block| Arc::new(block.to_vec())).collect());
+                    }
                 }
-                _ if state.index.get(number).is_none() => state.index.put(number, &set_of(shape, &slots)),
+                _ if state.index.get(number).is_none() && (for_put || !self.has_too_many_left(state)) => {
+                    state.index.put(number, &set_of(shape, &slots));
+                }
                 _ => {}
             }
         }
@@ -551,10 +626,10 @@ impl Shard {
         let known = {
             let state = &mut *self.state.lock();
             state.mutate(hash);
-            !has_table || state.index.get(number).is_some() || state.recent.sets.contains(&number)
+            !has_table || state.index.get(number).is_some() || state.recent.knows(number)
         };
-        if !known {
-            self.load_set(number, &self.stats.set_reads)?;
+        if !known && self.load_left(number, true)?.is_none() {
+            self.load_set(number, true)?;
         }
         let state = &mut *self.state.lock();
         let slot = match (&state.index, state.recent.sets.peek(&number)) {
@@ -576,10 +651,7 @@ impl Shard {
         if has_table {
             // Clears the bin too: reading the set from disk must not find the object.
             let bin = number * self.layout.shape().ways() as u64 + slot as u64;
-            state
-                .pending
-                .insert(bin, Arc::new(vec![0; self.layout.block_bytes as usize]));
-            state.recent.changed(number);
+            state.renew_bin(number, bin, slot, vec![0; self.layout.block_bytes as usize]);
         }
         if self.is_indexed() {
             let (set, slot, tag) = (number as u32, slot as u8, hash.tag());

@@ -180,7 +180,7 @@ impl Shard {
         let layout = &self.layout;
         let ways = layout.shape().ways() as u64;
         for number in 0..layout.sets {
-            let bytes = self.load_set(number, &self.stats.lookup_reads)?;
+            let bytes = self.load_set(number, false)?;
             for (slot, block) in bytes.chunks_exact(layout.block_bytes as usize).enumerate() {
                 let Some(record) = Record::parse(layout.store_id, block) else {
                     continue;

@@ -8,8 +8,8 @@ use super::positions::{self, Waiting};
 use super::purge::{Purges, ScopeHash};
 use super::put::Recent;
 use super::stats::Stats;
-use super::{Options, StatsSnapshot, StoreError, checkpoint};
-use crate::device::{Device, DeviceError, OrderedDevice};
+use super::{Options, StatsSnapshot, StoreError, away, checkpoint};
+use crate::device::{Device, DeviceError, OrderedDevice, SplitDevice};
 use crate::hash::KeyHash;
 use crate::index::{Index, Lap};
 use crate::policy::Policy;
@@ -41,6 +41,8 @@ pub(super) struct State {
     pub pending: BTreeMap<u64, Arc<Vec<u8>>>,
     /// Positions that are neither in the index nor in the file.
     pub waiting: Waiting,
+    /// How often the index was made anew: the file of sets is of one making.
+    pub index_made: u8,
     /// The sets that `Basic` and `Set` read most recently.
     pub recent: Recent,
     pub hot: Hot,
@@ -138,16 +140,20 @@ impl std::fmt::Debug for Shard {
 
 impl Shard {
     pub(super) fn from_parts(
-        device: Arc<dyn Device>,
+        (device, aside): (Arc<dyn Device>, Option<Arc<dyn Device>>),
         layout: Superblock,
         options: Options,
         state: State,
         writer: Writer,
     ) -> Self {
-        let device = match options.order_transfers {
+        let mut device = match options.order_transfers {
             true => Arc::new(OrderedDevice::new(device)) as Arc<dyn Device>,
             false => device,
         };
+        if let Some(aside) = aside {
+            let area = layout.positions_file;
+            device = Arc::new(SplitDevice::new(device, aside, area.off..area.off + area.len));
+        }
         Self {
             device,
             layout,
@@ -307,6 +313,51 @@ impl Shard {
     /// Positions that wait in memory before the file is swept: one for 512 objects.
     pub(super) fn waiting_max(&self) -> usize {
         (self.layout.sets as usize * self.layout.shape().ways() / 512).max(1024)
+    }
+
+    /// Whether sets that leave memory are kept in the file of sets.
+    pub(super) fn has_file_of_sets(&self) -> bool {
+        self.layout.aside != 0 && self.layout.shape().policy() == Policy::SetMemLru
+    }
+
+    /// Sets that left memory at which they are written to the file of sets.
+    fn left_max(&self) -> usize {
+        (self.layout.sets as usize / 2048).clamp(16, 8192)
+    }
+
+    /// Whether so many sets left memory that no more are to be brought in.
+    pub(super) fn has_too_many_left(&self, state: &State) -> bool {
+        state.index.left_len() >= 4 * self.left_max()
+    }
+
+    /// Writes the sets that left memory to the file of sets, if they are many. Called under the writer's
+    /// lock: what left memory stays there meanwhile.
+    pub(super) fn spill(&self) -> Result<(), StoreError> {
+        let (left, made) = {
+            let state = self.state.lock();
+            if state.index.left_len() < self.left_max() {
+                return Ok(());
+            }
+            (state.index.copy_left(), state.index_made)
+        };
+        let written = away::write(&*self.device, &self.layout, made, &left)?;
+        Stats::count(&self.stats.written_bytes, written);
+        Stats::count(&self.stats.sweeps, 1);
+        self.state.lock().index.forget_left(&left);
+        Ok(())
+    }
+
+    /// As [`spill`](Self::spill), after a lookup; whoever has the writer's lock does it otherwise.
+    pub(super) fn spill_if_idle(&self) {
+        if self.state.lock().index.left_len() < self.left_max() {
+            return;
+        }
+        let Some(mut writer) = self.writer.try_lock() else {
+            return;
+        };
+        if !self.is_failed() && !writer.closed {
+            let _ = self.guarded(&mut writer, |shard, _| shard.spill());
+        }
     }
 
     fn flush_device(&self) -> Result<(), DeviceError> {
@@ -515,7 +566,12 @@ impl Shard {
         let _writer = self.writer.lock();
         let (shape, sets) = (self.layout.shape(), self.layout.sets);
         let resident = (sets as f64 * share.clamp(0.0, 1.0)) as u64;
-        self.state.lock().index.resize(shape, sets, resident);
+        let mut state = self.state.lock();
+        state.index.resize(shape, sets, resident);
+        if self.has_file_of_sets() {
+            state.index.keep_left();
+            state.index_made = state.index_made.wrapping_add(1);
+        }
     }
 }
 

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 use std::time::Duration;
-use varve_cache::device::Device;
+use varve_cache::device::{Device, MovingDevice};
 use varve_cache::{Cache, Options, Policy, Shape, StorePlan};
 
 /// The same secret in all tests, so that they always do the same.
@@ -73,4 +73,51 @@ pub fn body(key: u64, version: u64, len: usize) -> Vec<u8> {
 
 pub fn key(n: u64) -> Vec<u8> {
     format!("http://example.org/objects/{n}").into_bytes()
+}
+
+/// A policy on a device, or on one that stands for a file of a pool.
+#[derive(Debug, Clone, Copy)]
+pub struct Case {
+    pub policy: Policy,
+    pub on_pool: bool,
+}
+
+impl Case {
+    /// All policies on a device, and on a pool those that do something else there.
+    pub fn all() -> impl Iterator<Item = Self> {
+        let alone = Policy::ALL.into_iter().map(Self::alone);
+        let on_pool = Policy::ALL
+            .into_iter()
+            .filter(|policy| policy.leaves_index() || *policy == Policy::Set);
+        alone.chain(on_pool.map(|policy| Self {
+            policy,
+            on_pool: true,
+        }))
+    }
+
+    pub const fn alone(policy: Policy) -> Self {
+        Self {
+            policy,
+            on_pool: false,
+        }
+    }
+
+    /// The device of the store on a medium.
+    pub fn device(self, medium: Arc<dyn Device>) -> Arc<dyn Device> {
+        match self.on_pool {
+            true => Arc::new(MovingDevice::new(medium)),
+            false => medium,
+        }
+    }
+}
+
+impl std::fmt::Display for Case {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "{}{}",
+            self.policy,
+            if self.on_pool { " on a pool" } else { "" }
+        )
+    }
 }
