@@ -52,8 +52,9 @@ pub struct ProxyArgs {
 
 Columns: bits an object and memory for the whole disk; seeks for a hit, a miss and a write (Table
 2.3 of the HashCache thesis, with the false matches of 8 bits of hash counted); requests/s by the
-thesis's text, and by its Table 2.4 as printed, which for the policies with a log contradicts its
-own Table 2.7. Objects have the size of a block. The hot objects in memory are not counted, so
+thesis's text, by its Table 2.4 as printed, which for the policies with a log contradicts its own
+Table 2.7, and with every seek counted: of hits, misses, writes, and of long objects, whose rest a
+policy with a Disk Table reads by itself. --related, --alone and --long are of your load. The hot objects in memory are not counted, so
 these are lower bounds.")]
 pub struct ModelArgs {
     /// Size of the disk, for example 1T
@@ -77,6 +78,12 @@ pub struct ModelArgs {
     /// Related objects that one read brings, at least 1
     #[arg(long, value_name = "N", default_value_t = 2.0, value_parser = at_least_one)]
     pub related: f64,
+    /// Share of the hits on objects that are not with their relatives: written again alone, for a validation
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = part)]
+    pub alone: f64,
+    /// Share of the objects that are longer than a block
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = part)]
+    pub long: f64,
     /// Share of its sets that set-mem-lru keeps in memory
     #[arg(long, value_name = "SHARE", default_value_t = 0.3, value_parser = share)]
     pub resident: f64,
@@ -96,7 +103,11 @@ The devices are measured first (random reads of 4 to 128 KiB, about two seconds 
 filled with up to 64 MiB of noise for it): from that come block and set size, and the expected
 requests/s. The policy is the fastest one whose index fits into --ram, unless --policy names one.
 A device that holds a store already is refused without --force. Files are sparse: the file system
-behind them may run out of space, which turns the store off until it is opened again.")]
+behind them may run out of space, which turns the store off until it is opened again.
+
+On a pool set-mem-lru and the log-lru policies have a small file beside each device, NAME.index,
+for what they do not keep in memory. It is pinned to the pool's NVM, if this user may do that, and
+belongs to the store: copy and remove both together.")]
 pub struct MkstoreArgs {
     /// Files or block devices of the store, at most 16
     #[arg(required = true, num_args = 1..=16)]
@@ -113,6 +124,10 @@ pub struct MkstoreArgs {
     /// Mean size of an object: how many the index has room for
     #[arg(long, value_name = "SIZE", default_value = "8K", value_parser = size::parse)]
     pub object: u64,
+    /// On a pool: leave what the policy has of its index on disk within the store, not in a file pinned to
+    /// NVM
+    #[arg(long)]
+    pub no_pin: bool,
     /// Do not measure: blocks of 8 KiB, sets of 64 KiB
     #[arg(long)]
     pub no_measure: bool,
@@ -222,6 +237,10 @@ fn number(text: &str, ok: impl Fn(f64) -> bool, what: &str) -> Result<f64, Strin
         Ok(number) if ok(number) => Ok(number),
         _ => Err(what.to_owned()),
     }
+}
+
+fn part(text: &str) -> Result<f64, String> {
+    number(text, |n| (0.0..=1.0).contains(&n), "a number from 0 to 1")
 }
 
 fn share(text: &str) -> Result<f64, String> {

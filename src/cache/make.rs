@@ -1,6 +1,7 @@
 //! `varve cache mkstore`: measures the devices, chooses the parameters, and makes the store.
 
 use super::args::MkstoreArgs;
+use super::index_json;
 use super::model::AWAY;
 use crate::exit::Usage;
 use crate::out;
@@ -9,6 +10,7 @@ use serde_json::json;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::time::Duration;
+use varve_cache::aside::IndexPlace;
 use varve_cache::device::{Device, FileDevice};
 use varve_cache::measure::{ReadSpeed, choose_set_bytes, prepare, random_reads};
 use varve_cache::model::{Disk, Load, object_bits, seeks};
@@ -114,6 +116,7 @@ fn plan(args: &MkstoreArgs, speeds: &[ReadSpeed], bytes: u64) -> anyhow::Result<
         .unwrap_or(Policy::Set);
     let mut plan = StorePlan::new(policy);
     plan.object_bytes = args.object;
+    plan.aside = !args.no_pin;
     if !speeds.is_empty() {
         let ways = plan.shape.ways().max(8);
         plan.block_bytes = (choose_set_bytes(speeds) / ways) as u32;
@@ -148,6 +151,11 @@ fn report(args: &MkstoreArgs, speeds: &[ReadSpeed], plan: &StorePlan, made: &[Su
     let bits = object_bits(shape, plan.resident_share);
     let objects: u64 = made.iter().map(|layout| layout.sets * shape.ways() as u64).sum();
     let index = objects as f64 * bits / 8.0;
+    let places: Vec<_> = args.devices.iter().zip(made).collect();
+    let places: Vec<IndexPlace> = places
+        .into_iter()
+        .filter_map(|(device, layout)| IndexPlace::of(device, layout))
+        .collect();
     let rate = seeks_per_s.map(|t| Load::POLYMIX.requests_per_s(shape.policy(), t) * made.len() as f64);
     if args.json {
         let speeds: Vec<_> = speeds
@@ -159,6 +167,7 @@ fn report(args: &MkstoreArgs, speeds: &[ReadSpeed], plan: &StorePlan, made: &[Su
             "block_bytes": plan.block_bytes, "objects": objects, "bits": bits, "index_bytes": index,
             "hit_seeks": cost.hit, "miss_seeks": cost.miss, "write_seeks": cost.write,
             "requests_per_s": rate, "measured": speeds,
+            "index_files": places.iter().map(index_json).collect::<Vec<_>>(),
         });
         return out::line(&format!("{text:#}"));
     }
@@ -189,6 +198,9 @@ fn report(args: &MkstoreArgs, speeds: &[ReadSpeed], plan: &StorePlan, made: &[Su
         "  seeks: {:.2} a hit, {:.2} a miss, {:.2} a write",
         cost.hit, cost.miss, cost.write
     ));
+    for place in &places {
+        out::line(&format!("  index on disk: {place}"));
+    }
     if let Some(rate) = rate {
         out::line(&format!(
             "  expected at 60 % hits: {rate:.0} requests/s, before hot objects in memory"

@@ -12,6 +12,8 @@ use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use varve_cache::aside::IndexPlace;
+use varve_cache::device::pool::Pinned;
 use varve_cache::device::{Device, FileDevice};
 use varve_cache::store::{Inspection, inspect};
 use varve_cache::{Cache, Options};
@@ -62,6 +64,7 @@ fn status(paths: &[PathBuf], as_json: bool) -> anyhow::Result<()> {
         let shape = layout.shape();
         let room = layout.sets * shape.ways() as u64;
         let laps = found.log_head as f64 / layout.lap_units() as f64;
+        let place = IndexPlace::of(path, layout);
         if as_json {
             stores.push(json!({
                 "device": path, "cache": format!("{:016x}", layout.cache_id), "number": layout.device,
@@ -72,6 +75,7 @@ fn status(paths: &[PathBuf], as_json: bool) -> anyhow::Result<()> {
                 "objects": found.objects, "room": room, "log_laps": laps, "index_bytes": found.index_bytes,
                 "purges": found.purges, "opened": layout.epoch - 1, "clean": opened.clean,
                 "journal_pages": opened.journal_pages, "damaged_pages": opened.damaged_pages,
+                "index_file": place.as_ref().map(index_json),
             }));
             continue;
         }
@@ -95,6 +99,9 @@ fn status(paths: &[PathBuf], as_json: bool) -> anyhow::Result<()> {
             show(layout.log.len),
             laps_text(laps)
         ));
+        if let Some(place) = place {
+            out::line(&format!("  index     on disk: {place}"));
+        }
         let known = shape.policy().has_index() && found.index_bytes > 0 && layout.checkpoint[0].pages() > 0;
         let objects = if known && shape.policy() != varve_cache::Policy::SetMemLru {
             format!("{} of {room}", found.objects)
@@ -119,6 +126,16 @@ fn status(paths: &[PathBuf], as_json: bool) -> anyhow::Result<()> {
         out::line(&format!("{:#}", json!({ "stores": stores })));
     }
     Ok(())
+}
+
+/// Where what a policy leaves on disk lies, for scripts.
+fn index_json(place: &IndexPlace) -> serde_json::Value {
+    let pin = match &place.pinned {
+        Pinned::To(tier) => Some(tier.clone()),
+        Pinned::NotPermitted => Some("not permitted".into()),
+        Pinned::NoPool => None,
+    };
+    json!({ "path": place.file, "pin": pin, "note": place.to_string() })
 }
 
 fn laps_text(laps: f64) -> String {

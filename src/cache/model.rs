@@ -22,6 +22,8 @@ pub fn model(args: &ModelArgs) {
         hit_rate: args.hits,
         cacheable_rate: args.cacheable,
         related: args.related,
+        alone: args.alone,
+        long: args.long,
     };
     let mut rows = Vec::new();
     if !args.json {
@@ -37,8 +39,8 @@ pub fn model(args: &ModelArgs) {
             args.related
         ));
         out::line(&format!(
-            "{:<18} {:>6} {:>10} {:>6} {:>6} {:>6} {:>8} {:>8}",
-            "policy", "bits", "memory", "hit", "miss", "write", "req/s", "Tab. 2.4"
+            "{:<18} {:>6} {:>10} {:>6} {:>6} {:>6} {:>8} {:>8} {:>8}",
+            "policy", "bits", "memory", "hit", "miss", "write", "req/s", "Tab. 2.4", "counted"
         ));
     }
     for policy in Policy::ALL {
@@ -48,16 +50,18 @@ pub fn model(args: &ModelArgs) {
         let cost = seeks(shape, &load, args.resident, AWAY);
         let rate = load.requests_per_s(policy, args.seeks);
         let printed = load.requests_per_s_printed(policy, args.seeks);
+        let counted = args.seeks / load.seeks_a_request(shape, args.resident, AWAY);
         let fits = args.ram.is_none_or(|ram| bytes <= ram as f64);
         if args.json {
             rows.push(json!({
                 "policy": policy.name(), "bits": bits, "index_bytes": bytes, "fits": fits,
                 "hit_seeks": cost.hit, "miss_seeks": cost.miss, "write_seeks": cost.write,
                 "requests_per_s": rate, "requests_per_s_table_2_4": printed,
+                "requests_per_s_counted": counted,
             }));
         } else {
             out::line(&format!(
-                "{policy:<18} {bits:>6.2} {:>10} {:>6.2} {:>6.2} {:>6.2} {rate:>8.0} {printed:>8.0}{}",
+                "{policy:<18} {bits:>6.2} {:>10} {:>6.2} {:>6.2} {:>6.2} {rate:>8.0} {printed:>8.0} {counted:>8.0}{}",
                 show(bytes as u64),
                 cost.hit,
                 cost.miss,

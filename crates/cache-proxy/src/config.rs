@@ -95,6 +95,10 @@ pub struct Store {
     /// several disks.
     #[serde(default = "default_true")]
     pub order_transfers: bool,
+    /// On a pool: whether a new store has what its policy leaves of the index on disk in a file that is pinned
+    /// to NVM.
+    #[serde(default = "default_true")]
+    pub pin: bool,
     /// `all`, or `second-request`: an object is written only when it is put for the second time.
     #[serde(default)]
     pub admission: Admission,

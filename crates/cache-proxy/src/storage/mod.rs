@@ -28,6 +28,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::{Mutex, Semaphore};
+use varve_cache::aside::IndexPlace;
 use varve_cache::device::{Device, FileDevice};
 use varve_cache::nonblocking::{AsyncCache, Attributes};
 pub use varve_cache::store::piece_end;
@@ -177,6 +178,7 @@ pub fn open_cache(settings: &config::Store) -> Result<Cache, StoreError> {
         let devices: Vec<&dyn Device> = opened.iter().map(|(device, _)| device as &dyn Device).collect();
         let longest = devices.iter().map(|device| device.len_bytes()).max().unwrap_or(0);
         let mut plan = StorePlan::new(policy).with_room(longest);
+        plan.aside = settings.pin;
         plan.object_bytes = settings.object_bytes.map_or(plan.object_bytes, |bytes| bytes.0);
         Cache::format(&devices, &plan, false)?;
     }
@@ -194,6 +196,11 @@ pub fn open_cache(settings: &config::Store) -> Result<Cache, StoreError> {
         .map(|(device, _)| Arc::new(device) as Arc<dyn Device>)
         .collect();
     let (cache, _) = Cache::open(devices, &options, settings.degraded)?;
+    for shard in cache.shards().filter(|shard| shard.layout().aside != 0) {
+        if let Some(place) = IndexPlace::of(Path::new(&shard.device_name()), shard.layout()) {
+            tracing::info!("index on disk: {place}");
+        }
+    }
     Ok(cache)
 }
 
