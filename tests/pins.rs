@@ -325,3 +325,74 @@ fn names_that_are_no_text_and_trees_that_move_are_pinned_too() {
     pool.down();
     pool.fsck_clean();
 }
+
+/// A store's index file: its tiers and its pin, and what the commands say.
+#[test]
+fn index_file_of_a_cache_store_is_kept_on_nvm() {
+    if cannot_mount() {
+        return;
+    }
+    let mut pool = Pool::up(&["--nvm", "64M", "--ssd", "0", "--hdd", "512M"]);
+    let mkstore = |policy: &str, more: &[&str], store: &Path| {
+        let words = [
+            "cache",
+            "mkstore",
+            "--disk",
+            "128M",
+            "--no-measure",
+            "--policy",
+            policy,
+        ];
+        let mut make = varve();
+        make.args(words).args(more).arg(store);
+        make
+    };
+    let [by_mount, by_run, none] = ["mount", "run", "none"].map(|name| pool.mnt().join(name));
+    let said = text_of(&mut mkstore("log-lru", &[], &by_mount));
+    assert!(said.contains("pinned to the pool's NVM"), "{said}");
+    let made = mkstore("set-mem-lru", &[], &by_run);
+    let mut run = varve();
+    run.args(["run", "--session-after", "0", "--mount"])
+        .arg(pool.mnt());
+    run.arg("--").arg(made.get_program()).args(made.get_args());
+    let said = text_of(&mut run);
+    assert!(said.contains("pinned to the pool's NVM"), "{said}");
+    let said = text_of(&mut mkstore("log-lru", &["--no-pin"], &none));
+    assert!(said.contains("a seek more"), "{said}");
+    assert!(!pool.mnt().join("none.index").exists());
+
+    // More than the NVM has, so that what is not pinned leaves it.
+    let body: Vec<u8> = (0..90_000_000_u32).map(|i| (i ^ i >> 11) as u8).collect();
+    std::fs::write(pool.mnt().join("other"), &body).unwrap();
+    let mut put = varve();
+    put.args(["cache", "put", "--key", "k", "--file"])
+        .arg(pool.mnt().join("pinned"));
+    std::fs::write(pool.mnt().join("pinned"), &body[..100_000]).unwrap();
+    run_ok(put.arg(&by_mount));
+    wait_until("data to leave NVM", || {
+        let there = placed(pool.mnt().as_path());
+        there["other"].0.iter().any(|(tier, _)| tier == "hdd")
+    });
+    let there = placed(pool.mnt().as_path());
+    for (name, store) in [("mount.index", &by_mount), ("run.index", &by_run)] {
+        let (tiers, pin) = &there[name];
+        assert_eq!(pin, "nvm");
+        assert!(
+            tiers.len() == 1 && tiers[0].0 == "nvm" && tiers[0].1 > 0,
+            "{name}: {tiers:?}"
+        );
+        let said = text_of(varve().args(["cache", "status"]).arg(store));
+        assert!(said.contains("pinned to the pool's NVM"), "{said}");
+        let said = text_of(varve().args(["which-tier"]).arg(pool.mnt().join(name)));
+        assert!(said.contains("on nvm (pinned to nvm)"), "{said}");
+    }
+    let said = text_of(varve().args(["cache", "status"]).arg(&none));
+    assert!(said.contains("within the store"), "{said}");
+    run_ok(varve().arg("unpin").arg(pool.mnt().join("mount.index")));
+    let said = text_of(varve().args(["cache", "status"]).arg(&by_mount));
+    assert!(said.contains("varve pin --tier nvm"), "{said}");
+    let got = run_ok(varve().args(["cache", "get", "--key", "k"]).arg(&by_mount)).stdout;
+    assert!(got == body[..100_000]);
+    pool.down();
+    pool.fsck_clean();
+}
