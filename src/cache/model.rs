@@ -61,7 +61,8 @@ pub fn model(args: &ModelArgs) {
             }));
         } else {
             out::line(&format!(
-                "{policy:<18} {bits:>6.2} {:>10} {:>6.2} {:>6.2} {:>6.2} {rate:>8.0} {printed:>8.0} {counted:>8.0}{}",
+                "{policy:<18} {bits:>6.2} {:>10} {:>6.2} {:>6.2} {:>6.2} {rate:>8.0} {printed:>8.0} \
+                 {counted:>8.0}{}",
                 show(bytes as u64),
                 cost.hit,
                 cost.miss,

@@ -3,7 +3,8 @@
 
 mod common;
 
-use common::{Case, SECRET, body, key, options};
+use common::{Case, Random, SECRET, body, key, options};
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -136,7 +137,7 @@ fn file_of_sets_of_before_is_not_believed() {
             put(&cache, few + n, 1);
         }
         assert!(cache.stats().sweeps > 10);
-        let mut again = |cache: Cache, resident: f64| {
+        let again = |cache: Cache, resident: f64| {
             if is_resized {
                 cache.set_resident_share(resident);
                 return cache;
@@ -234,4 +235,52 @@ fn positions_are_read_from_the_device_aside_and_missing_ones_are_misses() {
     let cache = pool.open();
     let left = found(&cache);
     assert!(left < there && left > there / 10, "{left} of {there}");
+}
+
+#[test]
+fn lookups_beside_puts_find_only_the_newest_while_sets_come_and_go() {
+    for policy in [Policy::SetMemLru, Policy::Set, Policy::LogLru] {
+        let pool = OnPool::new(policy);
+        let cache = pool.open();
+        cache.set_resident_share(0.05);
+        let (threads, rounds) = (4, 6000);
+        let found: u64 = std::thread::scope(|scope| {
+            let each = |thread: u64| {
+                let cache = &cache;
+                scope.spawn(move || {
+                    let mut random = Random(thread);
+                    let (mut newest, mut found) = (HashMap::new(), 0);
+                    for round in 1..rounds {
+                        let n = random.below(1500) * threads + thread;
+                        match random.below(10) {
+                            0..4 => {
+                                put(cache, n, round);
+                                newest.insert(n, round);
+                            }
+                            4 => {
+                                cache.remove(&key(n)).unwrap();
+                                newest.remove(&n);
+                            }
+                            _ => {
+                                let Some(got) = cache.get_body(&key(n)) else {
+                                    continue;
+                                };
+                                let version = newest.get(&n).copied();
+                                assert!(
+                                    version.is_some_and(|version| got == body(n, version, 3000)),
+                                    "{n}"
+                                );
+                                found += 1;
+                            }
+                        }
+                    }
+                    found
+                })
+            };
+            let running: Vec<_> = (0..threads).map(each).collect();
+            running.into_iter().map(|thread| thread.join().unwrap()).sum()
+        });
+        assert!(found > threads * rounds / 10, "{policy}: {found}");
+        assert_eq!(cache.check().unwrap().damaged, 0);
+    }
 }

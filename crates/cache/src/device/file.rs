@@ -220,8 +220,8 @@ impl Device for FileDevice {
         self.is_on_pool
     }
 
-    /// A file beside a regular file. On a pool a new one is pinned to the NVM, if the user may, and its blocks
-    /// are allocated there.
+    /// A file beside a regular file. On a pool a new one is pinned to the NVM, if the user may, and its
+    /// blocks are allocated there.
     fn aside(&self, len_bytes: u64) -> Result<Option<Arc<dyn Device>>, DeviceError> {
         if !self.file.metadata().is_ok_and(|meta| meta.is_file()) {
             return Ok(None);

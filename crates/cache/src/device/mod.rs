@@ -2,8 +2,8 @@
 //!
 //! [`FileDevice`] is a file or block device, read and written past the page cache where that is possible;
 //! [`MemoryDevice`] is memory; [`CountingDevice`] counts seeks and fails on demand; [`CrashDevice`] loses
-//! power; [`HookedDevice`] calls a function before each transfer; [`OrderedDevice`] spares a slow arm its ways;
-//! [`SplitDevice`] has one range of another device; [`MovingDevice`] stands for a file of a pool.
+//! power; [`HookedDevice`] calls a function before each transfer; [`OrderedDevice`] spares a slow arm its
+//! ways; [`SplitDevice`] has one range of another device; [`MovingDevice`] stands for a file of a pool.
 //! [`pool`] knows what a file of a Varve pool can be told.
 
 mod counting;

@@ -1,5 +1,5 @@
-//! A device that stands for a file of a pool with the file beside it, for tests: both are ranges of one medium,
-//! so that a power cut takes both at the same moment.
+//! A device that stands for a file of a pool with the file beside it, for tests: both are ranges of one
+//! medium, so that a power cut takes both at the same moment.
 
 use super::{Device, DeviceError, check_range};
 use std::ops::Range;

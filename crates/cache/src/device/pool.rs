@@ -1,5 +1,5 @@
-//! What a file of a Varve pool can be told: where its data is to be. By the attribute that each file of a pool
-//! has, so that this crate needs no pool and no library of one.
+//! What a file of a Varve pool can be told: where its data is to be. By the attribute that each file of a
+//! pool has, so that this crate needs no pool and no library of one.
 
 use std::fs::File;
 use std::path::Path;

@@ -6,8 +6,8 @@
 //! circular log
 //! ```
 //!
-//! The position file, or the file of sets, may be on a device aside (`aside`); its range of this device is then
-//! not used.
+//! The position file, or the file of sets, may be on a device aside (`aside`); its range of this device is
+//! then not used.
 
 use super::StoreError;
 use crate::device::{DEVICE_BLOCK_BYTES, Device};
@@ -118,8 +118,8 @@ pub struct StorePlan {
     /// The largest gathered write.
     pub segment_bytes: u32,
     /// Puts what the policy leaves of its index on disk on a device aside, if the device
-    /// [moves writes](crate::device::Device::moves_writes) and has one. It is small, read in small pieces, and
-    /// on a pool kept on NVM.
+    /// [moves writes](crate::device::Device::moves_writes) and has one. It is small, read in small pieces,
+    /// and on a pool kept on NVM.
     pub aside: bool,
 }
 
@@ -194,6 +194,29 @@ fn area_pages(shape: Shape, objects: u64, purges_max: u64, aside: bool) -> [u64;
     ]
 }
 
+/// The areas before the Disk Table: journals, checkpoints, position file.
+fn first_areas(
+    [journal_pages, checkpoint_pages, mut position_pages]: [u64; 3],
+    set_disk_bytes: u64,
+    policy: Policy,
+) -> ([Area; 2], [Area; 2], Area) {
+    if policy.has_table() {
+        // Sets begin at multiples of their length, so that none is in two units of a pool's placement.
+        let before = 2 + 2 * (journal_pages + checkpoint_pages) + position_pages;
+        position_pages += before.next_multiple_of(set_disk_bytes / PAGE) - before;
+    }
+    let mut off = 2 * PAGE;
+    let mut area = |pages: u64| {
+        let len = pages * PAGE;
+        let area = Area { off, len };
+        off += len;
+        area
+    };
+    let journal = [area(journal_pages), area(journal_pages)];
+    let checkpoint = [area(checkpoint_pages), area(checkpoint_pages)];
+    (journal, checkpoint, area(position_pages))
+}
+
 /// Pages of the position file, or of the file of sets.
 fn position_pages(shape: Shape, sets: u64, aside: bool) -> u64 {
     match shape.policy() {
@@ -230,22 +253,8 @@ impl Superblock {
         };
         let sets_most = (objects / ways).max(1);
         let purges_max = (objects / 64).clamp(64, 65536);
-        let [journal_pages, checkpoint_pages, mut position_pages] =
-            area_pages(shape, objects, purges_max, aside);
-        if policy.has_table() {
-            // Sets begin at multiples of their length, so that none is in two units of a pool's placement.
-            let before = 2 + 2 * (journal_pages + checkpoint_pages) + position_pages;
-            position_pages += before.next_multiple_of(set_disk_bytes / PAGE) - before;
-        }
-        let mut off = 2 * PAGE;
-        let mut area = |len: u64| {
-            let area = Area { off, len };
-            off += len;
-            area
-        };
-        let journal = [area(journal_pages * PAGE), area(journal_pages * PAGE)];
-        let checkpoint = [area(checkpoint_pages * PAGE), area(checkpoint_pages * PAGE)];
-        let positions_file = area(position_pages * PAGE);
+        let pages = area_pages(shape, objects, purges_max, aside);
+        let (journal, checkpoint, positions_file) = first_areas(pages, set_disk_bytes, policy);
         let start = positions_file.off + positions_file.len;
         let left = len_bytes.checked_sub(start).ok_or(too_small)?;
         let table_len = if policy.has_table() {

@@ -59,8 +59,8 @@ pub enum StoreError {
     },
     /// The store was made by a later version of this program.
     #[error(
-        "{device} holds a cache store of version {version}, which this program does not know: use a newer one, \
-         or make a new store with --force"
+        "{device} holds a cache store of version {version}, which this program does not know: use a newer \
+         one, or make a new store with --force"
     )]
     Version {
         /// Its name.
