@@ -19,10 +19,13 @@ pub struct IndexPlace {
 }
 
 impl IndexPlace {
-    /// Looks at the store of a device; `None` if its policy leaves nothing on disk.
+    /// Looks at the store of a device; `None` if nothing of its index is left on disk.
     pub fn of(device: &Path, layout: &Superblock) -> Option<Self> {
         let shape = layout.shape();
-        if !shape.policy().leaves_index() {
+        // With half of its sets in memory `SetMemLru` keeps all of them.
+        let keeps_all =
+            shape.policy() == Policy::SetMemLru && layout.resident_sets >= layout.sets.div_ceil(2);
+        if !shape.policy().leaves_index() || keeps_all {
             return None;
         }
         let file = (layout.aside != 0).then(|| FileDevice::index_path(device));
@@ -54,10 +57,7 @@ impl fmt::Display for IndexPlace {
         let cost = self.cost();
         let Some(file) = &self.file else {
             return match self.pinned.is_on_pool() {
-                true => write!(
-                    f,
-                    "within the store, made without a file of its own on the pool: {cost}"
-                ),
+                true => write!(f, "in no file of its own, as the store was made: {cost}"),
                 false => write!(f, "on the store's own disk: {cost}"),
             };
         };
@@ -72,7 +72,8 @@ impl fmt::Display for IndexPlace {
             Pinned::NoPool => write!(f, "on no pool: {cost}"),
             Pinned::To(_) => write!(
                 f,
-                "not pinned: once the pool moves it to its disk, {cost}; `varve pin --tier nvm {}` pins it",
+                "not pinned: once the pool moves it to its disk, {cost}; `varve pin --tier nvm {}` pins it, for \
+                 root and the pool's owner",
                 file.display()
             ),
         }
