@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use varve_cache::device::{Device, MemoryDevice};
+use varve_cache::device::{Device, MemoryDevice, MovingDevice};
 use varve_cache::store::object::{KEY_MAX, Record, TAGS_MAX, head_bytes, read_frame, write_frame};
 use varve_cache::store::{Area, Superblock};
 use varve_cache::{Cache, Options, Policy, PutOptions, Related, Scope, StorePlan};
@@ -138,32 +138,47 @@ fn options() -> Options {
     }
 }
 
+/// A policy, and whether its store is on a file of a pool, with a device aside.
+type Case = (Policy, bool);
+
+/// On a device each policy, and on a pool those that do something else there.
+fn cases() -> Vec<Case> {
+    let on_pool = Policy::ALL.into_iter().filter(|policy| policy.leaves_index());
+    let alone = Policy::ALL.into_iter().map(|policy| (policy, false));
+    alone.chain(on_pool.map(|policy| (policy, true))).collect()
+}
+
+/// A store's device on a medium.
+fn device((_, on_pool): Case, medium: Arc<MemoryDevice>) -> Arc<dyn Device> {
+    match on_pool {
+        true => Arc::new(MovingDevice::new(medium)),
+        false => medium,
+    }
+}
+
 /// A sound store of a policy, with a journal that has to be read.
 struct Sound {
     image: MemoryDevice,
     layout: Superblock,
 }
 
-fn sound(policy: Policy) -> &'static Sound {
-    static ALL: OnceLock<HashMap<Policy, Sound>> = OnceLock::new();
-    let all = ALL.get_or_init(|| {
-        Policy::ALL
-            .into_iter()
-            .map(|policy| (policy, make(policy)))
-            .collect()
-    });
-    &all[&policy]
+fn sound(case: Case) -> &'static Sound {
+    static ALL: OnceLock<HashMap<Case, Sound>> = OnceLock::new();
+    let all = ALL.get_or_init(|| cases().into_iter().map(|case| (case, make(case))).collect());
+    &all[&case]
 }
 
-fn make(policy: Policy) -> Sound {
-    let device = Arc::new(MemoryDevice::new(LEN));
+fn make(case: Case) -> Sound {
+    let (policy, _) = case;
+    let medium = Arc::new(MemoryDevice::new(LEN));
+    let device = device(case, medium.clone());
     let mut plan = StorePlan::new(policy);
     (plan.segment_bytes, plan.object_bytes, plan.block_bytes) = (128 << 10, 2048, 4096);
     let formatted = Cache::format_with(&[&*device as &dyn Device], &plan, true, [3; 16]);
     formatted.expect("it is large enough");
     let mut image = None;
     for life in 0..2 {
-        let opened = Cache::open(vec![device.clone() as Arc<dyn Device>], &options(), false);
+        let opened = Cache::open(vec![device.clone()], &options(), false);
         let (cache, _) = opened.expect("it is sound");
         for n in 0..KEYS {
             let tag = [(n % 4) as u8];
@@ -186,7 +201,7 @@ fn make(policy: Policy) -> Sound {
         cache.put_related(&group).expect("keys are short");
         cache.purge(Scope::Tag(&[3])).expect("memory does not fail");
         // The second life ends by a kill.
-        image = Some(device.copy());
+        image = Some(medium.copy());
     }
     Sound {
         layout: Superblock::read(&*device).expect("it is sound").0,
@@ -195,7 +210,11 @@ fn make(policy: Policy) -> Sound {
 }
 
 /// The structures that an input can change: their places, and how each is sealed.
-fn areas(layout: &Superblock) -> [(Vec<Area>, Seal); 7] {
+fn areas((_, on_pool): Case, layout: &Superblock) -> [(Vec<Area>, Seal); 7] {
+    let mut positions = layout.positions_file;
+    if on_pool {
+        positions.off = MovingDevice::main_bytes(LEN);
+    }
     let superblock = Area {
         off: 0,
         len: 2 * PAGE as u64,
@@ -213,7 +232,7 @@ fn areas(layout: &Superblock) -> [(Vec<Area>, Seal); 7] {
         (layout.journal.to_vec(), Seal::Journal),
         (heads.to_vec(), Seal::CheckpointHead),
         (layout.checkpoint.map(|area| part(area, 2)).to_vec(), Seal::Page),
-        (vec![layout.positions_file], Seal::Page),
+        (vec![positions], Seal::Page),
         (vec![layout.table], Seal::Object),
         (vec![layout.log], Seal::Object),
     ]
@@ -291,10 +310,12 @@ pub fn cache_store(data: &[u8]) -> bool {
     let Some((first, rest)) = data.split_first() else {
         return false;
     };
-    let policy = Policy::ALL[usize::from(*first) % Policy::ALL.len()];
-    let Sound { image, layout } = sound(policy);
+    let all = cases();
+    let case = all[usize::from(*first) % all.len()];
+    let policy = case.0;
+    let Sound { image, layout } = sound(case);
     let image = Arc::new(image.copy());
-    let areas = areas(layout);
+    let areas = areas(case, layout);
     let mut forged = false;
     for change in changes(rest).iter().take(16) {
         let (places, kind) = &areas[usize::from(change.area & 0x7f) % areas.len()];
@@ -307,17 +328,23 @@ pub fn cache_store(data: &[u8]) -> bool {
             let len = change.bytes.len().min(PAGE - at);
             page[at..at + len].copy_from_slice(&change.bytes[..len]);
             if change.area & 0x80 == 0 {
-                seal(*kind, &mut page, layout.store_id, number);
+                let is_aside = place.off >= layout.log.off + layout.log.len;
+                let id = if is_aside {
+                    layout.positions_id()
+                } else {
+                    layout.store_id
+                };
+                seal(*kind, &mut page, id, number);
                 forged |= *kind == Seal::Object || *kind == Seal::Superblock;
             }
             image.write_at(off, &page).expect("it is within the device");
         }
     }
-    let device = || vec![image.clone() as Arc<dyn Device>];
+    let devices = || vec![device(case, image.clone())];
     let mut there = 0;
     // Twice: what the first look writes is read by the second.
     for life in 2..4 {
-        let Ok((cache, _)) = Cache::open(device(), &options(), false) else {
+        let Ok((cache, _)) = Cache::open(devices(), &options(), false) else {
             return false;
         };
         for n in 0..KEYS {
@@ -363,9 +390,21 @@ pub fn cache_store(data: &[u8]) -> bool {
 /// Changes that leave the store as it was.
 #[cfg(test)]
 pub(crate) fn pages() -> Vec<Vec<u8>> {
-    let mut inputs: Vec<Vec<u8>> = (0..Policy::ALL.len() as u8).map(|policy| vec![policy]).collect();
-    for (area, policy) in [(0, 4), (1, 4), (2, 7), (3, 5), (4, 5), (5, 2), (6, 6)] {
-        let (places, _) = &areas(&sound(Policy::ALL[usize::from(policy)]).layout)[usize::from(area)];
+    let all = cases();
+    let mut inputs: Vec<Vec<u8>> = (0..all.len() as u8).map(|case| vec![case]).collect();
+    for (area, policy) in [
+        (0, 4),
+        (1, 4),
+        (2, 7),
+        (3, 5),
+        (4, 5),
+        (5, 2),
+        (6, 6),
+        (0, 9),
+        (4, 9),
+    ] {
+        let case = all[usize::from(policy)];
+        let (places, _) = &areas(case, &sound(case).layout)[usize::from(area)];
         assert!(places[0].len > 0, "a policy that has it");
         inputs.push(vec![policy, area, 0, 0, 0, 0]);
         if area >= 4 {
