@@ -147,15 +147,20 @@ fn report(args: &MkstoreArgs, speeds: &[ReadSpeed], plan: &StorePlan, made: &[Su
         .iter()
         .find(|speed| speed.bytes >= plan.block_bytes as usize)
         .map(|speed| speed.per_s);
-    let cost = seeks(shape, &Load::POLYMIX, plan.resident_share, AWAY);
     let bits = object_bits(shape, plan.resident_share);
     let objects: u64 = made.iter().map(|layout| layout.sets * shape.ways() as u64).sum();
     let index = objects as f64 * bits / 8.0;
-    let places: Vec<_> = args.devices.iter().zip(made).collect();
-    let places: Vec<IndexPlace> = places
-        .into_iter()
-        .filter_map(|(device, layout)| IndexPlace::of(device, layout))
+    let devices = args.devices.iter().zip(made);
+    let places: Vec<IndexPlace> = devices
+        .filter_map(|(at, layout)| IndexPlace::of(at, layout))
         .collect();
+    // What is left on disk costs no seek where it is on NVM.
+    let is_near = !places.is_empty() && places.iter().all(|place| place.pinned.is_on_nvm());
+    let (resident, away) = match is_near {
+        true => (1.0, 0.0),
+        false => (plan.resident_share, AWAY),
+    };
+    let cost = seeks(shape, &Load::POLYMIX, resident, away);
     let rate = seeks_per_s.map(|t| Load::POLYMIX.requests_per_s(shape.policy(), t) * made.len() as f64);
     if args.json {
         let speeds: Vec<_> = speeds

@@ -112,10 +112,9 @@ fn status(paths: &[PathBuf], as_json: bool) -> anyhow::Result<()> {
             "  objects   {objects}; {} purges in force",
             found.purges
         ));
-        let stop = if opened.clean {
-            "closed"
-        } else {
-            "open, or not closed: it will be recovered"
+        let stop = match opened.clean {
+            true => "closed",
+            false => "open, or not closed: it will be recovered",
         };
         out::line(&format!(
             "  state     {stop}; {} journal pages, {} damaged index pages",
