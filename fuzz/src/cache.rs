@@ -213,7 +213,8 @@ fn make(case: Case) -> Sound {
 fn areas((_, on_pool): Case, layout: &Superblock) -> [(Vec<Area>, Seal); 7] {
     let mut positions = layout.positions_file;
     if on_pool {
-        positions.off = MovingDevice::main_bytes(LEN);
+        // Behind its head.
+        positions.off = MovingDevice::main_bytes(LEN) + PAGE as u64;
     }
     let superblock = Area {
         off: 0,

@@ -325,7 +325,7 @@ fn structures(case: Case, layout: &varve_cache::store::Superblock) -> Vec<(&'sta
     let [first, second] = layout.checkpoint;
     let aside = Area {
         off: MovingDevice::main_bytes(LEN),
-        len: layout.positions_file.len,
+        len: 4096 + layout.positions_file.len,
     };
     vec![
         ("superblock", pages(superblock, 0, 1)),

@@ -70,7 +70,8 @@ fn table(layout: &Superblock) -> Range<u64> {
 }
 
 fn aside(layout: &Superblock) -> Range<u64> {
-    let off = MovingDevice::main_bytes(LEN);
+    // Behind its head.
+    let off = MovingDevice::main_bytes(LEN) + 4096;
     off..off + layout.positions_file.len
 }
 
@@ -190,6 +191,42 @@ fn set_is_written_as_a_whole_where_writes_move() {
     assert!(cache.get(&key(3)).is_none());
     let there = (0..2000).filter(|n| cache.get_body(&key(*n)) == Some(body(*n, 1, 3000)));
     assert!(there.count() > 1000);
+}
+
+#[test]
+fn file_of_that_name_is_not_written_to_unless_it_is_this_stores() {
+    let pool = OnPool::new(Policy::LogLru);
+    drop(pool.open());
+    let off = MovingDevice::main_bytes(LEN);
+    let refusal = || {
+        Cache::open(vec![pool.device()], &options(), false)
+            .unwrap_err()
+            .to_string()
+    };
+    let format = || {
+        let plan = StorePlan::new(Policy::LogLru);
+        Cache::format_with(&[&*pool.device()], &plan, true, SECRET).map(drop)
+    };
+    // One copy of its head is damaged.
+    pool.medium.flip(off + 9, 3);
+    drop(pool.open());
+    // Somebody's text, with the store there, and before one is made.
+    pool.medium.write_at(off, &[b'x'; 4096]).unwrap();
+    assert!(refusal().contains("is no file of a cache store"), "{}", refusal());
+    assert!(format().unwrap_err().to_string().contains("move it away"));
+    let mut page = [0; 4096];
+    pool.medium.read_at(off, &mut page).unwrap();
+    assert_eq!(page, [b'x'; 4096]);
+    // Another store's.
+    pool.medium.write_at(off, &[0; 4096]).unwrap();
+    format().unwrap();
+    drop(pool.open());
+    pool.medium.read_at(off, &mut page).unwrap();
+    format().unwrap();
+    pool.medium.write_at(off, &page).unwrap();
+    assert!(refusal().contains("belongs to another"), "{}", refusal());
+    format().unwrap();
+    drop(pool.open());
 }
 
 #[test]

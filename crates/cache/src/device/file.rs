@@ -20,6 +20,7 @@ const IDLE_MAX: [usize; 2] = [16, 2];
 #[derive(Debug)]
 pub struct FileDevice {
     file: File,
+    path: PathBuf,
     name: String,
     len_bytes: u64,
     is_direct: bool,
@@ -119,6 +120,7 @@ impl FileDevice {
         let is_on_pool = pool::pin_of(&file).is_on_pool();
         Ok(Self {
             file,
+            path: path.to_owned(),
             is_on_pool,
             name,
             len_bytes: end / DEVICE_BLOCK_BYTES * DEVICE_BLOCK_BYTES,
@@ -226,11 +228,19 @@ impl Device for FileDevice {
         if !self.file.metadata().is_ok_and(|meta| meta.is_file()) {
             return Ok(None);
         }
-        let path = Self::index_path(Path::new(&self.name));
-        let is_new = !path.exists();
+        let path = Self::index_path(&self.path);
+        let before = std::fs::metadata(&path).map(|meta| meta.len());
+        if let Ok(bytes) = before
+            && !bytes.is_multiple_of(DEVICE_BLOCK_BYTES)
+        {
+            let why = io::Error::new(io::ErrorKind::InvalidData, "it is no file of a cache store");
+            return Err(DeviceError::new(&path.display().to_string(), "open", 0, 0, why));
+        }
         let aside = Self::create(&path, len_bytes)?;
-        if is_new && aside.is_on_pool {
+        if aside.is_on_pool && before.is_err() {
             pool::pin_to_nvm(&aside.file);
+        }
+        if aside.is_on_pool && before.unwrap_or(0) < len_bytes {
             // Without it the file works as well, until the pool is full.
             let _ = aside.preallocate();
         }
@@ -273,5 +283,20 @@ mod tests {
         assert!(FileDevice::open_read_only(&path).is_ok());
         drop(device);
         assert!(FileDevice::open(&path).is_ok());
+    }
+
+    #[test]
+    fn file_beside_is_made_lengthened_and_left_alone_if_it_is_no_stores() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("store");
+        let device = FileDevice::create(&path, 4 << 20).unwrap();
+        let index = FileDevice::index_path(&path);
+        assert_eq!(device.aside(0).unwrap().unwrap().len_bytes(), 0);
+        assert_eq!(device.aside(8192).unwrap().unwrap().len_bytes(), 8192);
+        assert_eq!(device.aside(0).unwrap().unwrap().len_bytes(), 8192);
+        std::fs::write(&index, b"somebody's").unwrap();
+        let refused = device.aside(8192).err().unwrap().to_string();
+        assert!(refused.contains("no file of a cache store"), "{refused}");
+        assert_eq!(std::fs::read(&index).unwrap(), b"somebody's");
     }
 }

@@ -105,7 +105,7 @@ pub trait Device: Send + Sync {
     }
 
     /// The small device beside this one that is to be quick whatever this one is: opened, or made with
-    /// `len_bytes` (zeros). `None`: it has none.
+    /// `len_bytes` (zeros), or lengthened to it. `None`: it has none.
     ///
     /// # Errors
     /// It cannot be opened or made.

@@ -10,17 +10,20 @@ pub struct SplitDevice {
     main: Arc<dyn Device>,
     aside: Arc<dyn Device>,
     range: Range<u64>,
+    /// Where the range begins on the other device.
+    begin: u64,
     /// Whether the other device was written since its last flush.
     is_aside_dirty: AtomicBool,
 }
 
 impl SplitDevice {
-    /// Puts `range` of `main` on `aside`, from its beginning on.
-    pub fn new(main: Arc<dyn Device>, aside: Arc<dyn Device>, range: Range<u64>) -> Self {
+    /// Puts `range` of `main` on `aside`, from `begin` on.
+    pub fn new(main: Arc<dyn Device>, aside: Arc<dyn Device>, range: Range<u64>, begin: u64) -> Self {
         Self {
             main,
             aside,
             range,
+            begin,
             is_aside_dirty: AtomicBool::new(false),
         }
     }
@@ -28,7 +31,7 @@ impl SplitDevice {
     /// The device of an offset, and the offset there.
     fn place(&self, off: u64) -> (&dyn Device, u64) {
         match self.range.contains(&off) {
-            true => (&*self.aside, off - self.range.start),
+            true => (&*self.aside, off - self.range.start + self.begin),
             false => (&*self.main, off),
         }
     }
@@ -88,13 +91,13 @@ mod tests {
     fn range_is_on_the_other_device_and_is_flushed_when_it_was_written() {
         let counting = || Arc::new(CountingDevice::new(Arc::new(MemoryDevice::new(64 << 10))));
         let (main, aside) = (counting(), counting());
-        let split = SplitDevice::new(main.clone(), aside.clone(), 8192..16384);
+        let split = SplitDevice::new(main.clone(), aside.clone(), 8192..16384, 20480);
         split.write_at(4096, &[1; 4096]).unwrap();
         split.write_at(12288, &[2; 4096]).unwrap();
         split.flush().unwrap();
         split.flush().unwrap();
         let mut out = [0; 4096];
-        aside.read_at(4096, &mut out).unwrap();
+        aside.read_at(24576, &mut out).unwrap();
         assert_eq!(out, [2; 4096]);
         main.read_at(12288, &mut out).unwrap();
         assert_eq!(out, [0; 4096], "the range of the main device stays empty");
@@ -104,7 +107,7 @@ mod tests {
         split
             .write_scattered(&[(0, &[3; 4096]), (8192, &[4; 4096])])
             .unwrap();
-        aside.read_at(0, &mut out).unwrap();
+        aside.read_at(20480, &mut out).unwrap();
         assert_eq!(out, [4; 4096]);
     }
 }

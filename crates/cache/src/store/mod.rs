@@ -11,6 +11,7 @@
 
 mod admission;
 mod away;
+mod beside;
 mod checkpoint;
 mod get;
 mod hot;

@@ -1,6 +1,7 @@
 //! Formatting a store, and recovering its state after a clean stop, a kill or a power cut.
 
 use super::admission::Door;
+use super::beside;
 use super::checkpoint::{self, CheckpointHead};
 use super::hot::Hot;
 use super::journal::{Change, Journal, Replay, replay};
@@ -34,6 +35,19 @@ pub struct Identity {
     pub shares: [u32; DEVICES_MAX],
 }
 
+impl Identity {
+    /// The superblock of a store with this identity.
+    const fn apply(&self, mut layout: Superblock) -> Superblock {
+        layout.cache_id = self.cache_id;
+        layout.store_id = self.store_id;
+        layout.secret = self.secret;
+        layout.device = self.device.0;
+        layout.device_count = self.device.1 as u32;
+        layout.shares = self.shares;
+        layout
+    }
+}
+
 /// The result of a start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Opened {
@@ -59,19 +73,15 @@ impl Shard {
         plan: &StorePlan,
         identity: &Identity,
     ) -> Result<Superblock, StoreError> {
-        let mut layout = Superblock::lay_out(plan, device.len_bytes(), plan.is_aside_of(device))?;
+        let laid_out = Superblock::lay_out(plan, device.len_bytes(), plan.is_aside_of(device))?;
+        let mut layout = identity.apply(laid_out);
         if layout.aside != 0 {
-            match device.aside(layout.positions_file.len)? {
-                Some(_) => layout.aside = identity.aside | 1,
-                None => layout = Superblock::lay_out(plan, device.len_bytes(), false)?,
+            layout.aside = identity.aside | 1;
+            if beside::open(device, &layout, true)?.is_none() {
+                let alone = Superblock::lay_out(plan, device.len_bytes(), false)?;
+                layout = identity.apply(alone);
             }
         }
-        layout.cache_id = identity.cache_id;
-        layout.store_id = identity.store_id;
-        layout.secret = identity.secret;
-        layout.device = identity.device.0;
-        layout.device_count = u32::from(identity.device.1);
-        layout.shares = identity.shares;
         // No old superblock may be found beside the new one.
         device.write_at(0, &vec![0; 2 * PAGE as usize])?;
         device.flush()?;
@@ -137,7 +147,12 @@ impl Shard {
         state.recent = Recent::new(whole_sets);
         let aside = match layout.aside {
             0 => None,
-            _ => Some(aside_of(&*device, &layout)?),
+            _ => Some(beside::open(&*device, &layout, false)?.ok_or_else(|| {
+                StoreError::Devices(format!(
+                    "{} was made with a file beside it for its index, and has none here",
+                    device.name()
+                ))
+            })?),
         };
         let version = (epoch << 40).max(replay.version);
         let journal = Journal {
@@ -156,17 +171,6 @@ impl Shard {
         }
         Ok((Arc::new(shard), opened))
     }
-}
-
-/// The device aside of a store that has one. A file that is missing is made; what it had are misses.
-fn aside_of(device: &dyn Device, layout: &Superblock) -> Result<Arc<dyn Device>, StoreError> {
-    let aside = device.aside(layout.positions_file.len)?;
-    aside.ok_or_else(|| {
-        StoreError::Devices(format!(
-            "{} was made with a file beside it for its index, and has none here",
-            device.name()
-        ))
-    })
 }
 
 /// Builds the state of a store that was just opened.

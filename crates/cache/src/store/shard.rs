@@ -8,7 +8,7 @@ use super::positions::{self, Waiting};
 use super::purge::{Purges, ScopeHash};
 use super::put::Recent;
 use super::stats::Stats;
-use super::{Options, StatsSnapshot, StoreError, away, checkpoint};
+use super::{Options, StatsSnapshot, StoreError, away, beside, checkpoint};
 use crate::device::{Device, DeviceError, OrderedDevice, SplitDevice};
 use crate::hash::KeyHash;
 use crate::index::{Index, Lap};
@@ -152,7 +152,8 @@ impl Shard {
         };
         if let Some(aside) = aside {
             let area = layout.positions_file;
-            device = Arc::new(SplitDevice::new(device, aside, area.off..area.off + area.len));
+            let range = area.off..area.off + area.len;
+            device = Arc::new(SplitDevice::new(device, aside, range, beside::BEGIN));
         }
         Self {
             device,
