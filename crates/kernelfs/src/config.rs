@@ -155,6 +155,9 @@ pub struct Config {
     pub credits_max_blocks: u64,
     /// Read-ahead on SSD and HDD, in bytes. Default 256 KiB; 0 to 1 MiB.
     pub read_ahead_bytes: u64,
+    /// Memory in which the daemon keeps what was read of shared blocks on SSD and HDD, in bytes. Default 128 MiB; 0
+    /// to 1 TiB.
+    pub shared_cache_bytes: u64,
     /// Interval at which a client makes its log durable in the background, in milliseconds; only where that
     /// needs a write (`file`). Default 1,000; 0 (never) to 60,000.
     pub sync_ms: u64,
@@ -325,6 +328,7 @@ impl Default for Config {
             leases_max: 16_384,
             credits_max_blocks: 262_144,
             read_ahead_bytes: 256 << 10,
+            shared_cache_bytes: 128 << 20,
             sync_ms: 1_000,
             sync_always: false,
             atime: AtimeSetting::Relatime,
@@ -399,6 +403,7 @@ impl Config {
             ("leases_max", u64::from(self.leases_max), 64, 1 << 20),
             ("credits_max_blocks", self.credits_max_blocks, 256, 1 << 24),
             ("read_ahead_bytes", self.read_ahead_bytes, 0, 1 << 20),
+            ("shared_cache_bytes", self.shared_cache_bytes, 0, 1 << 40),
             ("sync_ms", self.sync_ms, 0, 60_000),
             ("solo_ms", self.solo_ms, 0, 3_600_000),
             ("idle_digest_ms", self.idle_digest_ms, 10, 60_000),

@@ -129,6 +129,8 @@ impl Default for MkfsOptions {
 pub struct OpenOptions {
     /// Metadata blocks kept in DRAM (4 KiB each).
     pub cache_blocks: usize,
+    /// Shared data blocks of SSD and HDD kept in DRAM (4 KiB each).
+    pub shared_blocks: usize,
     /// Verifies NVM data on reads, too.
     pub verify_nvm: bool,
     /// Opens the pool in spite of a damaged record, which is left out (for repair); else `JournalDamaged`.
@@ -139,6 +141,7 @@ impl Default for OpenOptions {
     fn default() -> Self {
         Self {
             cache_blocks: 16_384,
+            shared_blocks: 32_768,
             verify_nvm: false,
             accept_journal_damage: false,
         }

@@ -192,7 +192,11 @@ fn hook(check: fn(&Store) -> Result<CheckReport, StoreError>) -> Hook {
 
 /// Opens the store; for a newer format the error's message says what to do.
 fn open_store(pool: &HostPool, devices: varve_store::Devices) -> Result<(Store, OpenReport), KernelError> {
-    Store::open(devices, OpenOptions::default()).map_err(|error| explain(pool, error))
+    let options = OpenOptions {
+        shared_blocks: (pool.config().shared_cache_bytes / varve_format::BLOCK_BYTES) as usize,
+        ..OpenOptions::default()
+    };
+    Store::open(devices, options).map_err(|error| explain(pool, error))
 }
 
 /// Adds advice to errors that a person can act on.

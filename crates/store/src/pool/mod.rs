@@ -7,6 +7,8 @@ pub(crate) mod in_place;
 mod open;
 mod query;
 pub(crate) mod read;
+mod scattered;
+mod shared_blocks;
 mod snapshot;
 mod sums;
 mod superblock;
@@ -26,6 +28,7 @@ use demotion_state::DemotionState;
 use in_place::InPlaceState;
 use lru::LruCache;
 use parking_lot::{Mutex, RwLock};
+use shared_blocks::SharedBlocks;
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -54,6 +57,7 @@ pub struct Store {
     pub(crate) space: Mutex<Space>,
     pub(crate) writer: Mutex<Writer>,
     pub(crate) footers: Mutex<LruCache<FooterKey, Arc<Vec<u32>>>>,
+    shared_blocks: SharedBlocks,
     pub(crate) verify_nvm: bool,
     /// Blocks of NVM whose reads are not verified again; `None`: every read is verified.
     pub(crate) verified: Option<Arc<Verified>>,

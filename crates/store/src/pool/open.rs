@@ -1,6 +1,7 @@
 //! Opening a pool: superblock, replay of the journal, bitmaps and rows.
 
 use super::in_place::InPlaceState;
+use super::shared_blocks::SharedBlocks;
 use super::superblock::{interrupted_superblocks, read_superblock, write_superblocks};
 use super::writer::{Slots, Writer};
 use super::{FOOTERS_CACHED, Store};
@@ -109,6 +110,7 @@ impl Store {
                 in_place_room: Vec::new(),
             }),
             footers: Mutex::new(LruCache::new(FOOTERS_CACHED)),
+            shared_blocks: SharedBlocks::new(options.shared_blocks),
             verify_nvm: options.verify_nvm,
             verified: None,
             trusting: false,

@@ -1,6 +1,7 @@
 //! Reads file data: looks up its blocks, reads them and compares them with their checksums.
 
 use super::Store;
+use super::scattered::fill_scattered;
 use crate::reader::checksums::{Sums, sums};
 use crate::reader::{MetaReader, POOL_INO, View, file_root};
 use crate::{MappedPart, NumberedBlocks, Result, StoreError};
@@ -21,15 +22,17 @@ const ATTEMPTS: usize = 3;
 
 /// One run of a planned read.
 #[derive(Debug)]
-struct Part {
+pub(super) struct Part {
     /// Offset in the reader's buffer.
-    at: usize,
-    len: usize,
+    pub(super) at: usize,
+    pub(super) len: usize,
     /// Bytes of the first block that are not wanted.
-    skip: usize,
-    tier: Tier,
-    block: u64,
-    sums: Sums,
+    pub(super) skip: usize,
+    pub(super) tier: Tier,
+    pub(super) block: u64,
+    /// Number of its first block in the shared space.
+    pub(super) number: Option<u64>,
+    pub(super) sums: Sums,
 }
 
 /// A planned read: holes are zeroed already.
@@ -95,6 +98,7 @@ fn plan_unless<V: View>(
                 skip: (from - extent.file_block.0 * BLOCK_BYTES) as usize,
                 tier: extent.tier,
                 block: extent.block.0,
+                number: *number,
                 sums,
             });
         }
@@ -111,9 +115,19 @@ pub(crate) fn fill(
     store: &Store,
     plan: &Plan,
     out: &mut [u8],
+    read_blocks: impl FnMut(Tier, u64, &mut [u8]) -> Result<()>,
+) -> Result<()> {
+    fill_parts(store, plan.parts.iter(), out, read_blocks)
+}
+
+/// Reads parts one by one.
+fn fill_parts<'p>(
+    store: &Store,
+    parts: impl Iterator<Item = &'p Part>,
+    out: &mut [u8],
     mut read_blocks: impl FnMut(Tier, u64, &mut [u8]) -> Result<()>,
 ) -> Result<()> {
-    for part in &plan.parts {
+    for part in parts {
         let target = &mut out[part.at..part.at + part.len];
         let sums = part
             .sums
@@ -222,11 +236,24 @@ impl Store {
             Ok(planned) => planned,
             Err(error) => return (Err(error), false),
         };
-        let read = fill(self, &plan, out, |tier, start, bytes| {
-            self.read_blocks(tier, start, bytes)
-        });
+        let read = self.fill_in_order(&plan, out);
         let nvm = plan.parts.iter().any(|part| part.tier == Tier::Nvm);
         (read.map(|()| (plan.len, plan.numbered)), nvm)
+    }
+
+    /// Carries out a plan, each device in its own order.
+    fn fill_in_order(&self, plan: &Plan, out: &mut [u8]) -> Result<()> {
+        for tier in Tier::ALL {
+            let of_tier = || plan.parts.iter().filter(|part| part.tier == tier);
+            let is_scattered = of_tier().nth(1).is_some() || of_tier().any(|part| part.number.is_some());
+            if tier != Tier::Nvm && is_scattered && fill_scattered(self, &plan.parts, tier, out)? {
+                continue;
+            }
+            fill_parts(self, of_tier(), out, |tier, start, bytes| {
+                self.read_blocks(tier, start, bytes)
+            })?;
+        }
+        Ok(())
     }
 
     pub(super) fn enter(&self, tx: TxId) -> Reader<'_> {
