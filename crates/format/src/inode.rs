@@ -2,8 +2,8 @@
 //! blocks have no header.
 
 use crate::{
-    BLOCK_BYTES, BlockNo, DirRoot, FileKind, Generation, Ino, InodeAttr, InodeKey, Pin, ROOT_SIZE, TreeForm,
-    TreeRoot, XattrRoot,
+    BLOCK_BYTES, BlockNo, DirRoot, FileKind, Generation, Ino, InodeAttr, InodeKey, Pin, ROOT_SIZE, Tier,
+    TreeForm, TreeRoot, XattrRoot, pin,
 };
 use std::mem::{offset_of, size_of};
 use zerocopy::little_endian::{I64, U32, U64};
@@ -26,7 +26,7 @@ struct InodeImage {
     state: u8,
     flags: u8,
     pin: u8,
-    reserved0: u8,
+    shared_pin: u8,
     mode: U32,
     uid: U32,
     gid: U32,
@@ -50,6 +50,7 @@ const _: () = {
     assert!(size_of::<InodeImage>() == INODE_SIZE);
     assert!(offset_of!(InodeImage, ino) == 8);
     assert!(offset_of!(InodeImage, pin) == 18);
+    assert!(offset_of!(InodeImage, shared_pin) == 19);
     assert!(offset_of!(InodeImage, size) == 40);
     assert!(offset_of!(InodeImage, project) == 104);
     assert!(offset_of!(InodeImage, root) == 128);
@@ -87,6 +88,8 @@ pub struct Inode {
     pub xattrs: XattrRoot,
     /// An operator's wish about the place of its data.
     pub pin: Pin,
+    /// The tier on which an operator wants what the file shares with others (`varve dedup place`).
+    pub shared_pin: Option<Tier>,
     /// Neighbours in the orphan list, if the inode is in it (0: none).
     pub orphan: Option<OrphanLinks>,
 }
@@ -139,6 +142,7 @@ impl Inode {
             content,
             xattrs: XattrRoot::default(),
             pin: Pin::NONE,
+            shared_pin: None,
             orphan: None,
         }
     }
@@ -244,6 +248,7 @@ impl InodeImage {
             self.orphan_prev = U64::new(links.prev.0);
         }
         self.pin = inode.pin.encode();
+        self.shared_pin = pin::encode_shared(inode.shared_pin);
         self.xattrs.copy_from_slice(inode.xattrs.as_bytes());
         match (&inode.content, kind) {
             (Content::Dir(root), FileKind::Directory) => self.root.copy_from_slice(root.as_bytes()),
@@ -325,6 +330,7 @@ impl InodeImage {
             content,
             xattrs,
             pin,
+            shared_pin: pin::decode_shared(self.shared_pin),
             orphan: (self.flags & FLAG_ORPHAN != 0).then(|| OrphanLinks {
                 next: Ino(self.orphan_next.get()),
                 prev: Ino(self.orphan_prev.get()),
@@ -339,7 +345,7 @@ impl InodeImage {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::{PinTo, PinnedBy, Tier};
+    use crate::{PinTo, PinnedBy};
     use proptest::prelude::{any, prop, proptest};
 
     fn attr(mode: u32) -> InodeAttr {
@@ -362,7 +368,8 @@ mod tests {
 
     #[test]
     fn image_comes_back_equal_when_decoded() {
-        let file = Inode::new(attr(0o100_644));
+        let mut file = Inode::new(attr(0o100_644));
+        file.shared_pin = Some(Tier::Ssd);
         let mut dir = Inode::new(attr(0o040_755));
         dir.pin = Pin {
             to: PinTo::Tier(Tier::Hdd),
@@ -408,6 +415,29 @@ mod tests {
             let crc = crc32c::crc32c(&bytes[4..]);
             bytes[..4].copy_from_slice(&crc.to_le_bytes());
             assert!(InodeSlot::decode(&bytes, Ino(33)).is_err(), "byte {at}");
+        }
+    }
+
+    #[test]
+    fn tier_of_the_shared_part_that_is_not_known_counts_as_none() {
+        let mut inode = Inode::new(attr(0o100_644));
+        inode.shared_pin = Some(Tier::Hdd);
+        let slot = InodeSlot::Used(Box::new(inode));
+        for (value, tier) in [
+            (0, None),
+            (1, Some(Tier::Nvm)),
+            (3, Some(Tier::Hdd)),
+            (4, None),
+            (255, None),
+        ] {
+            let mut bytes = slot.encode(Ino(33)).unwrap();
+            bytes[19] = value;
+            let crc = crc32c::crc32c(&bytes[4..]);
+            bytes[..4].copy_from_slice(&crc.to_le_bytes());
+            let Ok(InodeSlot::Used(inode)) = InodeSlot::decode(&bytes, Ino(33)) else {
+                panic!("{value}");
+            };
+            assert_eq!(inode.shared_pin, tier, "{value}");
         }
     }
 

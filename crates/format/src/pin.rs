@@ -113,6 +113,19 @@ impl Pin {
     }
 }
 
+/// The byte of an inode's image that says where an operator wants what the file shares with others.
+pub(crate) const fn encode_shared(tier: Option<Tier>) -> u8 {
+    match tier {
+        None => 0,
+        Some(tier) => tier as u8 + 1,
+    }
+}
+
+/// As it is a hint, a value that is not known is none.
+pub(crate) fn decode_shared(byte: u8) -> Option<Tier> {
+    byte.checked_sub(1).and_then(Tier::from_u8)
+}
+
 #[cfg(test)]
 mod tests {
     use super::Pin;

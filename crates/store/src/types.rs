@@ -299,6 +299,8 @@ pub struct SharedPart {
     pub tier: Tier,
     /// First block on it.
     pub block: BlockNo,
+    /// Extents that name the blocks.
+    pub owners: u32,
 }
 
 /// Blocks of a file that are in a shared run.

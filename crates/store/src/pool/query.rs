@@ -102,6 +102,7 @@ impl Store {
             len: run.len,
             tier: run.tier,
             block: run.block,
+            owners: run.refs,
         };
         let (mut parts, range) = (Vec::new(), numbers.clone());
         SharedRuns::new().for_each(reader.view, &reader.shared_root()?, range, |run| {

@@ -25,7 +25,7 @@ pub use unshare::Unshared;
 use crate::seeded::{Bug, armed};
 use crate::{DirItem, Progress, Result, StoreError};
 use varve_format::inode::{INODES_PER_BLOCK, Inode, InodeSlot};
-use varve_format::{FileKind, Ino, InodeAttr, InodeKey, MODE_KIND_MASK, Pin, SYMLINK_MAX, TxId};
+use varve_format::{FileKind, Ino, InodeAttr, InodeKey, MODE_KIND_MASK, Pin, SYMLINK_MAX, Tier, TxId};
 
 /// A transaction: sees its own changes, which are visible to others only after [`commit`](Self::commit).
 /// Dropped, it leaves no trace.
@@ -234,6 +234,26 @@ impl Tx<'_> {
         self.guard(|core| {
             let mut inode = core.reader().get(ino)?;
             inode.pin = pin;
+            core.put(&inode)
+        })
+    }
+
+    /// Returns the tier on which the shared part of a file is wanted.
+    ///
+    /// # Errors
+    /// `NoInode`, or damage.
+    pub fn shared_pin(&self, ino: Ino) -> Result<Option<Tier>> {
+        Ok(self.core.reader().get(ino)?.shared_pin)
+    }
+
+    /// Sets the tier on which the shared part of a file is wanted.
+    ///
+    /// # Errors
+    /// `NoInode`, or damage.
+    pub fn set_shared_pin(&mut self, ino: Ino, tier: Option<Tier>) -> Result<()> {
+        self.guard(|core| {
+            let mut inode = core.reader().get(ino)?;
+            inode.shared_pin = tier;
             core.put(&inode)
         })
     }

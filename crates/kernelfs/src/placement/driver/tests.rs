@@ -105,6 +105,7 @@ impl Catalog for TenClones {
             len: end.saturating_sub(first) as u32,
             tier: self.0.get(),
             block: BlockNo(5000 + first.saturating_sub(FIRST)),
+            owners: 2,
         };
         if first < end { vec![run] } else { Vec::new() }
     }
