@@ -9,7 +9,7 @@ use varve_format::{
 };
 
 /// Version of this protocol; it must be equal on both sides.
-pub const PROTOCOL_VERSION: u32 = 20;
+pub const PROTOCOL_VERSION: u32 = 21;
 
 /// Most processes in [`Owned::users`].
 pub const USERS_MAX: usize = 16;
@@ -682,6 +682,14 @@ pub enum Admin {
         /// Inodes, and blocks.
         inodes: Vec<(InodeKey, FileBlock)>,
     },
+    /// Sets the tier on which what files, at most [`PINS_MAX`], share with others is wanted. Those that have
+    /// another name by now are left alone. `ENXIO` if the pool has no such tier.
+    PlaceShared {
+        /// Regular files.
+        files: Vec<Pinned>,
+        /// Tier; `None`: the wish ends.
+        to: Option<Tier>,
+    },
 }
 
 /// An inode that is to be pinned.
@@ -693,7 +701,7 @@ pub struct Pinned {
     pub name: Option<(InodeKey, Vec<u8>)>,
 }
 
-/// Most inodes of one [`Admin::Pin`] or [`Admin::Placed`].
+/// Most inodes of one [`Admin::Pin`], [`Admin::Placed`] or [`Admin::PlaceShared`].
 pub const PINS_MAX: usize = 1024;
 
 /// Free and total space in blocks, as `statvfs`.

@@ -217,6 +217,10 @@ impl KernelFs {
                 let set = Pinning::of(self).set(&inodes, pin, over_own)?;
                 serde_json::to_string(&set).map_err(|_| no(libc::EIO))?
             }
+            Admin::PlaceShared { files, to } => {
+                let set = Pinning::of(self).place_shared(&files, to)?;
+                serde_json::to_string(&set).map_err(|_| no(libc::EIO))?
+            }
             Admin::ApplyRules => {
                 let applied = Ruling::of(self).apply()?;
                 serde_json::to_string(&applied).map_err(|_| no(libc::EIO))?

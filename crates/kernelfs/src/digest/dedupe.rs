@@ -16,7 +16,7 @@ use super::types::{Applied, Check, Client, Environment, ForwardError, refuse};
 use super::unshared::{Unshared, unshared};
 use crate::error::errno;
 use std::ops::{ControlFlow, Range};
-use varve_format::{BLOCK_BYTES, FileBlock, Ino, LogOp};
+use varve_format::{BLOCK_BYTES, FileBlock, Ino, InodeKey, LogOp};
 use varve_ipc::{DEDUPE_RANGES_MAX, DedupeOp, DedupeRange, Deduped};
 use varve_store::{OwnedPart, ShareRange, Store, StoreError, Tx};
 
@@ -113,12 +113,18 @@ pub fn dedupe(
         return Ok((Applied::default(), told));
     }
     share_all(store, &equal, &mut told);
-    let mut remapped: Vec<_> = equal.iter().map(|part| op.ranges[part.range].target).collect();
+    let wishes = |key: InodeKey| store.get_key(key).is_ok_and(|inode| inode.shared_pin.is_some());
+    let files = equal.iter().map(|part| &op.ranges[part.range]);
+    let pinned = files
+        .clone()
+        .any(|range| wishes(range.source) || wishes(range.target));
+    let mut remapped: Vec<_> = files.map(|range| range.target).collect();
     remapped.sort_unstable();
     remapped.dedup();
     let applied = Applied {
         tx: store.newest_tx(),
         remapped,
+        pinned,
         ..Applied::default()
     };
     Ok((applied, told))

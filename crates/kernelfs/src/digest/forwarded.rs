@@ -262,11 +262,12 @@ fn attempt(
         op,
         left: None,
     };
-    let mut remapped = None;
+    let (mut remapped, mut wished) = (None, false);
     let parsed = match share::check_share(tx, &parsed)? {
         None => parsed,
         Some(share) => {
             remapped = Some(share.target);
+            wished = share::is_placed(tx, &[share.target, share.source])?;
             if let Some(blocks) = share.blocks() {
                 let users = [live(tx, share.target)?.uid, live(tx, share.source)?.uid];
                 // Memory that an ordinary user maps holds no block of another user's file.
@@ -296,6 +297,7 @@ fn attempt(
     let mut parsed = parsed;
     if let LogOp::Unshare { key, .. } = parsed {
         remapped = Some(key);
+        wished = share::is_placed(tx, &[key])?;
         if let Some(blocks) = share::check_unshare(tx, &parsed)? {
             let end = blocks.end;
             let done = match env.rejoin {
@@ -340,6 +342,7 @@ fn attempt(
         CommitFailure::Store(error) => error.into(),
     })?;
     applied.remapped.extend(remapped);
+    applied.pinned |= wished;
     row.last_forwarded = LastForwarded {
         number: op.number,
         made,

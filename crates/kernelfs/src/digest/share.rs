@@ -204,6 +204,16 @@ pub(super) fn is_in_nvm(store: &Store, range: &ShareRange) -> Result<bool, Store
     Ok(found)
 }
 
+/// Whether what one of the files shares is wanted on a tier.
+pub(super) fn is_placed(tx: &Tx<'_>, files: &[InodeKey]) -> Result<bool, StoreError> {
+    for key in files {
+        if tx.shared_pin(key.ino)?.is_some() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 /// Whether both ranges hold the same bytes, which `read` reads as [`Store::read`] does.
 pub(super) fn has_equal_bytes(
     read: impl Fn(Ino, u64, &mut [u8]) -> Result<usize, StoreError>,

@@ -120,7 +120,8 @@ pub struct Applied {
     /// Files whose mapped blocks were replaced or freed: direct readers must forget their extents before the
     /// blocks are used again.
     pub remapped: Vec<InodeKey>,
-    /// Inodes with data got another pin.
+    /// Inodes with data got another pin, or what is shared of those whose shared part is wanted on a tier has
+    /// changed.
     pub pinned: bool,
     /// Holds that a log gave up (last close after the last name was removed).
     pub unheld: Vec<(SessionId, InodeKey)>,

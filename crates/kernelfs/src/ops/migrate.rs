@@ -8,14 +8,14 @@ use crate::digest::Applied;
 use crate::kernel::{Change, Core, Faults, KernelFs, SpaceLimits};
 use crate::ops::digest::TakeOver;
 use crate::placement::jobs::Placer;
-use crate::placement::{At, Catalog, Cause, Job, Move, PinnedFiles, PlacementStatus};
+use crate::placement::{At, Catalog, Cause, Held, Job, Move, PinnedFiles, PlacementStatus, Wish};
 use crate::session::table::Sessions;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use varve_format::inode::{Content, Inode, InodeSlot};
 use varve_format::seeded::{Bug, armed};
-use varve_format::{FileBlock, Ino, InodeKey, Pin, PinTo, Tier, TxId};
+use varve_format::{FileBlock, Ino, InodeKey, PinTo, Tier, TxId};
 use varve_ipc::Clock;
 use varve_store::{DataTarget, MappedPart, OP_ROOM, SharedPart, Store, StoreError};
 
@@ -30,8 +30,12 @@ const YIELD_MS: u64 = 20;
 /// Most steps of blocks that may wait for sessions.
 const UNRELEASED_STEPS: u64 = 16;
 
-/// The store for a policy. Damage is left to fsck: an unreadable file is not moved.
-struct StoreCatalog<'s>(&'s Store);
+/// The store for a policy and for pins. Damage is left to fsck: an unreadable file is not moved.
+struct StoreCatalog<'s> {
+    store: &'s Store,
+    /// Shared blocks that the policy does not see.
+    held: Held,
+}
 
 impl Catalog for StoreCatalog<'_> {
     fn files(&self, from: Ino, most: usize) -> (Vec<InodeKey>, Option<Ino>) {
@@ -46,41 +50,61 @@ impl Catalog for StoreCatalog<'_> {
     }
 
     fn extents(&self, key: InodeKey, from: FileBlock, most: usize) -> Vec<MappedPart> {
-        match self.0.get_key(key) {
+        match self.store.get_key(key) {
             Ok(inode) if !movable(&inode) => Vec::new(),
-            Ok(inode) if inode.pin.to != PinTo::Policy => self.shared_extents(key.ino, from, most),
-            Ok(_) => self.0.map_parts(key.ino, from, most).unwrap_or_default(),
+            Ok(inode) => {
+                let is_pinned = inode.pin.to != PinTo::Policy;
+                let shares = (is_pinned || !self.held.is_nothing()) && self.shares_blocks(key.ino);
+                let sees = |part: &MappedPart| match part.owners {
+                    1 => !is_pinned,
+                    _ => !self.held.holds_part(part),
+                };
+                match (is_pinned, shares) {
+                    (true, false) => Vec::new(),
+                    (false, false) => self.store.map_parts(key.ino, from, most).unwrap_or_default(),
+                    (_, true) => self.some_extents(key.ino, from, most, &sees),
+                }
+            }
             Err(_) => Vec::new(),
         }
     }
 
     fn shared(&self, numbers: Range<u64>, most: usize) -> Vec<SharedPart> {
-        self.0.shared_parts(numbers, most).unwrap_or_default()
+        let mut parts = self.store.shared_parts(numbers, most).unwrap_or_default();
+        parts.retain(|part| part.owners == 1 || !self.held.holds_run(part));
+        parts
     }
 }
 
 impl StoreCatalog<'_> {
-    /// The extents of a file with shared blocks.
-    fn shared_extents(&self, ino: Ino, mut from: FileBlock, most: usize) -> Vec<MappedPart> {
-        if !self.0.shares_blocks(ino).unwrap_or(false) {
-            return Vec::new();
-        }
-        let mut shared = Vec::new();
-        while shared.len() < most {
-            let parts = self.0.map_parts(ino, from, most).unwrap_or_default();
+    fn shares_blocks(&self, ino: Ino) -> bool {
+        self.store.shares_blocks(ino).unwrap_or(false)
+    }
+
+    /// Those extents of a file that `sees` admits.
+    fn some_extents(
+        &self,
+        ino: Ino,
+        mut from: FileBlock,
+        most: usize,
+        sees: &dyn Fn(&MappedPart) -> bool,
+    ) -> Vec<MappedPart> {
+        let mut seen = Vec::new();
+        while seen.len() < most {
+            let parts = self.store.map_parts(ino, from, most).unwrap_or_default();
             let Some(last) = parts.last() else { break };
             from = last.extent.end();
-            shared.extend(parts.into_iter().filter(|part| part.owners > 1));
+            seen.extend(parts.into_iter().filter(|part| sees(part)));
         }
-        shared.truncate(most);
-        shared
+        seen.truncate(most);
+        seen
     }
 
     /// Calls `each` with inodes in use with numbers from `from` on until it returns false. Returns where to
     /// continue; `None`: there are no more.
     fn scan(&self, from: Ino, each: &mut dyn FnMut(&Inode) -> bool) -> Option<Ino> {
         let (mut next, mut slots, mut more) = (None, 0, true);
-        let walked = self.0.for_each_inode_from(from, &mut |ino, slot| {
+        let walked = self.store.for_each_inode_from(from, &mut |ino, slot| {
             if slots == SLOTS || !more {
                 next = Some(ino);
                 return false;
@@ -93,18 +117,24 @@ impl StoreCatalog<'_> {
         });
         if let Err(error) = walked {
             tracing::warn!("the inode table cannot be read for placement: {error}");
-            self.0.note_damage(&error);
+            self.store.note_damage(&error);
         }
         next
     }
 }
 
 impl PinnedFiles for StoreCatalog<'_> {
-    fn pinned(&self, from: Ino, most: usize) -> (Vec<(InodeKey, Pin)>, Option<Ino>) {
+    fn pinned(&self, from: Ino, most: usize) -> (Vec<Wish>, Option<Ino>) {
         let mut found = Vec::new();
         let next = self.scan(from, &mut |inode| {
-            if inode.pin.to != PinTo::Policy {
-                found.push((inode.attr.key, inode.pin));
+            // What has no name is about to go, and keeps nothing anywhere.
+            let shared = inode.shared_pin.filter(|_| inode.attr.nlink > 0);
+            if inode.pin.to != PinTo::Policy || shared.is_some() {
+                found.push(Wish {
+                    key: inode.attr.key,
+                    pin: inode.pin,
+                    shared,
+                });
             }
             found.len() < most
         });
@@ -112,10 +142,14 @@ impl PinnedFiles for StoreCatalog<'_> {
     }
 
     fn extents(&self, key: InodeKey, from: FileBlock, most: usize) -> Vec<MappedPart> {
-        match self.0.get_key(key) {
-            Ok(inode) if movable(&inode) => self.0.map_parts(key.ino, from, most).unwrap_or_default(),
+        match self.store.get_key(key) {
+            Ok(inode) if movable(&inode) => self.store.map_parts(key.ino, from, most).unwrap_or_default(),
             _ => Vec::new(),
         }
+    }
+
+    fn shared(&self, numbers: Range<u64>, most: usize) -> Vec<SharedPart> {
+        self.store.shared_parts(numbers, most).unwrap_or_default()
     }
 }
 
@@ -178,9 +212,13 @@ impl<'k> Mover<'k> {
             return 0;
         };
         self.placer.meters.tick();
-        let catalog = StoreCatalog(self.store);
+        let mut catalog = StoreCatalog {
+            store: self.store,
+            held: Held::All,
+        };
         let space = self.store.space();
         let mut jobs = self.placer.pins.plan(&space, &catalog, self.step_blocks);
+        catalog.held = self.placer.pins.held();
         let pinned: u64 = jobs.iter().map(Job::blocks).sum();
         let left = self.step_blocks - pinned.min(self.step_blocks);
         jobs.extend(self.placer.policy.plan(&space, &catalog, left));

@@ -1,4 +1,4 @@
-//! Operators' requests about the place of files: sets pins, and says where data is. Moves nothing (`migrate`
+//! Operators' requests about the place of files: sets pins and wishes for shared parts, and says where data is. Moves nothing (`migrate`
 //! does).
 
 use crate::digest::Applied;
@@ -10,7 +10,7 @@ use crate::placement::{At, Cause};
 use crate::session::table::Sessions;
 use serde::{Deserialize, Serialize};
 use varve_format::inode::Content;
-use varve_format::{BLOCK_BYTES, FileBlock, InodeKey, Pin, PinTo, PinnedBy, Tier};
+use varve_format::{BLOCK_BYTES, FileBlock, FileKind, InodeKey, Pin, PinTo, PinnedBy, Tier};
 use varve_ipc::{IpcError, PINS_MAX, Pinned};
 use varve_store::{MappedPart, OP_ROOM, Store, StoreError, Tx};
 
@@ -37,8 +37,10 @@ pub struct PlacedExtent {
     pub len_bytes: u64,
     /// `nvm`, `ssd` or `hdd`.
     pub tier: String,
-    /// Its blocks may have other owners: the policy moves them for all of them.
+    /// Its blocks have other owners, too: they move for all of them.
     pub shared: bool,
+    /// The tier on which its shared blocks are placed: the fastest that one of their files wishes.
+    pub placed: Option<String>,
     /// Counted reads of the 64 KiB around its beginning, as far as they are known; halved each 30 s.
     pub reads: u64,
     /// The same of writes.
@@ -50,12 +52,16 @@ pub struct PlacedExtent {
 pub struct PlacedFile {
     /// Its pin.
     pub pin: Pin,
+    /// The tier on which its shared part is wanted.
+    pub shared_pin: Option<Tier>,
     /// Extents, in order.
     pub extents: Vec<PlacedExtent>,
     /// Block from which there are more.
     pub next: Option<u64>,
     /// What keeps pinned data of this pool from moving to the tier of the pin now.
     pub waiting: Option<String>,
+    /// The same for the tier of the shared part.
+    pub shared_waiting: Option<String>,
 }
 
 /// The pin that a rule wants for a file, and what it was when it was looked at.
@@ -117,22 +123,8 @@ impl<'k> Pinning<'k> {
     /// # Errors
     /// EINVAL for more than [`PINS_MAX`] inodes, ENXIO if the pool has no such tier, EIO, ENOSPC.
     pub(crate) fn set(&self, inodes: &[Pinned], pin: Pin, over_own: bool) -> Result<PinsSet, IpcError> {
-        if inodes.len() > PINS_MAX {
-            return Err(no(libc::EINVAL));
-        }
-        if self.store.latched().is_some() {
-            return Err(no(libc::EIO));
-        }
-        let exists = |tier: Tier| self.store.space().tiers[tier as usize].total > 0;
-        if pin.tier().is_some_and(|tier| !exists(tier)) {
-            return Err(no(libc::ENXIO));
-        }
-        let is_new = |inode: &Pinned| self.store.get_key(inode.key).is_err() || !has_name(self.store, inode);
-        if inodes.iter().any(is_new) {
-            self.digests
-                .digest_all()
-                .map_err(|error| self.core.refused(&error))?;
-        }
+        self.check(inodes, pin.tier())?;
+        self.digest_new(inodes)?;
         let mut result = PinsSet::default();
         self.in_transactions(inodes, &mut |tx, inode| {
             let found = match tx.get_key(inode.key) {
@@ -151,6 +143,56 @@ impl<'k> Pinning<'k> {
             let pin = unpinned_in_pinned(tx, inode, pin)?;
             if found.pin != pin {
                 tx.set_pin(inode.key.ino, pin)?;
+            }
+            Ok(())
+        })?;
+        Ok(result)
+    }
+
+    /// Checks that wishes for a tier can be set.
+    fn check(&self, inodes: &[Pinned], tier: Option<Tier>) -> Result<(), IpcError> {
+        if inodes.len() > PINS_MAX {
+            return Err(no(libc::EINVAL));
+        }
+        if self.store.latched().is_some() {
+            return Err(no(libc::EIO));
+        }
+        let exists = |tier: Tier| self.store.space().tiers[tier as usize].total > 0;
+        if tier.is_some_and(|tier| !exists(tier)) {
+            return Err(no(libc::ENXIO));
+        }
+        Ok(())
+    }
+
+    /// Has the logs digested if some of the inodes are not known by their names.
+    fn digest_new(&self, inodes: &[Pinned]) -> Result<(), IpcError> {
+        let is_new = |inode: &Pinned| self.store.get_key(inode.key).is_err() || !has_name(self.store, inode);
+        if inodes.iter().any(is_new) {
+            let digested = self.digests.digest_all();
+            digested.map_err(|error| self.core.refused(&error))?;
+        }
+        Ok(())
+    }
+
+    /// Sets the tier on which the shared part of files is wanted, or takes the wish away. Durable when this
+    /// returns; the data moves in the background.
+    ///
+    /// # Errors
+    /// EINVAL for more than [`PINS_MAX`] inodes, ENXIO if the pool has no such tier, EIO, ENOSPC.
+    pub(crate) fn place_shared(&self, files: &[Pinned], to: Option<Tier>) -> Result<PinsSet, IpcError> {
+        self.check(files, to)?;
+        self.digest_new(files)?;
+        let mut result = PinsSet::default();
+        self.in_transactions(files, &mut |tx, file| {
+            match tx.get_key(file.key) {
+                Ok(found) if found.attr.kind() == FileKind::Regular && has_name(self.store, file) => {
+                    result.set += 1;
+                    if found.shared_pin != to {
+                        tx.set_shared_pin(file.key.ino, to)?;
+                    }
+                }
+                Ok(_) | Err(StoreError::NoInode(_)) => result.gone += 1,
+                Err(error) => return Err(error),
             }
             Ok(())
         })?;
@@ -246,16 +288,25 @@ impl<'k> Pinning<'k> {
             next = parts.last().map(|part| part.extent.end().0);
         }
         *left -= parts.len().min(*left);
-        let waiting = inode.pin.tier().and_then(|tier| self.waiting_for(tier));
+        let waiting = |tier: Option<Tier>| tier.and_then(|tier| self.waiting_for(tier));
+        let held = self.placer.pins.held();
+        let extents = parts.iter().map(|part| {
+            // The file's wish may be newer than the last pass of the search.
+            let placed = held.wished(part).into_iter().chain(inode.shared_pin).min();
+            self.extent(key, part, placed.filter(|_| part.owners > 1))
+        });
+        let extents: Vec<_> = extents.collect();
         Ok(Some(PlacedFile {
             pin: inode.pin,
-            extents: parts.iter().map(|part| self.extent(key, part)).collect(),
+            shared_pin: inode.shared_pin,
+            extents,
             next,
-            waiting,
+            waiting: waiting(inode.pin.tier()),
+            shared_waiting: waiting(inode.shared_pin),
         }))
     }
 
-    fn extent(&self, key: InodeKey, part: &MappedPart) -> PlacedExtent {
+    fn extent(&self, key: InodeKey, part: &MappedPart, placed: Option<Tier>) -> PlacedExtent {
         let extent = &part.extent;
         let heat = self.placer.policy.heat(At::of(key, part));
         PlacedExtent {
@@ -263,6 +314,7 @@ impl<'k> Pinning<'k> {
             len_bytes: u64::from(extent.len) * BLOCK_BYTES,
             tier: extent.tier.name().into(),
             shared: part.owners > 1,
+            placed: placed.map(|tier| tier.name().into()),
             reads: heat.reads.into(),
             writes: heat.writes.into(),
         }

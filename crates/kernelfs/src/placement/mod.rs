@@ -13,7 +13,7 @@ pub(crate) mod walk;
 pub use driver::{Driver, STAY_MS};
 pub use jobs::{MovedStatus, PlacementStatus};
 pub use meter::{DeviceFigures, DirectionFigures, Meters, SizeFigures};
-pub use pins::{PinnedFiles, Pins};
+pub use pins::{Held, PinnedFiles, Pins, Wish};
 
 use serde::{Deserialize, Serialize};
 use std::ops::Range;

@@ -1,18 +1,33 @@
-//! Pins: where operators want the data of files (`varve pin`, `varve exclude`). Owns the target of new data
-//! of pinned files and the search for their data on other tiers; moves nothing. Policies do not see the data
-//! of pinned files.
+//! Pins: where operators want the data of files (`varve pin`, `varve exclude`), and what files share (`varve
+//! dedup place`). Owns the target of new data of pinned files and the search for data on other tiers; moves
+//! nothing. Policies do not see the data of pinned files, nor shared blocks that are placed.
 //!
 //! A pin never refuses a write: without room below the high mark of its tier, new data goes where the policy
-//! puts it, and comes back when there is room. Blocks that files share are the policy's: they move for all
-//! their owners, and these may have different pins.
+//! puts it, and comes back when there is room.
+//!
+//! # Shared blocks
+//! A pin does not hold for them: they move for all their owners, and these may have different pins. A file
+//! has a wish of its own for its shared part (docs/adr/0047):
+//! - *A run is wanted on the fastest tier that any of its files wishes*, as the last whole pass over the
+//!   inodes has found. It moves once, not once for each file.
+//! - *What one file has alone is not moved by it*, nor is it held: not what was never shared, nor what is not
+//!   shared any more.
+//! - *Until the first pass has ended, policies see no shared block*: none moves away that was placed.
+//! - The set of numbers is in memory only. A crash leaves the files' wishes, each whole or not at all.
+
+mod shared;
+
+pub use shared::Held;
 
 use super::fill::Fill;
 use super::{At, Cause, Job, Move};
 use parking_lot::Mutex;
+use shared::{Gathering, SetOfWishes, Wishes};
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use varve_format::{BlockNo, FileBlock, Ino, InodeKey, Pin, PinnedBy, Tier};
-use varve_store::{DataTarget, MappedPart, SpaceStats};
+use varve_store::{DataTarget, MappedPart, SharedPart, SpaceStats};
 
 /// Files asked for at once.
 const FILES: usize = 256;
@@ -27,22 +42,40 @@ const BAD_MAX: usize = 4096;
 /// Steps between two passes: new data of a pinned file may have gone elsewhere.
 const PASS_STEPS: u64 = 600;
 
+/// What operators wish of an inode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wish {
+    /// The inode.
+    pub key: InodeKey,
+    /// Where its own data is to be.
+    pub pin: Pin,
+    /// Where what it shares is to be.
+    pub shared: Option<Tier>,
+}
+
 /// The pinned inodes of a pool.
 pub trait PinnedFiles {
-    /// Returns inodes with a pin, directories too, with numbers from `from` on, at most `most`, and where to
-    /// continue; `None`: there are no more.
-    fn pinned(&self, from: Ino, most: usize) -> (Vec<(InodeKey, Pin)>, Option<Ino>);
+    /// Returns inodes with a pin or a wish for their shared part, directories too, with numbers from `from`
+    /// on, at most `most`, and where to continue; `None`: there are no more.
+    fn pinned(&self, from: Ino, most: usize) -> (Vec<Wish>, Option<Ino>);
 
     /// Returns the extents of a regular file from a block on, at most `most`; none if the file is gone or
     /// must not be moved now.
     fn extents(&self, key: InodeKey, from: FileBlock, most: usize) -> Vec<MappedPart>;
+
+    /// Returns the shared blocks with these numbers, at most `most` runs.
+    fn shared(&self, numbers: Range<u64>, most: usize) -> Vec<SharedPart>;
 }
 
-/// State of the search.
+/// State of the search. A pass goes over the inodes, and then over the shared blocks that they wish somewhere.
 #[derive(Debug, Default)]
 struct Search {
     ino: Ino,
     block: FileBlock,
+    /// What the inodes of this pass wish of shared blocks.
+    gathering: Gathering,
+    /// Where the pass continues among these; `None`: it is still at the inodes.
+    number: Option<(Tier, u64)>,
     /// This pass has seen a pin.
     seen: bool,
     /// This or an earlier pass has seen a pin that a rule has set.
@@ -70,6 +103,8 @@ pub struct Pins {
     refused: [AtomicBool; 3],
     /// Locked while inodes are read; digests never wait for it.
     search: Mutex<Search>,
+    /// The shared blocks that the last pass has found to be wanted somewhere. A leaf of the lock order.
+    held: Mutex<Held>,
 }
 
 impl Pins {
@@ -81,7 +116,14 @@ impl Pins {
             changed: AtomicBool::new(false),
             refused: Default::default(),
             search: Mutex::default(),
+            held: Mutex::new(Held::All),
         }
+    }
+
+    /// Returns the shared blocks that policies do not see.
+    #[must_use]
+    pub fn held(&self) -> Held {
+        self.held.lock().clone()
     }
 
     /// Returns the target of `bytes` of new data; `None`: the policy decides.
@@ -151,31 +193,52 @@ impl Pins {
             looks: LOOKS,
             jobs: Vec::new(),
         };
-        Self::search(&mut search, files, &mut plan);
+        self.search(&mut search, files, &mut plan);
         search.waits = plan.waits;
         search.tell(plan.jobs)
     }
 
     /// Continues the search as far as the step may.
-    fn search(search: &mut Search, files: &dyn PinnedFiles, plan: &mut Plan<'_>) {
-        while plan.looks > 0 && plan.left > 0 {
-            let (pinned, next) = files.pinned(search.ino, FILES);
+    fn search(&self, search: &mut Search, files: &dyn PinnedFiles, plan: &mut Plan<'_>) {
+        while search.number.is_none() {
+            if plan.looks == 0 || plan.left == 0 {
+                return;
+            }
+            let (wishes, next) = files.pinned(search.ino, FILES);
             plan.looks = plan.looks.saturating_sub(FILES);
-            for (key, pin) in pinned {
-                search.go_to(key.ino, false);
+            for wish in wishes {
+                search.go_to(wish.key.ino, false);
                 search.seen = true;
-                search.seen_rules |= pin.by == PinnedBy::Rule;
-                if let Some(tier) = pin.tier()
-                    && !search.file(key, tier, files, plan)
-                {
+                search.seen_rules |= wish.pin.by == PinnedBy::Rule;
+                let looks_at_it = wish.pin.tier().is_some() || wish.shared.is_some();
+                if looks_at_it && !search.file(&wish, files, plan) {
                     return;
                 }
             }
             match next {
                 Some(next) => search.go_to(next, true),
-                None => return search.end(),
+                None => self.take_gathered(search),
             }
         }
+        let held = self.held();
+        if held.set().is_none_or(|wishes| search.shared(wishes, files, plan)) {
+            search.end();
+        }
+    }
+
+    /// All inodes were looked at: what they wish of shared blocks holds from here on.
+    fn take_gathered(&self, search: &mut Search) {
+        let held = match std::mem::take(&mut search.gathering).finish() {
+            Ok(wishes) => Held::Set(SetOfWishes::from(wishes)),
+            Err(runs) => {
+                tracing::warn!(
+                    "what is placed of shared blocks lies in too many runs ({runs} and more): none of them is moved"
+                );
+                Held::All
+            }
+        };
+        *self.held.lock() = held;
+        search.number = Some((Tier::Nvm, 0));
     }
 }
 
@@ -207,17 +270,16 @@ impl Plan<'_> {
         &mut self.jobs[at]
     }
 
-    /// Adds moves of an extent's blocks to a tier. Returns the number of blocks that this step is done with.
-    fn add(&mut self, key: InodeKey, part: &MappedPart, to: Tier, bad: &BTreeSet<At>) -> u64 {
-        let (from, len) = (part.extent.tier, u64::from(part.extent.len));
+    /// Adds moves of a run of blocks to a tier. Returns the number of blocks that this step is done with.
+    fn add(&mut self, run: &Run, to: Tier, bad: &BTreeSet<At>) -> u64 {
+        let (from, len) = (run.tier, run.len);
         let mut done = 0;
         while done < len && self.left > 0 {
             let room = self.room[to as usize];
             let blocks = (len - done).min(MOVE_BLOCKS).min(self.left).min(room);
-            let at = match part.number {
-                // Once shared, and this file's alone by now.
-                Some(number) => At::Shared(number + done),
-                None => At::File(key, FileBlock(part.extent.file_block.0 + done)),
+            let at = match run.at {
+                At::Shared(number) => At::Shared(number + done),
+                At::File(key, block) => At::File(key, FileBlock(block.0 + done)),
             };
             if room == 0 {
                 self.waits[to as usize] = true;
@@ -235,7 +297,7 @@ impl Plan<'_> {
                 self.job(from, to).moves.push(Move {
                     at,
                     len: blocks as u32,
-                    block: BlockNo(part.extent.block.0 + done),
+                    block: BlockNo(run.block.0 + done),
                 });
             }
             done += blocks;
@@ -244,9 +306,18 @@ impl Plan<'_> {
     }
 }
 
+/// Blocks that lie together.
+struct Run {
+    at: At,
+    len: u64,
+    tier: Tier,
+    block: BlockNo,
+}
+
 impl Search {
     fn begin(&mut self) {
         (self.ino, self.block, self.seen) = (Ino(0), FileBlock(0), false);
+        (self.gathering, self.number) = (Gathering::default(), None);
         (self.rests_until, self.waits) = (None, [false; 3]);
         self.found.clear();
     }
@@ -288,12 +359,13 @@ impl Search {
         }
     }
 
-    /// Plans the moves of one file. False: the step has done its part, and the next one continues here.
-    fn file(&mut self, key: InodeKey, to: Tier, files: &dyn PinnedFiles, plan: &mut Plan<'_>) -> bool {
+    /// Plans the moves of one file's own blocks, and gathers its shared ones. False: the step has done its
+    /// part, and the next one continues here.
+    fn file(&mut self, wish: &Wish, files: &dyn PinnedFiles, plan: &mut Plan<'_>) -> bool {
         loop {
-            let parts = files.extents(key, self.block, EXTENTS);
+            let parts = files.extents(wish.key, self.block, EXTENTS);
             if parts.is_empty() {
-                self.go_to(Ino(key.ino.0 + 1), true);
+                self.go_to(Ino(wish.key.ino.0 + 1), true);
                 return true;
             }
             for part in &parts {
@@ -301,14 +373,73 @@ impl Search {
                     return false;
                 }
                 plan.looks -= 1;
-                let moves = part.owners == 1 && part.extent.tier != to;
-                let done = match moves {
-                    true => plan.add(key, part, to, &self.bad),
-                    false => part.extent.len.into(),
+                let len = u64::from(part.extent.len);
+                let to = wish
+                    .pin
+                    .tier()
+                    .filter(|to| part.owners == 1 && part.extent.tier != *to);
+                let run = Run {
+                    // It may have been shared once, and be this file's alone by now.
+                    at: At::of(wish.key, part),
+                    len,
+                    tier: part.extent.tier,
+                    block: part.extent.block,
                 };
+                let done = to.map_or(len, |to| plan.add(&run, to, &self.bad));
+                if let (Some(tier), Some(number)) = (wish.shared, part.number)
+                    && part.owners > 1
+                {
+                    self.gathering.add(number..number + len, tier);
+                }
                 self.block = FileBlock(part.extent.file_block.0 + done);
             }
         }
+    }
+
+    /// Plans the moves of shared blocks to the tiers on which they are wanted. False: the next step
+    /// continues.
+    fn shared(&mut self, wishes: &Wishes, files: &dyn PinnedFiles, plan: &mut Plan<'_>) -> bool {
+        while let Some((to, number)) = self.number {
+            let Some(wanted) = wishes.from(to, number).first() else {
+                self.number = match to {
+                    Tier::Nvm => Some((Tier::Ssd, 0)),
+                    Tier::Ssd => Some((Tier::Hdd, 0)),
+                    Tier::Hdd => return true,
+                };
+                continue;
+            };
+            let numbers = number.max(wanted.start)..wanted.end;
+            let parts = files.shared(numbers.clone(), EXTENTS);
+            let end = parts.last().filter(|_| parts.len() >= EXTENTS);
+            let end = end.map_or(numbers.end, |part| part.number + u64::from(part.len));
+            for part in &parts {
+                if plan.looks == 0 || plan.left == 0 {
+                    return false;
+                }
+                plan.looks -= 1;
+                let run = Run {
+                    at: At::Shared(part.number),
+                    len: part.len.into(),
+                    tier: part.tier,
+                    block: part.block,
+                };
+                // A file's own, by now, is placed by its pin or the policy.
+                let done = match part.owners > 1 && part.tier != to {
+                    true => plan.add(&run, to, &self.bad),
+                    false => run.len,
+                };
+                self.number = Some((to, part.number + done));
+                if done < run.len {
+                    return false;
+                }
+            }
+            self.number = Some((to, end));
+            if plan.looks == 0 {
+                return false;
+            }
+            plan.looks -= 1;
+        }
+        true
     }
 }
 
