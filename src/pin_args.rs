@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use varve_format::Tier;
 
 /// Parses the name of a tier.
-fn tier(text: &str) -> Result<Tier, String> {
+pub fn tier(text: &str) -> Result<Tier, String> {
     Tier::named(text).ok_or_else(|| "it is nvm, ssd or hdd".into())
 }
 
@@ -32,8 +32,8 @@ has a pin of its own. A file that is renamed into another directory takes that o
 directory so takes it for what is made in it later; `varve pin` again for what it holds. New data
 goes to the tier at once, older data moves in the background. A pin never makes a write fail:
 while the tier is full (placement_high_percent) new data goes where the policy puts it and follows
-later; data without a pin makes room. Blocks that files share (clones) are not moved by pins. For
-root and the pool's owner.")]
+later; data without a pin makes room. Blocks that files share are not moved by pins, but by
+`varve dedup place`. For root and the pool's owner.")]
 pub struct PinArgs {
     /// The tier
     #[arg(long, value_name = "nvm|ssd|hdd", value_parser = tier)]

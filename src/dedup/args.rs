@@ -2,6 +2,7 @@
 
 use clap::{Args, Subcommand, ValueEnum};
 use std::path::PathBuf;
+use varve_format::Tier;
 use varve_kernelfs::pool::size;
 
 /// The commands of `varve dedup`.
@@ -34,6 +35,10 @@ pub enum PoolCommand {
     Status(DedupStatusArgs),
     /// Give files of a running pool blocks of their own again
     Undo(UndoArgs),
+    /// Keep what files of a running pool share on a tier, once for all of them
+    Place(PlaceArgs),
+    /// End what `place` has said of files
+    Unplace(UnplaceArgs),
 }
 
 fn bytes(text: &str) -> Result<u64, String> {
@@ -263,6 +268,53 @@ pub struct UndoArgs {
     /// Which files, and how they are read.
     #[command(flatten)]
     pub files: FileArgs,
+    /// Files of the pool, and the form of the output.
+    #[command(flatten)]
+    pub pool: PoolArgs,
+}
+
+/// Arguments of `dedup place`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  varve dedup apply ./pool/mnt/images
+  varve dedup place --tier ssd ./pool/mnt/images/*.img       what they have in common, once on flash
+  varve dedup place --tier nvm --wait ./pool/mnt/base.img    returns when it is there
+  varve which-tier ./pool/mnt/images                         where it is, and what it waits for
+  varve dedup unplace ./pool/mnt/images/*.img
+
+The blocks that the files share, with each other or with any file, move to the tier, in the
+background, and no policy moves them away. What a file has alone is not moved: that is for
+`varve pin`, which in turn moves nothing that is shared. A block is on the fastest tier that one
+of its files asks for, also if others ask for none: it is there once, for all of them. The wish is
+the file's: it holds for what the file shares later, through restarts and renames, until `unplace`
+or until the file is removed. A block that one file alone has left, by an undo or by writes to the
+others, is that file's own again, and its pin or the policy places it.
+
+It never makes a write fail: while the tier is full (placement_high_percent), what is shared stays
+where it is and follows when there is room; `varve which-tier` says so. A directory stands for the
+files that are in it now. For root and the pool's owner, since it takes room on the tier from all.
+
+Exit status: 0 if the wishes are kept (with --wait: and the data is there); 1 otherwise.")]
+pub struct PlaceArgs {
+    /// The tier
+    #[arg(long, value_name = "nvm|ssd|hdd", value_parser = crate::pin_args::tier)]
+    pub tier: Tier,
+    /// Wait until the data is there; fails if it cannot move there now, and says why
+    #[arg(long)]
+    pub wait: bool,
+    /// Files of the pool, and the form of the output.
+    #[command(flatten)]
+    pub pool: PoolArgs,
+}
+
+/// Arguments of `dedup unplace`.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:
+  varve dedup unplace ./pool/mnt/images/*.img       the policy decides again
+
+What the files share is moved by the policy again, unless another file that has it is still placed.
+For root and the pool's owner.")]
+pub struct UnplaceArgs {
     /// Files of the pool, and the form of the output.
     #[command(flatten)]
     pub pool: PoolArgs,

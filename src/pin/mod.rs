@@ -1,11 +1,13 @@
-//! `varve pin`, `unpin`, `exclude`: where an operator wants the data of files. The daemon keeps the pins and
-//! moves the data; this walks the tree, since a pin holds for what is in a directory already.
+//! `varve pin`, `unpin`, `exclude`, `dedup place`: where an operator wants the data of files. The daemon keeps
+//! the pins and moves the data; this walks the tree, since a pin holds for what is in a directory already.
 
 mod rules;
+mod shared;
 mod tree;
 mod which;
 
 pub use rules::rules;
+pub use shared::{place, unplace};
 pub use which::which_tier;
 
 use crate::out;
@@ -21,6 +23,7 @@ use tree::{Entry, Paths};
 use varve_format::{Pin, PinTo, PinnedBy, Tier};
 use varve_ipc::{Admin, IpcError, PINS_MAX, Pinned};
 use varve_kernelfs::PinsSet;
+use which::Placed;
 
 /// How long `--wait` waits while the data cannot move.
 const STUCK_LIMIT: Duration = Duration::from_secs(5);
@@ -30,7 +33,11 @@ pub fn pin(args: &PinArgs) -> anyhow::Result<()> {
     let said = format!("pinned to {}", args.tier.name());
     set(&args.at.paths, PinTo::Tier(args.tier), args.at.json, &said)?;
     if args.wait {
-        wait(&Paths::find(&args.at.paths)?, args.tier)?;
+        let away = |placed: &Placed| match placed.pin == args.tier.name() {
+            true => (placed.away_bytes(), placed.waiting.clone()),
+            false => (0, None),
+        };
+        wait(&Paths::find(&args.at.paths)?, &away)?;
     }
     Ok(())
 }
@@ -124,18 +131,17 @@ fn described(error: anyhow::Error, pool: &Path, tier: Option<Tier>) -> anyhow::E
     }
 }
 
-/// Waits until all data that is pinned to a tier is there.
-fn wait(paths: &Paths, tier: Tier) -> anyhow::Result<()> {
+/// Waits until no data is away any more: `away_of` says how many bytes of a file are, and why they wait.
+fn wait(paths: &Paths, away_of: &dyn Fn(&Placed) -> (u64, Option<String>)) -> anyhow::Result<()> {
     let _progress = out::Progress::start("moving");
     let (mut before, mut moved) = (u64::MAX, Instant::now());
     loop {
         let (mut away, mut waiting) = (0, None);
         let walked = paths.walk(PINS_MAX, &mut |entries| {
             for placed in which::placed(&paths.pool, entries)? {
-                if placed.pin == tier.name() {
-                    away += placed.away_bytes();
-                    waiting = waiting.take().or(placed.waiting);
-                }
+                let (bytes, why) = away_of(&placed);
+                away += bytes;
+                waiting = waiting.take().or(why);
             }
             Ok(BTreeSet::new())
         })?;

@@ -29,6 +29,10 @@ pub struct Placed {
     by: PinnedBy,
     /// What keeps pinned data from moving.
     pub waiting: Option<String>,
+    /// The tier that was asked for what it shares.
+    shared_pin: Option<String>,
+    /// What keeps shared data from moving there.
+    pub shared_waiting: Option<String>,
     extents: Vec<PlacedExtent>,
 }
 
@@ -36,6 +40,16 @@ impl Placed {
     /// Bytes that a pin wants elsewhere.
     pub fn away_bytes(&self) -> u64 {
         self.elsewhere(false)
+    }
+
+    /// Shared bytes that are placed elsewhere.
+    pub fn shared_away_bytes(&self) -> u64 {
+        let is_away = |part: &&PlacedExtent| part.placed.as_ref().is_some_and(|tier| *tier != part.tier);
+        self.extents
+            .iter()
+            .filter(is_away)
+            .map(|part| part.len_bytes)
+            .sum()
     }
 
     /// The pin, if it comes before the rules.
@@ -64,26 +78,55 @@ impl Placed {
 
     fn sentence(&self) -> String {
         let why = self.why();
-        let shared = self.elsewhere(true);
-        let shared = match shared {
-            0 => String::new(),
-            bytes => format!("; {} shared with others and not moved", show(bytes)),
+        let shared = self.shared_sentence();
+        let away = on_the_way(self.away_bytes(), self.waiting.as_deref());
+        why + &away + &shared
+    }
+
+    /// What is said of the part with other owners: where it is placed, or that the pin does not move it.
+    fn shared_sentence(&self) -> String {
+        let mut said = String::new();
+        let placed: BTreeSet<&str> = self
+            .extents
+            .iter()
+            .filter_map(|part| part.placed.as_deref())
+            .collect();
+        // Others of its owners may wish it on a faster tier, or be the only ones that wish it somewhere.
+        let asked = self.shared_pin.as_deref();
+        let tiers: Vec<&str> = match placed.is_empty() {
+            true => asked.into_iter().collect(),
+            false => placed.into_iter().collect(),
         };
-        match (self.away_bytes(), &self.waiting) {
-            (0, _) => why + &shared,
-            (away, None) => format!("{why}; {} on the way{shared}", show(away)),
-            (away, Some(waiting)) => format!("{why}; {} {waiting}{shared}", show(away)),
+        if !tiers.is_empty() {
+            let of = if asked.is_some() { "" } else { ", as another file" };
+            let away = on_the_way(self.shared_away_bytes(), self.shared_waiting.as_deref());
+            said = format!("; pinned to {}: shared part{of}{away}", tiers.join(" and "));
+        }
+        match self.elsewhere(true) {
+            0 => said,
+            bytes => format!("{said}; {} shared with others and not moved", show(bytes)),
         }
     }
 
-    /// Bytes on other tiers than that of the pin, those with other owners or those without.
+    /// Bytes on other tiers than that of the pin, those with other owners, unless they are placed, or those
+    /// without.
     fn elsewhere(&self, shared: bool) -> u64 {
         if matches!(&*self.pin, "policy" | "stay") {
             return 0;
         }
         let parts = self.extents.iter();
-        let away = parts.filter(|part| part.tier != self.pin && part.shared == shared);
+        let away =
+            parts.filter(|part| part.tier != self.pin && part.shared == shared && part.placed.is_none());
         away.map(|part| part.len_bytes).sum()
+    }
+}
+
+/// Says how many bytes are elsewhere, and why.
+fn on_the_way(bytes: u64, waiting: Option<&str>) -> String {
+    match (bytes, waiting) {
+        (0, _) => String::new(),
+        (bytes, None) => format!("; {} on the way", show(bytes)),
+        (bytes, Some(waiting)) => format!("; {} {waiting}", show(bytes)),
     }
 }
 
@@ -123,6 +166,8 @@ pub fn placed(pool: &Pool, entries: &[Entry]) -> anyhow::Result<Vec<Placed>> {
                 pin: name(part.pin),
                 by: part.pin.by,
                 waiting: part.waiting,
+                shared_pin: part.shared_pin.map(|tier| tier.name().into()),
+                shared_waiting: part.shared_waiting,
                 extents: Vec::new(),
             });
             for extent in &part.extents {

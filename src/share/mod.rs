@@ -1,4 +1,5 @@
-//! Blocks that files of a running pool share: `varve dedup apply`, `status` and `undo`, and `varve usage`.
+//! Blocks that files of a running pool share: `varve dedup apply`, `status` and `undo`, and `varve usage`. Where
+//! they are placed is asked for by `pin`.
 //! Finds what is the same by `dedup`; the pool's daemon tells checksums, compares, shares and undoes.
 
 mod apply;
@@ -12,7 +13,7 @@ mod sums;
 mod tally;
 mod undo;
 
-pub use status::usage;
+pub use status::{sums_of, usage};
 
 use crate::dedup::args::{DedupCommand, PoolCommand};
 use crate::pool_session::PoolSession;
@@ -39,5 +40,7 @@ pub fn run(command: &PoolCommand) -> anyhow::Result<()> {
         PoolCommand::Apply(args) => apply::apply(args),
         PoolCommand::Status(args) => status::status(args),
         PoolCommand::Undo(args) => undo::undo(args),
+        PoolCommand::Place(args) => crate::pin::place(args),
+        PoolCommand::Unplace(args) => crate::pin::unplace(args),
     }
 }

@@ -83,6 +83,17 @@ pub fn usage_of(
     set
 }
 
+/// Counts the blocks of all files below some paths. Returns the number of files with shared blocks, and the
+/// sums.
+pub fn sums_of(paths: &[PathBuf]) -> anyhow::Result<(u64, Sums)> {
+    let pool = PoolSession::open(paths)?;
+    let set = usage_of(&pool, paths, &Filter::default(), &mut |_, _| ());
+    tell_errors(&set.found);
+    let sums = set.tally.sums(pool.privileged);
+    pool.end()?;
+    Ok((set.sharing, sums))
+}
+
 fn to_json(sums: Sums) -> Value {
     json!({
         "total_bytes": sums.total(),
