@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
-"""Ten images read cold through the mount, in turn and at once, from an emulated SSD and HDD: apart, after `varve dedup apply`, and after
-its undo.
+"""Ten images read cold through the mount, in turn and at once, from an emulated SSD and HDD: apart, after `varve dedup apply`, after
+its undo, and with what they share placed in NVM (`varve dedup place`).
   benches/alike/reading.py DIR-OF-IMAGES [MIB]        the first MIB (32) of each image, ten at most
 Half of the NVM is filled while the images are written, so that they lie on the slower tier; then what is read often has room to
 move up. `in turn`
 reads one image after the other; `again` does it once more after ten seconds, with the kernel's pages dropped. Seconds: of the
-first image, of the others on average, of all at once. VARVE names the program; VARVE_BEFORE another one that is run by turns."""
+first image, of the others on average, of all at once. `requests` and `MiB` are what the slow device read for the images after the
+first, on average. `writes`: 4,000 random writes of 4 KiB to the second image, until they are digested, in seconds. VARVE names the
+program; VARVE_BEFORE another one that is run by turns; WHAT the states (apart shared undone placed), TIERS the tiers (ssd hdd)."""
 import glob
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -36,9 +39,20 @@ def read(path):
     return time.monotonic() - started
 
 
-def in_turn(files):
-    times = [read(file) for file in files]
-    return times[0], sum(times[1:]) / (len(times) - 1)
+def in_turn(files, after_first=lambda: None):
+    first = read(files[0])
+    after_first()
+    others = [read(file) for file in files[1:]]
+    return first, sum(others) / len(others)
+
+
+def random_writes(path, mib):
+    dice = random.Random(7)
+    block = os.urandom(4096)
+    with open(path, "r+b", buffering=0) as file:
+        for _ in range(4000):
+            os.pwrite(file.fileno(), block, dice.randrange(mib * 256) * 4096)
+        os.fsync(file.fileno())
 
 
 def at_once(files):
@@ -49,10 +63,20 @@ def at_once(files):
     return time.monotonic() - started
 
 
+def tier_of(varve, pool, name):
+    tiers = json.loads(run(varve, "status", "--json", pool))["tiers"]
+    return next(tier for tier in tiers if tier["tier"] == name)
+
+
 def on_nvm(varve, pool):
     """MiB in use on NVM."""
-    tiers = json.loads(run(varve, "status", "--json", pool))["tiers"]
-    return tiers[0]["used_bytes"] // MIB
+    return tier_of(varve, pool, "nvm")["used_bytes"] // MIB
+
+
+def has_read(varve, pool, name):
+    """Requests of a device, and bytes."""
+    tier = tier_of(varve, pool, name)
+    return tier["figures"]["read"]["samples"], tier["read_bytes"]
 
 
 class Pool:
@@ -100,9 +124,14 @@ def side(name, varve, tier, what, images, mib, work):
             run(varve, "dedup", "apply", *files)
         if what == "undone":
             run(varve, "dedup", "undo", *files)
+        if what == "placed":
+            run(varve, "dedup", "place", "--tier", "nvm", "--wait", *files)
         pool.again()
         before = on_nvm(varve, pool.dir)
-        first, others = in_turn(files)
+        counts = []
+        first, others = in_turn(files, lambda: counts.append(has_read(varve, pool.dir, tier)))
+        counts.append(has_read(varve, pool.dir, tier))
+        requests, read_bytes = [(now - then) / (len(files) - 1) for then, now in zip(*counts)]
         for file in files:
             drop(file)
         time.sleep(10)
@@ -110,7 +139,12 @@ def side(name, varve, tier, what, images, mib, work):
         up = on_nvm(varve, pool.dir) - before
         pool.again()
         together = at_once(files)
-        print(f"| {tier} | {name} | {what} | {first:.2f} | {others:.2f} | {again[0]:.2f} | {again[1]:.2f} | {together:.2f} | {up} |")
+        started = time.monotonic()
+        random_writes(files[1], mib)
+        run(varve, "digest", pool.dir)
+        writes = time.monotonic() - started
+        times = " | ".join(f"{seconds:.2f}" for seconds in [first, others, *again, together, writes])
+        print(f"| {tier} | {name} | {what} | {times} | {requests:.0f} | {read_bytes / MIB:.0f} | {up} |")
         sys.stdout.flush()
     finally:
         pool.end()
@@ -124,10 +158,11 @@ def main():
     if before := os.environ.get("VARVE_BEFORE"):
         sides.insert(0, ("before", before))
     print(f"{len(images)} images of {mib} MiB, {os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}")
-    print("| tier | program | blocks | first | others | first, again | others, again | all at once | moved up, MiB |")
-    print("| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |")
+    print("| tier | program | blocks | first | others | first, again | others, again | all at once | writes | requests | MiB | moved up, MiB |")
+    print("| --- | --- | --- |" + " ---: |" * 9)
     for tier in os.environ.get("TIERS", "ssd hdd").split():
-        for what, name, varve in [(what, name, varve) for what in ["apart", "shared", "undone"] for name, varve in sides]:
+        states = os.environ.get("WHAT", "apart shared undone placed").split()
+        for what, name, varve in [(what, name, varve) for what in states for name, varve in sides if (what, name) != ("placed", "before")]:
             with tempfile.TemporaryDirectory(prefix="varve-reading.", dir=os.environ.get("TMPDIR", "/var/tmp")) as work:
                 side(name, varve, tier, what, images, mib, work)
     print(f"load {os.getloadavg()[0]:.1f} at the end")
