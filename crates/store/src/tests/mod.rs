@@ -10,6 +10,7 @@ mod faults;
 mod gather;
 mod in_place;
 mod model;
+mod scattered;
 mod shared;
 mod space;
 mod sums;
