@@ -3,6 +3,7 @@
 //! lease that an operation needs.
 
 mod cache;
+mod flights;
 #[cfg(all(test, feature = "shuttle"))]
 mod interleavings;
 mod nvm;
@@ -22,6 +23,7 @@ use crate::log::{Log, LogHost, LogOptions, Slot, Stamp};
 use crate::sync::Mutex;
 use cache::ReadCache;
 use crossbeam_channel::Sender;
+use flights::Flights;
 use nvm::Nvm;
 use reservations::Stock;
 use std::sync::atomic::AtomicBool;
@@ -49,6 +51,8 @@ pub struct DataPlane {
     /// Held by the one thread that asks for more.
     asking: Mutex<()>,
     cache: ReadCache,
+    /// What is being read into it.
+    flights: Flights,
     /// Inodes with pointers into the log.
     listed: Mutex<Vec<Weak<Inode>>>,
     /// Held during a prune.
@@ -91,6 +95,7 @@ impl DataPlane {
             stock: Mutex::default(),
             asking: Mutex::new(()),
             cache: ReadCache::new(),
+            flights: Flights::new(),
             listed: Mutex::new(Vec::new()),
             pruning: Mutex::new(()),
             ahead: OnceLock::new(),

@@ -337,7 +337,7 @@ impl DataPlane {
     }
 
     /// Reads `out.len()` bytes through the cache; missing blocks are requested with up to `ahead` bytes
-    /// beyond.
+    /// beyond, but for those that another thread has requested.
     fn fetch_cached<T>(
         &self,
         inode: &Inode,
@@ -347,7 +347,7 @@ impl DataPlane {
         ahead: usize,
     ) -> OpResult<(), T> {
         let end = pos + out.len() as u64;
-        let (mut at, mut most) = (pos, DATA_MAX);
+        let (mut at, mut most, mut has_waited) = (pos, DATA_MAX, false);
         while at < end {
             let block = at / BLOCK_BYTES;
             let within = (at % BLOCK_BYTES) as usize;
@@ -355,10 +355,18 @@ impl DataPlane {
             let rest = &mut out[(at - pos) as usize..];
             if self.cache.get(keys, block, within, &mut rest[..len]) {
                 at += len as u64;
+                has_waited = false;
                 continue;
             }
             let first = block * BLOCK_BYTES;
-            let mut want = ((end - first).next_multiple_of(BLOCK_BYTES) as usize + ahead).min(most);
+            let want = ((end - first).next_multiple_of(BLOCK_BYTES) as usize + ahead).min(most);
+            let blocks = block..block + want.div_ceil(BLOCK_SIZE) as u64;
+            let begun = self.flights.begin((keys.inode, keys.version), blocks, has_waited);
+            let Some(flight) = begun else {
+                has_waited = true;
+                continue;
+            };
+            let mut want = want.min(flight.blocks() as usize * BLOCK_SIZE);
             let (bytes, numbered) = match self.ask_data(inode, first, want) {
                 // The damage may be in a later block: ask for this block alone.
                 Err(OpError::Failed(Errno(libc::EIO))) if want > BLOCK_SIZE => {
