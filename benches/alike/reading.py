@@ -7,7 +7,7 @@ move up. `in turn`
 reads one image after the other; `again` does it once more after ten seconds, with the kernel's pages dropped. Seconds: of the
 first image, of the others on average, of all at once. `requests` and `MiB` are what the slow device read for the images after the
 first, on average. `writes`: 4,000 random writes of 4 KiB to the second image, until they are digested, in seconds. VARVE names the
-program; VARVE_BEFORE another one that is run by turns; WHAT the states (apart shared undone placed), TIERS the tiers (ssd hdd)."""
+program; VARVE_BEFORE another one that is run by turns; WHAT the states (apart shared undone placed), TIERS the tiers (ssd hdd), SETTINGS further lines of varve.toml."""
 import glob
 import json
 import os
@@ -20,6 +20,7 @@ import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 MIB = 1 << 20
+SETTINGS = os.environ.get("SETTINGS", "")
 
 
 def run(*words):
@@ -88,7 +89,7 @@ class Pool:
         run(varve, "down", self.dir)
         # The settings of the daemon are the last table.
         with open(os.path.join(self.dir, "varve.toml"), "a") as config:
-            config.write(f'\nemulate = ["{tier}"]\nplacement_high_percent = 50\nplacement_low_percent = 20\n')
+            config.write(f'\nemulate = ["{tier}"]\nplacement_high_percent = 50\nplacement_low_percent = 20\n{SETTINGS}\n')
         self.up()
 
     def up(self):
