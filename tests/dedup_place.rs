@@ -1,5 +1,5 @@
-//! `varve dedup place` and `unplace` on a mounted pool: where shared blocks go, what stays, what is said, what
-//! is there after kills, and what is refused.
+//! `varve dedup place` and `unplace` on a mounted pool: where shared blocks go, what stays, what is said,
+//! what is there after kills, and what is refused.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod common;

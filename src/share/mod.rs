@@ -1,5 +1,5 @@
-//! Blocks that files of a running pool share: `varve dedup apply`, `status` and `undo`, and `varve usage`. Where
-//! they are placed is asked for by `pin`.
+//! Blocks that files of a running pool share: `varve dedup apply`, `status` and `undo`, and `varve usage`.
+//! Where they are placed is asked for by `pin`.
 //! Finds what is the same by `dedup`; the pool's daemon tells checksums, compares, shares and undoes.
 
 mod apply;

@@ -155,8 +155,8 @@ pub struct Config {
     pub credits_max_blocks: u64,
     /// Read-ahead on SSD and HDD, in bytes. Default 256 KiB; 0 to 1 MiB.
     pub read_ahead_bytes: u64,
-    /// Memory in which the daemon keeps what was read of shared blocks on SSD and HDD, in bytes. Default 128 MiB; 0
-    /// to 1 TiB.
+    /// Memory in which the daemon keeps what was read of shared blocks on SSD and HDD, in bytes. Default 128
+    /// MiB; 0 to 1 TiB.
     pub shared_cache_bytes: u64,
     /// Interval at which a client makes its log durable in the background, in milliseconds; only where that
     /// needs a write (`file`). Default 1,000; 0 (never) to 60,000.

@@ -1,5 +1,5 @@
-//! Operators' requests about the place of files: sets pins and wishes for shared parts, and says where data is. Moves nothing (`migrate`
-//! does).
+//! Operators' requests about the place of files: sets pins and wishes for shared parts, and says where data
+//! is. Moves nothing (`migrate` does).
 
 use crate::digest::Applied;
 use crate::error::no;

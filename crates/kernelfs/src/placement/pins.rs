@@ -67,7 +67,8 @@ pub trait PinnedFiles {
     fn shared(&self, numbers: Range<u64>, most: usize) -> Vec<SharedPart>;
 }
 
-/// State of the search. A pass goes over the inodes, and then over the shared blocks that they wish somewhere.
+/// State of the search. A pass goes over the inodes, and then over the shared blocks that they wish
+/// somewhere.
 #[derive(Debug, Default)]
 struct Search {
     ino: Ino,
@@ -232,7 +233,7 @@ impl Pins {
             Ok(wishes) => Held::Set(SetOfWishes::from(wishes)),
             Err(runs) => {
                 tracing::warn!(
-                    "what is placed of shared blocks lies in too many runs ({runs} and more): none of them is moved"
+                    "what is placed of shared blocks lies in too many runs ({runs} and more): none is moved"
                 );
                 Held::All
             }

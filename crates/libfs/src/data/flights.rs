@@ -1,6 +1,6 @@
-//! Reads of slow tiers that are under way, so that a thread waits for what another one fetches instead of fetching
-//! it too: a kernel that reads ahead sends the next part of a file before the one before is answered. Knows
-//! ranges of blocks only.
+//! Reads of slow tiers that are under way, so that a thread waits for what another one fetches instead of
+//! fetching it too: a kernel that reads ahead sends the next part of a file before the one before is answered.
+//! Knows ranges of blocks only.
 
 use crate::sync::{Condvar, Mutex};
 use std::ops::Range;

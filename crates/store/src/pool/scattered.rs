@@ -1,6 +1,6 @@
-//! Reads the parts of a file that lie in several places of one device in as few transfers as pay, in the order
-//! of the device: what files share lies among other files' blocks. What they share is kept in memory for the next
-//! of them ([`super::shared_blocks`]). Knows no file.
+//! Reads the parts of a file that lie in several places of one device in as few transfers as pay, in the
+//! order of the device: what files share lies among other files' blocks. What they share is kept in memory for
+//! the next of them ([`super::shared_blocks`]). Knows no file.
 
 use super::Store;
 use super::read::Part;
@@ -15,8 +15,8 @@ const BLOCKS_MAX: u64 = 1024;
 /// Most blocks of gaps that are read for parts that are read together: 8 MiB.
 const GAPS_MAX: u64 = 2048;
 
-/// Most blocks that nobody wants between two parts of one transfer. A disk passes over 64 blocks in 1.3 ms at 200
-/// MB/s, and a seek takes 5 ms and more ([`varve_media::emulated::DiskModel::HDD`]); flash does not seek.
+/// Most blocks that nobody wants between two parts of one transfer. A disk passes over 64 blocks in 1.3 ms at
+/// 200 MB/s, and a seek takes 5 ms and more ([`varve_media::emulated::DiskModel::HDD`]); flash does not seek.
 const fn gap_max(tier: Tier) -> u64 {
     match tier {
         Tier::Nvm | Tier::Ssd => 0,

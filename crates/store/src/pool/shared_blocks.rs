@@ -1,5 +1,5 @@
-//! Shared blocks of SSD and HDD that were read, by their numbers: what files share is read once for all of them.
-//! Bounded, least recently used out first. Knows no file and no tier.
+//! Shared blocks of SSD and HDD that were read, by their numbers: what files share is read once for all of
+//! them. Bounded, least recently used out first. Knows no file and no tier.
 //!
 //! A number stands for equal bytes as long as the pool exists (docs/adr/0037), so nothing here becomes stale.
 //! What is kept was compared with its checksums.

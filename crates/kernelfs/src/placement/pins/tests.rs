@@ -162,8 +162,8 @@ impl PinnedFiles for Sharing {
     }
 }
 
-/// Ten files that share 300 blocks, 100 of them in NVM and the rest on the SSD; two of them share others, and one
-/// has a run that was shared once.
+/// Ten files that share 300 blocks, 100 of them in NVM and the rest on the SSD; two of them share others, and
+/// one has a run that was shared once.
 fn sharing() -> Sharing {
     let mut sharing = Sharing::default();
     for ino in 1..=10 {
