@@ -142,7 +142,7 @@ mod tests {
         assert_eq!(transfers(runs.clone(), 6), [3..30, 90..91, 500..510]);
         assert_eq!(transfers(runs, 64), [3..91, 500..510]);
         // The same blocks twice, and a run within another.
-        assert_eq!(transfers(vec![4..9, 4..9, 5..6], 0), [4..9]);
+        assert_eq!(transfers(vec![4..9, 4..9, 5..6, 40..41], 0), [4..9, 40..41]);
         assert_eq!(transfers(Vec::new(), 64), []);
     }
 

@@ -167,7 +167,7 @@ impl PinnedFiles for Sharing {
 fn sharing() -> Sharing {
     let mut sharing = Sharing::default();
     for ino in 1..=10 {
-        sharing.files.insert(ino, (None, vec![1000..1300]));
+        sharing.files.insert(ino, (None, vec![1000..1100, 1100..1300]));
     }
     sharing.files.get_mut(&3).unwrap().1.push(2000..2050);
     sharing
