@@ -86,6 +86,8 @@ impl Drop for Flight<'_> {
 
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
     use super::Flights;
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::time::Duration;
