@@ -32,7 +32,8 @@ pub enum BackendError {
     OutOfRange(u32),
 }
 
-/// A device that holds slabs. Every method may be called by several threads at once, on different slots.
+/// A device that holds slabs. Every method may be called by several threads at once, on different slots or on ranges
+/// of one slot that share no page.
 ///
 /// Nothing is durable: slabs end with the run. A backend over slabs that a daemon grants from a pool
 /// implements this trait too.
