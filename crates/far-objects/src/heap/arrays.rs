@@ -1,0 +1,173 @@
+//! Arrays of equal objects: tables of their own, by index.
+
+use super::Core;
+use super::access::Intent;
+use crate::error::Error;
+use crate::pools;
+use crate::table::{self, Key, Table};
+
+/// Slots of a full table of an array: few enough that arrays are spread over the shards.
+const TABLE_SLOTS: usize = 512;
+
+/// The tables of an array. Elements of less than 128 bytes lie several in one stored object.
+#[derive(Debug)]
+pub(crate) struct Array {
+    tables: Vec<u32>,
+    /// Slots that the last table has.
+    last_slots: usize,
+    element_bytes: usize,
+    per_batch: usize,
+    len: usize,
+}
+
+impl Array {
+    pub(crate) fn new(element_bytes: usize) -> Result<Self, Error> {
+        table::check_len(element_bytes)?;
+        let per_batch = pools::per_batch(element_bytes);
+        table::check_len(per_batch * element_bytes)?;
+        Ok(Self {
+            tables: Vec::new(),
+            last_slots: 0,
+            element_bytes,
+            per_batch,
+            len: 0,
+        })
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    fn stored_bytes(&self) -> usize {
+        self.per_batch * self.element_bytes
+    }
+
+    fn batches(&self, len: usize) -> usize {
+        len.div_ceil(self.per_batch)
+    }
+
+    /// Slots that there are.
+    fn slots(&self) -> usize {
+        self.tables.len().saturating_sub(1) * TABLE_SLOTS + self.last_slots
+    }
+
+    /// The stored object of an element, and where in it the element begins.
+    pub(crate) fn place(&self, index: usize) -> Result<(Key, usize), Error> {
+        if index >= self.len {
+            return Err(Error::OutOfRange { index, len: self.len });
+        }
+        let batch = index / self.per_batch;
+        let key = Key {
+            table: self.tables[batch / TABLE_SLOTS],
+            slot: (batch % TABLE_SLOTS) as u32,
+        };
+        Ok((key, index % self.per_batch * self.element_bytes))
+    }
+
+    /// How to write all of an element.
+    pub(crate) fn intent(&self) -> Intent {
+        if self.per_batch == 1 {
+            Intent::Replace
+        } else {
+            Intent::Change
+        }
+    }
+
+    /// Makes the array longer by elements of zeros.
+    ///
+    /// # Errors
+    /// `TooMany`, `Full`, `MemoryLimit`, and what keeps memory from being had. The array is as before.
+    pub(crate) fn grow(&mut self, core: &Core, len: usize) -> Result<(), Error> {
+        let too_many = Error::TooMany {
+            count: len,
+            len_bytes: self.element_bytes,
+        };
+        if len.checked_mul(self.element_bytes).is_none() {
+            return Err(too_many);
+        }
+        let batches = self.batches(len);
+        let more = batches - self.batches(self.len);
+        core.log.promise(more, self.stored_bytes())?;
+        if let Err(error) = self.grow_tables(core, batches) {
+            core.log.release(more, self.stored_bytes());
+            self.shrink_tables(core);
+            return Err(error);
+        }
+        self.len = len;
+        Ok(())
+    }
+
+    fn grow_tables(&mut self, core: &Core, batches: usize) -> Result<(), Error> {
+        while self.slots() < batches {
+            let missing = batches - self.slots();
+            let last = self
+                .tables
+                .last()
+                .copied()
+                .filter(|_| self.last_slots < TABLE_SLOTS);
+            match last {
+                Some(number) => {
+                    let slots = (self.last_slots * 2)
+                        .max(self.last_slots + missing)
+                        .min(TABLE_SLOTS);
+                    core.grow_table(number, slots)?;
+                    self.last_slots = slots;
+                }
+                None => {
+                    let slots = missing.min(TABLE_SLOTS);
+                    let mut pools = core.pools.lock();
+                    let number = core.add_table(&mut pools, slots, self.stored_bytes())?;
+                    self.tables.push(number);
+                    self.last_slots = slots;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the array shorter. No I/O.
+    pub(crate) fn truncate(&mut self, core: &Core, len: usize) {
+        if len >= self.len {
+            return;
+        }
+        let (before, after) = (self.batches(self.len), self.batches(len));
+        for batch in after..before {
+            if let Ok((key, _)) = self.place(batch * self.per_batch) {
+                core.drop_object(key);
+            }
+        }
+        core.log.release(before - after, self.stored_bytes());
+        self.len = len;
+        self.shrink_tables(core);
+    }
+
+    /// Ends tables of which no slot is needed.
+    fn shrink_tables(&mut self, core: &Core) {
+        let needed = self.batches(self.len).div_ceil(TABLE_SLOTS);
+        while self.tables.len() > needed {
+            if let Some(number) = self.tables.pop() {
+                core.drop_table(&mut core.pools.lock(), number);
+            }
+            self.last_slots = if self.tables.is_empty() { 0 } else { TABLE_SLOTS };
+        }
+    }
+}
+
+impl Core {
+    fn grow_table(&self, number: u32, slots: usize) -> Result<(), Error> {
+        let (shard, at) = self.shard_of(number);
+        let before = shard
+            .lock()
+            .tables
+            .get(at)
+            .and_then(Option::as_ref)
+            .map_or(0, |table| table.slots());
+        let more = Table::memory_bytes(slots, self.is_wide) - Table::memory_bytes(before, self.is_wide);
+        let taken = self.take_memory(more)?;
+        if let Some(Some(table)) = shard.lock().tables.get_mut(at) {
+            table.grow(slots);
+            taken.keep();
+        }
+        Ok(())
+    }
+}

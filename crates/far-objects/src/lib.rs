@@ -1,0 +1,70 @@
+//! Far objects (SSDAlloc): a heap whose objects are packed in memory as long as they are used, and lie in a
+//! log on
+//! a slow device otherwise.
+//!
+//! Where memory is short, a page holds one object that is wanted and many that are not. This heap keeps
+//! objects, not pages: memory holds hot objects side by side, and what is written to the device is the
+//! objects that changed, in blocks of 128 KiB. All memory that it takes, tables included, is below a limit.
+//!
+//! [`Far`], [`FarVec`] and [`FarMap`] hold plain values ([`Plain`]). Device errors, a full store and the
+//! limit
+//! are [`Error`]s; nothing here ends the program. The store is the backend's slabs ([`varve_far::Backend`]):
+//! a
+//! file without a name, memory, or what a daemon grants. It ends with the heap.
+//!
+//! ```
+//! use varve_far::FileSlabs;
+//! use varve_far_objects::{Config, FarHeap, FarVec};
+//!
+//! // 32 MiB of a file for the objects, 4 MiB of memory for everything.
+//! let file = FileSlabs::open(&std::env::temp_dir(), 32)?;
+//! let heap = FarHeap::new(file, &Config::new(4 << 20))?;
+//! let records: FarVec<[u8; 128]> = FarVec::zeroed(&heap, 100_000)?;
+//! for index in 0..records.len() {
+//!     records.set(index, [index as u8; 128])?;
+//! }
+//! assert_eq!(records.get(77_777)?, [77_777u32 as u8; 128]);
+//! assert!(heap.stats().memory_used_bytes <= 4 << 20);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Not here: pointers that fault (`oalloc` and a C header over userfaultfd). [`FarHeap::alloc`], `read`,
+//! `write` and
+//! `free` are what they will call; checkpoints are not here either. Knows no process, no fault, no clock, no
+//! pool; forbids
+//! unsafe.
+
+#![forbid(unsafe_code)]
+
+pub mod error;
+
+mod layout;
+
+mod table;
+
+mod budget;
+
+mod frames;
+
+mod pools;
+
+mod log;
+
+mod heap;
+
+mod value;
+
+mod handle;
+
+mod vec;
+
+mod map;
+
+pub use error::Error;
+pub use handle::{Far, FarMut};
+pub use heap::{Cleaned, Config, FarHeap, MEMORY_MIN_BYTES, ObjectId, Stats};
+pub use layout::{BLOCK_BYTES, OBJECT_MAX_BYTES};
+pub use log::LogStats;
+pub use map::FarMap;
+pub use value::Plain;
+pub use vec::FarVec;
