@@ -67,9 +67,15 @@ fn session_is_on_media_from_its_first_change_on() {
     // Each way to change something makes the record, and its log is there.
     type Way = fn(&mut Client, InodeKey);
     let ways: [Way; 4] = [
-        |client, key| drop(client.write_lease(key)),
-        |client, _| drop(client.alloc(1)),
-        |client, _| drop(client.forward(&make(b"g"))),
+        |client, key| {
+            client.write_lease(key);
+        },
+        |client, _| {
+            client.alloc(1);
+        },
+        |client, _| {
+            client.forward(&make(b"g")).unwrap();
+        },
         |client, _| {
             let grown = client.link.call(Request::GrowLog { len_bytes: 0 });
             assert_eq!(
