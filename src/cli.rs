@@ -623,4 +623,7 @@ pub enum DedupSub {
     /// Those for files of a running pool.
     #[command(flatten)]
     InPool(crate::dedup::args::PoolCommand),
+    /// Those for the place of what such files share.
+    #[command(flatten)]
+    Placed(crate::dedup::args::PlaceCommand),
 }

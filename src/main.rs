@@ -40,6 +40,7 @@ mod upgrade;
 
 use clap::Parser;
 use cli::{Cli, Command, DedupSub};
+use dedup::args::PlaceCommand;
 use exit::{FAILED, NO_DAEMON, USAGE, message};
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
@@ -113,6 +114,8 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Dedup(args) => match args.command {
             DedupSub::Anywhere(command) => share::anywhere(&command),
             DedupSub::InPool(command) => share::run(&command).map(done),
+            DedupSub::Placed(PlaceCommand::Place(args)) => pin::place(&args).map(done),
+            DedupSub::Placed(PlaceCommand::Unplace(args)) => pin::unplace(&args).map(done),
         },
         Command::Vm(args) => varve_vm_manager::cli::run(args.command),
         Command::Cache(args) => cache::run(args.command),

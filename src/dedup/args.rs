@@ -35,6 +35,11 @@ pub enum PoolCommand {
     Status(DedupStatusArgs),
     /// Give files of a running pool blocks of their own again
     Undo(UndoArgs),
+}
+
+/// The commands of `varve dedup` that say where shared blocks of a running pool lie.
+#[derive(Debug, Subcommand)]
+pub enum PlaceCommand {
     /// Keep what files of a running pool share on a tier, once for all of them
     Place(PlaceArgs),
     /// End what `place` has said of files

@@ -40,7 +40,5 @@ pub fn run(command: &PoolCommand) -> anyhow::Result<()> {
         PoolCommand::Apply(args) => apply::apply(args),
         PoolCommand::Status(args) => status::status(args),
         PoolCommand::Undo(args) => undo::undo(args),
-        PoolCommand::Place(args) => crate::pin::place(args),
-        PoolCommand::Unplace(args) => crate::pin::unplace(args),
     }
 }
