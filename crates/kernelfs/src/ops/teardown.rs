@@ -234,8 +234,8 @@ impl<'k> Teardown<'k> {
             tx.commit()?;
         }
         drop(row_changes);
-        if keep && !session.is_recorded() {
-            // What the next daemon knows of it; goes when this one forgets it.
+        if keep && !session.is_recorded() && self.core.locked().holds.count(session.id) > 0 {
+            // What the next daemon knows of its holds; goes when this one forgets it.
             self.logs.remove_log(session.id);
         } else {
             self.logs.remove(session.id);
