@@ -67,7 +67,8 @@ impl Region for Interrupted {
 /// in place, and then with threes in the log; and whether the read was optimistic. `bug`: in the reader.
 fn read_amid(tries: bool, bug: Option<Bug>) -> (Vec<u8>, bool) {
     let dir = tempfile::tempdir().unwrap();
-    let fake = Fake::new(dir.path(), 2 * CHUNK_BYTES, 6 * CHUNK_BYTES, 60_000);
+    // So long that each thread of the tests has a lane: a write without one waits for the read, which waits for it.
+    let fake = Fake::new(dir.path(), 2 * CHUNK_BYTES, 128 * CHUNK_BYTES, 60_000);
     let nvm = Arc::new(Interrupted {
         inner: fake.nvm.clone(),
         hook: Mutex::new(None),
