@@ -24,17 +24,6 @@ use varve_media::{BlockDevice, BlockOptions, DeviceInfo, FileDevice, MediaError}
 
 /// Requests under way at once.
 const THREADS: usize = 16;
-/// A disk that takes no time.
-const NONE: DiskModel = DiskModel {
-    name: "none",
-    read_latency_ns: 0,
-    write_latency_ns: 0,
-    flush_latency_ns: 0,
-    read_mb_s: 0,
-    write_mb_s: 0,
-    seek_min_ns: 0,
-    seek_max_ns: 0,
-};
 const TTL: Duration = Duration::from_secs(60);
 /// The files, in the order of their inode numbers from 2 on.
 const NAMES: [&str; 3] = ["disk", "model", "counts"];
@@ -285,7 +274,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let plain: Arc<dyn BlockDevice> = Arc::new(Backing(device));
     let disk = SlowDisk {
         slow: EmulatedDisk::new(Arc::clone(&plain), DiskModel::HDD),
-        fast: EmulatedDisk::new(plain, NONE),
+        fast: EmulatedDisk::new(plain, DiskModel::NONE),
         is_slow: AtomicBool::new(false),
     };
     println!("{}", disk.slow.info().backend);

@@ -107,6 +107,17 @@ impl DiskModel {
         seek_min_ns: 0,
         seek_max_ns: 0,
     };
+    /// One that takes no time; it counts.
+    pub const NONE: Self = Self {
+        name: "none",
+        read_latency_ns: 0,
+        write_latency_ns: 0,
+        flush_latency_ns: 0,
+        read_mb_s: 0,
+        write_mb_s: 0,
+        seek_min_ns: 0,
+        seek_max_ns: 0,
+    };
     /// A drive of 7,200 revolutions a minute.
     pub const HDD: Self = Self {
         name: "hdd",

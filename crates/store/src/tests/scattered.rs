@@ -8,18 +8,6 @@ use varve_media::emulated::{DiskModel, EmulatedDisk};
 /// Blocks of each file.
 const BLOCKS: u64 = 64;
 
-/// A disk that counts, and takes no time.
-const COUNTED: DiskModel = DiskModel {
-    read_latency_ns: 0,
-    write_latency_ns: 0,
-    flush_latency_ns: 0,
-    read_mb_s: 0,
-    write_mb_s: 0,
-    seek_min_ns: 0,
-    seek_max_ns: 0,
-    ..DiskModel::HDD
-};
-
 /// Three files on the HDD: of the second and third, every second run of four blocks is shared with the first.
 fn alike(store: &Store) -> [Ino; 3] {
     let files = ["a", "b", "c"].map(|name| new_file(store, name).unwrap());
@@ -49,7 +37,7 @@ fn alike(store: &Store) -> [Ino; 3] {
 fn counted(rig: Rig, shared_blocks: usize) -> (Store, Arc<EmulatedDisk>) {
     drop(rig.store);
     let devices = devices_of(&rig.world);
-    let disk = Arc::new(EmulatedDisk::new(devices.hdd.clone().unwrap(), COUNTED));
+    let disk = Arc::new(EmulatedDisk::new(devices.hdd.clone().unwrap(), DiskModel::NONE));
     let devices = Devices {
         hdd: Some(Arc::clone(&disk) as _),
         ..devices
