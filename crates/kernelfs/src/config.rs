@@ -474,6 +474,12 @@ impl Config {
         let share = (nvm_bytes / 8).min(1 << 30) / CHUNK * CHUNK;
         share.max(self.log_initial_bytes)
     }
+
+    /// Returns the bytes of a log at its first write.
+    #[must_use]
+    pub fn log_at_first(&self, nvm_bytes: u64) -> u64 {
+        self.log_initial_bytes.min(self.log_limit(nvm_bytes))
+    }
 }
 
 #[cfg(test)]

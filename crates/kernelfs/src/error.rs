@@ -40,6 +40,14 @@ impl KernelError {
     }
 }
 
+/// Returns the answer to a client for an error of its log's medium: `ENOSPC` or `EIO`.
+pub(crate) fn no_log(error: &MediaError) -> IpcError {
+    no(match error.is_no_space() {
+        true => libc::ENOSPC,
+        false => libc::EIO,
+    })
+}
+
 /// Returns the errno that a client gets for an error of the store.
 #[must_use]
 pub fn errno(error: &StoreError) -> i32 {

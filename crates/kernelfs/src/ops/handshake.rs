@@ -1,7 +1,7 @@
 //! Session handshake: session numbers, tokens, the change to shared mode, resumption.
 
 use crate::config::{Emulated, VerifyNvm};
-use crate::error::{no, refuse};
+use crate::error::{no, no_log, refuse};
 use crate::health::Health;
 use crate::kernel::{Core, KernelFs};
 use crate::logs::LogStore;
@@ -280,20 +280,15 @@ impl<'k> Handshake<'k> {
                 no(libc::EIO)
             })?,
         };
-        let config = &self.core.env.config;
-        let limit = config.log_limit(self.core.store.devices().nvm.len_bytes());
-        let initial = config.log_initial_bytes.min(limit);
+        let (config, nvm) = (&self.core.env.config, self.core.store.devices().nvm.len_bytes());
+        let log_bytes = (config.log_at_first(nvm), config.log_limit(nvm));
         let area = self
             .logs
-            .create(id, (!read_only).then_some((initial, limit)), privileged)
+            .create(id, (!read_only).then_some(log_bytes), privileged)
             .map_err(|error| {
                 tracing::error!("no room for a session's log: {error}");
                 self.health.log_failed(id, None, &error);
-                no(if error.is_no_space() {
-                    libc::ENOSPC
-                } else {
-                    libc::EIO
-                })
+                no_log(&error)
             })?;
         area.page.set_committed_tx(self.core.store.newest_tx());
         let segments = if privileged {

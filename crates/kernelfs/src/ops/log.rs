@@ -1,6 +1,6 @@
 //! Requests of a client about its own log: a digest, more room, durability.
 
-use crate::error::no;
+use crate::error::{no, no_log};
 use crate::health::Health;
 use crate::kernel::{Core, KernelFs};
 use crate::ops::digest::Digests;
@@ -74,13 +74,7 @@ impl<'k> LogRequests<'k> {
             .log_work(session.id, &session.log_faults, "growing the log", || {
                 log.grow(len_bytes)
             });
-        grown.map_err(|error| {
-            no(if error.is_no_space() {
-                libc::ENOSPC
-            } else {
-                libc::EIO
-            })
-        })?;
+        grown.map_err(|error| no_log(&error))?;
         Ok(log.len_bytes())
     }
 
@@ -106,11 +100,10 @@ impl<'k> LogRequests<'k> {
             });
         synced.map_err(|error| {
             tracing::warn!(session = %session.id, "a log cannot be made durable: {error}");
-            no(match error {
-                varve_media::MediaError::OutOfRange { .. } => libc::EINVAL,
-                error if error.is_no_space() => libc::ENOSPC,
-                _ => libc::EIO,
-            })
+            match error {
+                varve_media::MediaError::OutOfRange { .. } => no(libc::EINVAL),
+                error => no_log(&error),
+            }
         })
     }
 }

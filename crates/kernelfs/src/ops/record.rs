@@ -1,7 +1,7 @@
 //! A session's record on media, its row and the space of its log: made before the first change that rests on it.
 //! A client that only reads costs no write and no flush.
 
-use crate::error::no;
+use crate::error::no_log;
 use crate::health::Health;
 use crate::kernel::{Core, KernelFs};
 use crate::logs::LogStore;
@@ -50,8 +50,8 @@ impl<'k> Records<'k> {
 
     fn start_log(&self, session: &Session) -> Result<(), IpcError> {
         let Some(log) = &session.log else { return Ok(()) };
-        let (config, nvm) = (&self.core.env.config, &self.core.store.devices().nvm);
-        let len_bytes = config.log_initial_bytes.min(config.log_limit(nvm.len_bytes()));
+        let nvm = &self.core.store.devices().nvm;
+        let len_bytes = self.core.env.config.log_at_first(nvm.len_bytes());
         let started = self
             .health
             .log_work(session.id, &session.log_faults, "starting the log", || {
@@ -59,11 +59,7 @@ impl<'k> Records<'k> {
             });
         started.map_err(|error| {
             tracing::error!("no room for a session's log: {error}");
-            no(if error.is_no_space() {
-                libc::ENOSPC
-            } else {
-                libc::EIO
-            })
+            no_log(&error)
         })
     }
 
