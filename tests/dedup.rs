@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{run_ok, text_of, varve};
+use common::{noise, run_ok, text_of, varve};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,19 +16,6 @@ fn dedup(arguments: &[&str]) -> Command {
     let mut command = varve();
     command.arg("dedup").args(arguments);
     command
-}
-
-/// Bytes that look random.
-fn noise(seed: u64, bytes: usize) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    (0..bytes)
-        .map(|_| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            (state >> 32) as u8
-        })
-        .collect()
 }
 
 fn write(dir: &Path, path: &str, bytes: &[u8]) -> PathBuf {

@@ -4,25 +4,11 @@
 
 mod common;
 
-use common::{Pool, cannot_mount, run_ok, text_of, varve, wait_until};
+use common::{Pool, cannot_mount, noise, run_ok, text_of, varve, wait_until};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
 const MIB: usize = 1 << 20;
-
-/// Bytes that look random.
-fn noise(seed: u64, bytes: usize) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut word = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state
-    };
-    let mut data: Vec<u8> = (0..bytes / 8).flat_map(|_| word().to_le_bytes()).collect();
-    data.truncate(bytes);
-    data
-}
 
 /// Images of 3 MiB, of which 2 are the same in all, which share these.
 fn make_images(pool: &Pool) -> Vec<(PathBuf, Vec<u8>)> {

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{LIMIT, Pool, cannot_mount, kill, run_ok, varve, wait_until};
+use common::{LIMIT, Pool, cannot_mount, kill, noise, run_ok, varve, wait_until};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -16,20 +16,6 @@ use std::time::Instant;
 
 fn pool(ssd: &str) -> Option<Pool> {
     (!cannot_mount()).then(|| Pool::up(&["--nvm", "shm:96M", "--ssd", ssd, "--hdd", "0"]))
-}
-
-/// Bytes that look random.
-fn noise(seed: u64, bytes: usize) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut word = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state
-    };
-    let mut data: Vec<u8> = (0..bytes / 8 + 1).flat_map(|_| word().to_le_bytes()).collect();
-    data.truncate(bytes);
-    data
 }
 
 fn command(words: &[&str], path: &Path) -> Command {

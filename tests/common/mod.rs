@@ -502,3 +502,17 @@ impl Drop for SecondMount {
         }
     }
 }
+
+/// Bytes that look random.
+pub fn noise(seed: u64, bytes: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut word = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    let mut data: Vec<u8> = (0..bytes / 8 + 1).flat_map(|_| word().to_le_bytes()).collect();
+    data.truncate(bytes);
+    data
+}
