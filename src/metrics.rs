@@ -573,6 +573,7 @@ fn session_metrics(page: &mut Page, look: &Look) {
 
 fn lease_metrics(page: &mut Page, look: &Look) {
     let leases = &look.status.leases;
+    page.counter("requests", "Requests of sessions", one(leases.requests));
     page.counter("lease_grants", "Lease requests granted", one(leases.grants));
     page.counter("lease_waits", "Of them, after a wait", one(leases.waits));
     page.counter(

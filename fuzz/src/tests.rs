@@ -16,7 +16,7 @@ use varve_format::{
     FileKind, Ino, InodeAttr, InodeKey, LeaseNo, LogOp, LogSeq, Seal, SessionId, Tier, Top, TreeRoot,
     XattrRoot, init_block,
 };
-use varve_ipc::{ClientKind, ForwardedOp, Hello, LeaseMode, Near, Request, Response, Want};
+use varve_ipc::{ClientKind, ForwardedOp, Hello, LeaseMode, Near, Request, Response, Tell, Want};
 use zerocopy::{FromZeros, IntoBytes};
 
 /// Targets that open a pool or a store for each input, and how many times fewer inputs they get.
@@ -316,6 +316,10 @@ fn seeds(target: &str) -> Vec<Vec<u8>> {
                     after: InodeKey::ROOT.ino,
                     count: 4,
                     mode: LeaseMode::Read,
+                    tell: Tell {
+                        names: true,
+                        extents: true,
+                    },
                 },
             }),
             request(&Request::Forward(ForwardedOp {

@@ -6,6 +6,7 @@ mod common;
 mod answers;
 mod of_c;
 mod pools;
+mod requests;
 mod watches;
 
 use common::{LIMIT, Pool, alive, cannot_mount, kill, plant, run_ok, same_tree, text_of, varve, wait_until};

@@ -14,8 +14,8 @@ use std::time::Duration;
 use varve_format::log::{EntryMeta, LIVE_HEADER_SIZE, crc_seed, entry_crc, entry_size, payload_crc};
 use varve_format::{FileBlock, Ino, InodeKey, LogOp, LogSeq, SetAttr, SetAttrMask};
 use varve_ipc::{
-    ClientKind, Cred, ForwardedOp, Hello, IpcError, LeaseMode, NEAR_MAX, Near, PROTOCOL_VERSION, Request,
-    Response, Want, Welcome,
+    ClientKind, Cred, ForwardedOp, Grant, Hello, IpcError, LeaseMode, NEAR_MAX, Near, PROTOCOL_VERSION,
+    Request, Response, Tell, Want, Welcome,
 };
 use zerocopy::IntoBytes;
 
@@ -374,7 +374,7 @@ fn leaks(answer: &Result<Response, IpcError>) -> bool {
         Ok(Response::Extents(extents, _)) => !extents.is_empty(),
         Ok(Response::Attr(_) | Response::Granted(_) | Response::Xattrs(_)) => true,
         Ok(Response::Entry(entry)) => entry.is_some(),
-        Ok(Response::Entries(entries)) => !entries.is_empty(),
+        Ok(Response::Entries(entries, _)) => !entries.is_empty(),
         Ok(_) | Err(_) => false,
     }
 }
@@ -447,12 +447,18 @@ fn requests(job: &Job, session: &mut Session, found: &mut Found) {
             after: Ino(key.ino.0 - 1),
             count: NEAR_MAX,
             mode: LeaseMode::Read,
+            tell: Tell {
+                names: true,
+                extents: true,
+            },
         },
     };
     match session.ask(&near) {
         Ok(Response::Granted(grants)) => {
             let secret = grants.iter().any(|grant| grant.attr.key == key);
             found.if_so(secret, "a lease, as a neighbour");
+            let told = |grant: &Grant| grant.told.names.is_some() || grant.told.extents.is_some();
+            found.if_so(grants.iter().any(told), "names or places, with a lease");
         }
         other => panic!("{other:?}"),
     }

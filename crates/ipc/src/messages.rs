@@ -9,7 +9,7 @@ use varve_format::{
 };
 
 /// Version of this protocol; it must be equal on both sides.
-pub const PROTOCOL_VERSION: u32 = 21;
+pub const PROTOCOL_VERSION: u32 = 22;
 
 /// Most processes in [`Owned::users`].
 pub const USERS_MAX: usize = 16;
@@ -27,6 +27,8 @@ pub const NUMBERS_MAX: u16 = 4096;
 pub const WINDOW_BLOCKS: u64 = 64;
 /// Most neighbours of one request, of each kind.
 pub const NEAR_MAX: u16 = 128;
+/// Most names, or extents, that are told of one inode with a lease on it.
+pub const TOLD_MAX: usize = 64;
 /// Most ranges of one [`DedupeOp`].
 pub const DEDUPE_RANGES_MAX: usize = 512;
 /// Most checksums in one message.
@@ -225,6 +227,30 @@ pub struct Near {
     pub count: u16,
     /// Mode.
     pub mode: LeaseMode,
+    /// What to tell with the leases, of the wants too.
+    pub tell: Tell,
+}
+
+/// Contents that a client is likely to ask for once it has the leases. The daemon tells them of small inodes, as
+/// far as an answer has room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Tell {
+    /// Names in directories, as [`Request::ReadDir`].
+    pub names: bool,
+    /// Places of the blocks of files, as [`Request::MapExtents`].
+    pub extents: bool,
+}
+
+/// What is told of an inode with a lease on it, as digested. For a client that held no lease on it: the view of
+/// another one is newer.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Told {
+    /// It has no extended attributes.
+    pub bare: bool,
+    /// All names, in the order of their cookies.
+    pub names: Option<Vec<DirEntry>>,
+    /// All extents. They count unless a [`Upcall::Barrier`] came since the request was sent.
+    pub extents: Option<Vec<MappedExtent>>,
 }
 
 /// A granted lease.
@@ -238,6 +264,8 @@ pub struct Grant {
     pub replaces: Option<LeaseNo>,
     /// Attributes as digested. If the session already holds a write lease, its own view is newer.
     pub attr: InodeAttr,
+    /// What else is told of it.
+    pub told: Told,
 }
 
 /// A lease given back.
@@ -735,8 +763,8 @@ pub enum Response {
     Granted(Vec<Grant>),
     /// To [`Request::AllocInodes`]: keys and their leases.
     Inodes(Vec<(InodeKey, LeaseNo)>),
-    /// To [`Request::ReadDir`]; an empty list is the end.
-    Entries(Vec<DirEntry>),
+    /// To [`Request::ReadDir`]; the flag says that there are none beyond.
+    Entries(Vec<DirEntry>, bool),
     /// To [`Request::ReadLink`] and [`Request::ReadData`] (short at the end of the file).
     Bytes(#[serde(with = "crate::blob")] Vec<u8>),
     /// To [`Request::ReadData`], if some of the blocks are shared and the session may know their numbers: the

@@ -13,6 +13,7 @@ pub(crate) struct Counters {
     pub(crate) merged: AtomicU64,
     pub(crate) vanished: AtomicU64,
     pub(crate) seals: AtomicU64,
+    pub(crate) requests: AtomicU64,
     pub(crate) grants: AtomicU64,
     pub(crate) waits: AtomicU64,
     pub(crate) forwarded: AtomicU64,

@@ -1,5 +1,6 @@
 //! The daemon behind a transport: permissions of requests, and the module that answers each.
 
+use crate::counters::Counters;
 use crate::error::{KernelError, no};
 use crate::health::Reporter;
 use crate::kernel::{Core, KernelFs, Parts};
@@ -26,7 +27,7 @@ use crate::session::state::Session;
 use crate::session::table::Phase;
 use std::sync::Arc;
 use varve_format::SessionId;
-use varve_ipc::{Admin, Hello, IpcError, Opened, Peer, Request, Response, Service};
+use varve_ipc::{Admin, Hello, IpcError, Opened, Peer, Request, Response, Service, Tell};
 use varve_store::StoreError;
 
 impl KernelFs {
@@ -54,6 +55,7 @@ impl KernelFs {
     /// An errno; `Sealed` when the session is over; `Forward` when an inode is contended.
     pub fn call_session(&self, id: SessionId, request: Request) -> Result<Response, IpcError> {
         let _entered = self.lifecycle.begin_request()?;
+        Counters::bump(&self.counters.requests);
         let session = self.locked().live(id).ok_or(IpcError::Sealed)?;
         if let Some(predecessor) = session.hears() {
             Teardown::of(self).forget_ended(predecessor);
@@ -76,10 +78,15 @@ impl KernelFs {
             }
             Request::Lookup { dir, name } => reads().lookup(session, dir, &name).map(Response::Entry),
             Request::GetAttr { key } => Leasing::of(self).get_attr(session, key).map(Response::Attr),
-            Request::Acquire { wants } => Leasing::of(self).acquire(session, &wants).map(Response::Granted),
-            Request::AcquireNear { wants, near } => Leasing::of(self)
-                .acquire_near(session, &wants, near)
-                .map(Response::Granted),
+            Request::Acquire { wants } => {
+                let grants = Leasing::of(self).acquire(session, &wants)?;
+                Ok(Response::Granted(reads().tell(session, grants, Tell::default())))
+            }
+            Request::AcquireNear { wants, near } => {
+                let tell = near.tell;
+                let grants = Leasing::of(self).acquire_near(session, &wants, near)?;
+                Ok(Response::Granted(reads().tell(session, grants, tell)))
+            }
             Request::Release { items } => Releases::of(self)
                 .release(session, &items)
                 .map(|()| Response::Done),
@@ -91,7 +98,8 @@ impl KernelFs {
                 .alloc_inodes(session, near, count)
                 .map(Response::Inodes),
             Request::ReadDir { dir, cookie, max } => {
-                reads().read_dir(session, dir, cookie, max).map(Response::Entries)
+                let (entries, complete) = reads().read_dir(session, dir, cookie, max)?;
+                Ok(Response::Entries(entries, complete))
             }
             Request::ReadLink { key } => reads().read_link(session, key).map(Response::Bytes),
             Request::Xattrs { key } => reads().xattrs(session, key).map(Response::Xattrs),

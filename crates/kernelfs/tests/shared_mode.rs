@@ -9,7 +9,7 @@ use std::time::Duration;
 use varve_format::InodeKey;
 use varve_format::seeded::{Bug, arm};
 use varve_ipc::{
-    ClientKind, DENTRY_TTL_MAX, Hello, LeaseMode, Link, Near, Peer, Request, Response, Service, Upcall,
+    ClientKind, DENTRY_TTL_MAX, Hello, LeaseMode, Link, Near, Peer, Request, Response, Service, Tell, Upcall,
 };
 
 fn shim_hello() -> Hello {
@@ -132,6 +132,7 @@ fn prefetched_lease_waits_for_the_kernel_of_a_sealed_mount() {
             after: ROOT.ino,
             count: 0,
             mode: LeaseMode::Write,
+            tell: Tell::default(),
         };
         let near = Request::AcquireNear {
             wants: vec![want(ROOT, LeaseMode::Read)],

@@ -8,7 +8,7 @@ use std::os::fd::AsFd;
 use varve_format::log::{CHUNK_BYTES, EntryMeta};
 use varve_format::{FileBlock, Ino, LeaseNo, LogSeq, TxId};
 use varve_ipc::{
-    Admin, Cred, ForwardedOp, LeaseMode, Near, ReleaseItem, Request, Response, Upcall, Want, Watched,
+    Admin, Cred, ForwardedOp, LeaseMode, Near, ReleaseItem, Request, Response, Tell, Upcall, Want, Watched,
 };
 use zerocopy::IntoBytes;
 
@@ -85,6 +85,10 @@ impl Attacker {
                         after: Ino(extreme(self)),
                         count: self.rng.next_u64() as u16 % 200,
                         mode: if write { LeaseMode::Write } else { LeaseMode::Read },
+                        tell: Tell {
+                            names: self.rng.below(2) == 0,
+                            extents: self.rng.below(2) == 0,
+                        },
                     };
                     Request::AcquireNear { wants, near }
                 }

@@ -23,7 +23,7 @@ use varve_format::inode::InodeSlot;
 use varve_format::seeded::{Bug, armed};
 use varve_format::session::GrantRow;
 use varve_format::{Ino, InodeAttr, InodeKey, LogSeq, SessionId};
-use varve_ipc::{ClientKind, Grant, ITEMS_MAX, IpcError, LeaseMode, NEAR_MAX, Near, Want};
+use varve_ipc::{ClientKind, Grant, ITEMS_MAX, IpcError, LeaseMode, NEAR_MAX, Near, Told, Want};
 use varve_store::StoreError;
 
 /// Longest sleep of a waiting thread: a test's clock may have moved without a wake-up.
@@ -132,6 +132,8 @@ impl<'k> Leasing<'k> {
             .filter(|attr| session.knows(attr.key))
             .map(|attr| Want { key: attr.key, mode })
             .collect();
+        let is_named = |want: &&Want| near.these.contains(&want.key);
+        let named: Vec<_> = wants.iter().filter(is_named).copied().collect();
         let decision = {
             let now_ms = self.core.now_ms();
             let mut sessions = self.core.locked();
@@ -145,6 +147,9 @@ impl<'k> Leasing<'k> {
                 .filter_map(|want| sessions.table.take_free(session.id, want, now_ms))
                 .collect();
             sessions.hold_granted(session.id, &mut leases);
+            // What others have comes with one of the next requests.
+            let revocations = sessions.table.revoke_ahead(session.id, &named, now_ms);
+            sessions.send_revocations(&revocations);
             Decision {
                 ticket: Ticket(0),
                 session: session.id,
@@ -329,6 +334,7 @@ impl<'k> Leasing<'k> {
                 mode: granted.mode,
                 replaces: granted.replaces,
                 attr,
+                told: Told::default(),
             });
         }
         if !rows.is_empty() && !armed(Bug::GrantNotDurable) {

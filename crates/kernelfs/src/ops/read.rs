@@ -11,8 +11,8 @@ use varve_format::{
     BLOCK_BYTES, ExtentFlags, FILE_BLOCKS_MAX, FileBlock, FileKind, InodeAttr, InodeKey, NAME_MAX,
 };
 use varve_ipc::{
-    ClientKind, DATA_MAX, DirEntry, IpcError, MappedExtent, NumberedBlocks, Owned, OwnedBlocks, SUMS_MAX,
-    StatFs, Summed, SummedBlocks, USERS_MAX,
+    ClientKind, DATA_MAX, DirEntry, Grant, IpcError, LeaseMode, MappedExtent, NumberedBlocks, Owned,
+    OwnedBlocks, SUMS_MAX, StatFs, Summed, SummedBlocks, TOLD_MAX, Tell, USERS_MAX,
 };
 use varve_store::{MappedPart, OwnedPart, SpaceStats, Store, StoreError, SummedPart};
 
@@ -22,6 +22,10 @@ const ENTRIES_MAX: u32 = 1024;
 const EXTENTS_MAX: u32 = 8192;
 /// Most bytes of names and values in one answer to `Xattrs`.
 const XATTR_BYTES_MAX: usize = DATA_MAX;
+/// Most bytes of contents that are told with the leases of one answer.
+const TOLD_BYTES_MAX: usize = 64 << 10;
+/// Bytes counted for an entry of those, besides its name.
+const ENTRY_BYTES: usize = 32;
 /// Names and values.
 type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
 
@@ -139,23 +143,67 @@ impl<'k> Reads<'k> {
         dir: InodeKey,
         cookie: u64,
         max: u32,
-    ) -> Result<Vec<DirEntry>, IpcError> {
+    ) -> Result<(Vec<DirEntry>, bool), IpcError> {
         self.leased(session, dir)?;
         if !self.readable(session, dir)?.is_dir() {
             return Err(no(libc::ENOTDIR));
         }
-        let max = max.clamp(1, ENTRIES_MAX) as usize;
-        let items = self
-            .store
-            .dir_iter(dir.ino, cookie, max)
-            .map_err(|error| self.faults.unreadable(&error))?;
+        self.entries(dir, cookie, max.clamp(1, ENTRIES_MAX) as usize)
+            .map_err(|error| self.faults.unreadable(&error))
+    }
+
+    /// Returns a page of a directory, and whether there are no entries beyond.
+    fn entries(&self, dir: InodeKey, cookie: u64, max: usize) -> Result<(Vec<DirEntry>, bool), StoreError> {
+        let mut items = self.store.dir_iter(dir.ino, cookie, max + 1)?;
+        let complete = items.len() <= max;
+        items.truncate(max);
         let entries = items.into_iter().map(|item| DirEntry {
             name: item.name,
             key: item.key,
             kind: item.kind,
             next_cookie: item.cookie,
         });
-        Ok(entries.collect())
+        Ok((entries.collect(), complete))
+    }
+
+    /// Adds to leases that were just granted what the client is likely to ask for next. What cannot be read is left
+    /// out: who asks for it learns why.
+    pub(crate) fn tell(&self, session: &Session, mut grants: Vec<Grant>, tell: Tell) -> Vec<Grant> {
+        // A user's session is told of no inode that it has not looked up, and maps no blocks but its segments.
+        let all = session.privileged && session.segments.is_none();
+        let mut room = TOLD_BYTES_MAX;
+        for grant in &mut grants {
+            let Ok(inode) = self.store.get_key(grant.attr.key) else {
+                continue;
+            };
+            grant.told.bare = inode.xattrs.entries() == 0;
+            let kind = inode.attr.kind();
+            if all && tell.names && kind == FileKind::Directory {
+                grant.told.names = self.told_names(grant.attr.key, &mut room);
+            } else if all && tell.extents && kind == FileKind::Regular && grant.mode == LeaseMode::Read {
+                grant.told.extents = self.told_extents(session, grant.attr.key, &mut room);
+            }
+        }
+        grants
+    }
+
+    fn told_names(&self, dir: InodeKey, room: &mut usize) -> Option<Vec<DirEntry>> {
+        let (entries, complete) = self.entries(dir, 0, TOLD_MAX).ok()?;
+        let bytes: usize = entries.iter().map(|entry| entry.name.len() + ENTRY_BYTES).sum();
+        let fits = complete && bytes <= *room;
+        *room -= if fits { bytes } else { 0 };
+        fits.then_some(entries)
+    }
+
+    fn told_extents(&self, session: &Session, key: InodeKey, room: &mut usize) -> Option<Vec<MappedExtent>> {
+        if *room < TOLD_MAX * ENTRY_BYTES {
+            return None;
+        }
+        let (extents, complete) = self
+            .map_extents(session, key, FileBlock(0), TOLD_MAX as u32)
+            .ok()?;
+        *room -= extents.len() * ENTRY_BYTES;
+        complete.then_some(extents)
     }
 
     pub(crate) fn read_link(&self, session: &Session, key: InodeKey) -> Result<Vec<u8>, IpcError> {

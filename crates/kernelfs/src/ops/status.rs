@@ -132,6 +132,9 @@ pub struct LeaseStatus {
     /// Inodes that sessions take from each other for little work, so that the daemon makes their changes.
     #[serde(default)]
     pub contended: u64,
+    /// Requests of sessions, of every kind.
+    #[serde(default)]
+    pub requests: u64,
 }
 
 /// Output of `varve status`.
@@ -386,6 +389,7 @@ impl<'k> View<'k> {
                 seals: get(&counters.seals),
                 rows: sessions.rows.len() as u64,
                 contended: sessions.table.contended(now_ms()) as u64,
+                requests: get(&counters.requests),
             },
             waiting: sessions.table.waits(now_ms()),
             jobs,

@@ -240,6 +240,7 @@ impl Link for Daemon {
                     mode: LeaseMode::Write,
                     replaces: None,
                     attr,
+                    told: varve_ipc::Told::default(),
                 }]))
             }
             Request::Release { items } => {

@@ -19,6 +19,7 @@ pub(crate) use write::{changed, cut_short, publish_data, within_one_file};
 use crate::errno::{Errno, OpError, OpResult};
 use crate::inode::Inode;
 use crate::inode::overlay::LOG_BYTES_MAX;
+use crate::lease::Appetite;
 use crate::log::{Log, LogHost, LogOptions, Slot, Stamp};
 use crate::sync::Mutex;
 use cache::ReadCache;
@@ -59,6 +60,8 @@ pub struct DataPlane {
     pruning: Mutex<()>,
     /// Channel to the thread that readies the log, if there is one.
     ahead: OnceLock<Sender<()>>,
+    /// Counts requests for extents.
+    pub(crate) appetite: Arc<Appetite>,
 }
 
 impl DataPlane {
@@ -99,6 +102,7 @@ impl DataPlane {
             listed: Mutex::new(Vec::new()),
             pruning: Mutex::new(()),
             ahead: OnceLock::new(),
+            appetite: Arc::default(),
         }
     }
 

@@ -288,6 +288,7 @@ impl DataPlane {
             };
             (body.extents.version(), from)
         };
+        self.appetite.asked_extents();
         let request = Request::MapExtents {
             key: inode.key,
             from: FileBlock(from),

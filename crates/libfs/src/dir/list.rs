@@ -13,9 +13,12 @@ use crate::session::{Mount, Session};
 pub(super) const PAGE_MAX: usize = 1024;
 
 /// Adds the names of the page that starts at `cookie`, while an [`Asking`] is held; returns the cookie of the
-/// next page.
-pub(super) fn take_in(dir: &Node, cookie: u64, entries: &[DirEntry]) -> Option<u64> {
-    let next = entries.last().map(|entry| entry.next_cookie);
+/// next page, if it was not the last.
+pub(super) fn take_in(dir: &Node, cookie: u64, entries: &[DirEntry], complete: bool) -> Option<u64> {
+    let next = entries
+        .last()
+        .map(|entry| entry.next_cookie)
+        .filter(|_| !complete);
     let names = entries.iter().map(|entry| {
         let (key, kind) = (entry.key, entry.kind);
         (&*entry.name, Target { key, kind })
@@ -39,6 +42,12 @@ fn known_page(session: &Session, dir: &Node, cookie: u64, max: usize) -> Option<
     Some(page.into_iter().map(entry).collect())
 }
 
+fn note_listed(session: &Session, entries: &[DirEntry]) {
+    session
+        .leases
+        .listed(entries.iter().map(|entry| (entry.key, entry.kind)));
+}
+
 /// Returns a page of a directory. If not all names are known here, this session's changes to the directory
 /// are digested first, so that the daemon knows them: in both cases the order and the cookies are the pool's.
 pub(crate) fn readdir(mount: &Mount, dir: InodeKey, cookie: u64, max: usize) -> Result<Vec<DirEntry>> {
@@ -47,15 +56,18 @@ pub(crate) fn readdir(mount: &Mount, dir: InodeKey, cookie: u64, max: usize) -> 
         let pins = session.pin_read(dir)?;
         let node = pins.node(dir)?;
         directory(session, node, &Cred::root(), 0)?;
+        if cookie == 0 {
+            session.leases.note_asked_names();
+        }
         if let Some(entries) = known_page(session, node, cookie, max as usize) {
-            session.leases.listed(entries.iter().map(|entry| entry.key));
+            note_listed(session, &entries);
             return Ok(entries);
         }
         let last = node.inode.read().last_seq;
         session.digest(last)?;
         let _asking = Asking::all(&node.names);
         let answer = session.call(Request::ReadDir { dir, cookie, max })?;
-        let Response::Entries(entries) = answer else {
+        let Response::Entries(entries, complete) = answer else {
             return Err(OpError::Failed(Errno(libc::EIO)));
         };
         let digested = session.page.digested();
@@ -73,10 +85,10 @@ pub(crate) fn readdir(mount: &Mount, dir: InodeKey, cookie: u64, max: usize) -> 
             }
         }
         // The names are known by now: this notes how far the directory was read.
-        take_in(node, cookie, &entries);
+        take_in(node, cookie, &entries, complete);
         // The daemon gives an ordinary user's session no leases on inodes that it has not looked up.
         if session.welcome.privileged {
-            session.leases.listed(entries.iter().map(|entry| entry.key));
+            note_listed(session, &entries);
         }
         Ok(entries)
     })

@@ -197,30 +197,25 @@ pub(crate) fn resolve<T>(
     Ok(known)
 }
 
-/// Reads pages ahead in a pinned directory after repeated lookups of unknown names. The caller's [`Asking`]
+/// Reads the next page of a pinned directory after repeated lookups of unknown names. The caller's [`Asking`]
 /// is held.
-fn read_ahead<T>(session: &Session, dir: &Node, mut cookie: u64) -> OpResult<(), T> {
-    // A small directory is read at once: an empty second page shows that the first was all.
-    for _ in 0..2 {
-        let answer = session.call(Request::ReadDir {
-            dir: dir.key(),
-            cookie,
-            max: list::PAGE_MAX as u32,
-        });
-        match answer {
-            Ok(Response::Entries(entries)) => {
-                let next = list::take_in(dir, cookie, &entries);
-                let Some(next) = next else { return Ok(()) };
-                cookie = next;
-            }
-            Err(OpError::Failed(_)) | Ok(_) => {
-                dir.names.lock().stop_reading();
-                return Ok(());
-            }
-            Err(error) => return Err(error),
+fn read_ahead<T>(session: &Session, dir: &Node, cookie: u64) -> OpResult<(), T> {
+    let answer = session.call(Request::ReadDir {
+        dir: dir.key(),
+        cookie,
+        max: list::PAGE_MAX as u32,
+    });
+    match answer {
+        Ok(Response::Entries(entries, complete)) => {
+            list::take_in(dir, cookie, &entries, complete);
+            Ok(())
         }
+        Err(OpError::Failed(_)) | Ok(_) => {
+            dir.names.lock().stop_reading();
+            Ok(())
+        }
+        Err(error) => Err(error),
     }
-    Ok(())
 }
 
 /// Returns the likely target of `name`, if `cred` may search `dir`: no pin, no waiting. For callers that look
@@ -438,7 +433,7 @@ fn is_empty<T>(session: &Session, dir: &Node) -> OpResult<bool, T> {
         max: 1,
     })?;
     match answer {
-        Response::Entries(entries) => Ok(entries.is_empty()),
+        Response::Entries(entries, _) => Ok(entries.is_empty()),
         _ => Err(OpError::Failed(Errno(libc::EIO))),
     }
 }

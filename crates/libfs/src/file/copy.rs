@@ -11,6 +11,10 @@ use crate::errno::{Errno, Result};
 /// copy less.
 const SHARE_MIN: u64 = 1 << 20;
 
+/// Most bytes of a clone that are copied: to share them the daemon digests both files, takes their leases and
+/// writes a row for each run, which costs more time than the copy and a good part of the space.
+const CLONE_COPIED_MAX: u64 = 64 << 10;
+
 /// Most bytes that the daemon compares in one operation.
 const DEDUPE_MAX: u64 = 16 << 20;
 
@@ -82,7 +86,8 @@ impl OpenFile {
     /// end where this file ends if nothing of `to` lies behind it. All that calls which returned before have
     /// written counts. Atomic at a crash if it takes one transaction of the daemon (some hundred extents), or
     /// if the range lies beyond the end of `to`; else what is done of it by then stays. Durable as a write
-    /// is: after `fsync`.
+    /// is: after `fsync`. Up to 64 KiB without holes are
+    /// copied, in one transaction.
     ///
     /// # Errors
     /// As `ioctl_ficlonerange`: `EBADF`, `EINVAL`, `EISDIR`, `EXDEV` (another pool), `ENOSPC`, `EROFS`;
@@ -101,7 +106,42 @@ impl OpenFile {
             to: to_offset,
             len,
         };
+        if self.clone_by_copy(to, range, cred)? {
+            return Ok(());
+        }
         self.share(to, range, false, cred)
+    }
+
+    /// Clones a small range by copying it; `false`: nothing was done, since it is large, has holes, is refused, or
+    /// changed meanwhile.
+    fn clone_by_copy(&self, to: &OpenFile, range: CopyRange, cred: &Cred) -> Result<bool> {
+        let aligned = |at: u64| at.is_multiple_of(BLOCK_BYTES);
+        let before = self.getattr()?;
+        let rest = before.size_bytes.saturating_sub(range.from);
+        let len = if range.len == 0 { rest } else { range.len };
+        let is_small = len > 0 && len <= CLONE_COPIED_MAX.min(rest) && self.key() != to.key();
+        if !is_small || !aligned(range.from) || !aligned(range.to) {
+            return Ok(false);
+        }
+        let end = range.to.saturating_add(len);
+        let ends_well = aligned(len) || (len == rest && end >= to.getattr()?.size_bytes);
+        if !ends_well || self.seek_hole(range.from)? < range.from + len {
+            return Ok(false);
+        }
+        let mut bytes = vec![0; len as usize];
+        let got = self.read_at(range.from, &mut bytes)?;
+        let after = self.getattr()?;
+        let same = (before.size_bytes, before.mtime_ns, before.ctime_ns)
+            == (after.size_bytes, after.mtime_ns, after.ctime_ns);
+        if got < bytes.len() || !same {
+            return Ok(false);
+        }
+        match to.write_at(range.to, &bytes, cred) {
+            Ok(written) => Ok(written == bytes.len()),
+            // What is shared may need less.
+            Err(Errno(libc::ENOSPC)) => Ok(false),
+            Err(errno) => Err(errno),
+        }
     }
 
     /// As [`clone_range_to`](Self::clone_range_to), but only if both ranges hold the same bytes, which `to`

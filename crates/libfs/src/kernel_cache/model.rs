@@ -156,6 +156,7 @@ impl Link for Daemon {
                     mode,
                     replaces: replaces.filter(|number| *number != lease),
                     attr: InodeAttr::new(FILE, 0o100_644, 0),
+                    told: varve_ipc::Told::default(),
                 }])
             }
             Request::Release { items } => {

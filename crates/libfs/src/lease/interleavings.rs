@@ -70,6 +70,7 @@ impl Link for Daemon {
                         mode: LeaseMode::Write,
                         replaces: None,
                         attr: InodeAttr::new(want.key, 0o040_755, 0),
+                        told: varve_ipc::Told::default(),
                     }
                 };
                 Response::Granted(wants.iter().map(&mut grant).collect())

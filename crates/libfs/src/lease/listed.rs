@@ -58,12 +58,20 @@ impl Listed {
         }
     }
 
-    /// Returns the listed inodes with numbers above `key`, if `key` was listed and its first request was
-    /// among the last [`LAST_MAX`]; else none.
-    pub(super) fn behind(&self, key: InodeKey) -> impl Iterator<Item = InodeKey> {
-        let from = self.last.contains(&key).then_some(key);
+    /// Whether `key` was listed and its first request was among the last [`LAST_MAX`].
+    pub(super) fn is_recent(&self, key: InodeKey) -> bool {
+        self.last.contains(&key)
+    }
+
+    /// Returns the listed inodes around `key`, if it [`is_recent`](Self::is_recent); else none. Those with numbers
+    /// above it come first, then those below, nearest first: a walk in the order of the listing begins anywhere.
+    pub(super) fn around(&self, key: InodeKey) -> impl Iterator<Item = InodeKey> {
+        let from = self.is_recent(key).then_some(key);
         from.into_iter()
-            .flat_map(|key| self.sorted.range((Bound::Excluded(key), Bound::Unbounded)))
+            .flat_map(|key| {
+                let above = self.sorted.range((Bound::Excluded(key), Bound::Unbounded));
+                above.chain(self.sorted.range(..key).rev())
+            })
             .copied()
     }
 }
@@ -77,29 +85,29 @@ mod tests {
         InodeKey::new(ino, 1)
     }
 
-    fn behind(listed: &Listed, ino: u64) -> Vec<u64> {
-        listed.behind(key(ino)).map(|key| key.ino.0).take(3).collect()
+    fn around(listed: &Listed, ino: u64) -> Vec<u64> {
+        listed.around(key(ino)).map(|key| key.ino.0).take(3).collect()
     }
 
     #[test]
     fn what_was_listed_comes_by_number_and_once() {
         let mut listed = Listed::default();
         listed.add([70, 10, 40, 30, 90].into_iter().map(key));
-        assert!(behind(&listed, 10).is_empty(), "nobody has asked for it");
+        assert!(around(&listed, 10).is_empty(), "nobody has asked for it");
         listed.asked(key(10));
-        assert_eq!(behind(&listed, 10), [30, 40, 70]);
+        assert_eq!(around(&listed, 10), [30, 40, 70]);
         listed.asked(key(30));
         listed.add([35, 80].into_iter().map(key));
         listed.asked(key(40));
-        assert_eq!(behind(&listed, 30), [35, 70, 80]);
-        assert_eq!(behind(&listed, 40), [70, 80, 90]);
+        assert_eq!(around(&listed, 30), [35, 70, 80]);
+        assert_eq!(around(&listed, 40), [70, 80, 90]);
         listed.asked(key(50));
-        assert!(behind(&listed, 50).is_empty(), "it was not listed");
+        assert!(around(&listed, 50).is_empty(), "it was not listed");
         for ino in 100..100 + LAST_MAX as u64 {
             listed.add([key(ino)].into_iter());
             listed.asked(key(ino));
         }
-        assert!(behind(&listed, 40).is_empty(), "that was long ago");
+        assert!(around(&listed, 40).is_empty(), "that was long ago");
     }
 
     #[test]
@@ -113,6 +121,6 @@ mod tests {
             }
         }
         listed.asked(key(399_000));
-        assert_eq!(behind(&listed, 399_000), [399_001, 399_002, 399_003]);
+        assert_eq!(around(&listed, 399_000), [399_001, 399_002, 399_003]);
     }
 }

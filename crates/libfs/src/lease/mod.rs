@@ -44,7 +44,9 @@ mod recall;
 mod table;
 #[cfg(test)]
 mod tests;
+mod told;
 
 pub(crate) use node::{Node, Use, Xattrs};
 pub(crate) use recall::{Event, Recalls, Surroundings};
 pub(crate) use table::{AT_ONCE, Leases, Pin, Pins, SlotPin};
+pub(crate) use told::Appetite;

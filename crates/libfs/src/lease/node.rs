@@ -10,9 +10,9 @@ use std::sync::Arc;
 use std::sync::OnceLock;
 use std::time::Duration;
 use varve_format::{InodeAttr, InodeKey, LeaseNo};
-use varve_ipc::{Clock, LeaseMode};
+use varve_ipc::{Clock, LeaseMode, Told};
 
-use crate::dir_cache::DirNames;
+use crate::dir_cache::{DirNames, Target};
 use crate::inode::Inode;
 use crate::kernel_cache::dentries::CachedReplies;
 use crate::kernel_cache::pages::{Above, KernelCall};
@@ -326,7 +326,7 @@ impl Node {
         number: LeaseNo,
         mode: LeaseMode,
         replaces: Option<LeaseNo>,
-        attr: Option<InodeAttr>,
+        known: Option<(InodeAttr, Told)>,
         pin: bool,
     ) -> bool {
         let mut state = self.state.lock();
@@ -339,10 +339,12 @@ impl Node {
         let fresh = state.mode.is_none() || !goes_on;
         if fresh {
             self.forget();
-            if let Some(attr) = attr
+            if let Some((attr, told)) = known
                 && !(armed(Bug::CacheKeptAfterRevocation) && state.given_back > LeaseNo(0))
             {
                 self.inode.reset(attr);
+                // Before any pin is possible, so no change made here can be older.
+                self.take_in(told);
             }
         }
         let more = fresh || state.mode.is_none_or(|held| mode > held || number > state.number);
@@ -356,6 +358,24 @@ impl Node {
             self.pin_granted();
         }
         true
+    }
+
+    fn take_in(&self, told: Told) {
+        if told.bare {
+            *self.xattrs.lock() = Some(Xattrs::new());
+        }
+        if let Some(entries) = told.names {
+            let names = entries.iter().map(|entry| {
+                let (key, kind) = (entry.key, entry.kind);
+                (&*entry.name, Target { key, kind })
+            });
+            self.names.lock().take_page(0, names, None);
+        }
+        if let Some(extents) = told.extents {
+            let mut body = self.inode.write();
+            let version = body.extents.version();
+            body.extents.learn(version, 0, extents, true);
+        }
     }
 
     /// Drops the cached names, attributes and parent beside the inode.

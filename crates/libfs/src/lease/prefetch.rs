@@ -6,11 +6,12 @@
 //! are not.
 
 use std::sync::Arc;
-use varve_format::{InodeKey, LeaseNo};
-use varve_ipc::{LeaseMode, NEAR_MAX, Near, Want};
+use varve_format::{FileKind, InodeKey, LeaseNo};
+use varve_ipc::{LeaseMode, NEAR_MAX, Near, Tell, Want};
 
 use super::listed::Listed;
 use super::node::Node;
+use super::told::Appetite;
 use crate::hash::KeyMap;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU32, Ordering};
@@ -84,8 +85,30 @@ enum Source {
 pub(crate) struct Ahead {
     /// Indexed by [`slot`].
     windows: [Window; 4],
-    listed: Mutex<Listed>,
+    listed: Mutex<Kinds>,
+    /// What programs ask for besides leases.
+    pub(super) appetite: Arc<Appetite>,
     asking: Mutex<UnderWay>,
+}
+
+/// Listed directories, and other listed inodes: a walk that looks at directories alone (`find -type f`) wants no
+/// others.
+#[derive(Debug, Default)]
+struct Kinds {
+    dirs: Listed,
+    others: Listed,
+}
+
+impl Kinds {
+    fn asked(&mut self, key: InodeKey) {
+        self.dirs.asked(key);
+        self.others.asked(key);
+    }
+
+    /// Returns the listed inodes of the same kind around `key`.
+    fn around(&self, key: InodeKey) -> impl Iterator<Item = InodeKey> {
+        self.dirs.around(key).chain(self.others.around(key))
+    }
 }
 
 /// Requests with neighbours whose answers were not processed yet. They may bring leases on inodes that no
@@ -130,7 +153,8 @@ impl Ahead {
     pub(crate) fn new() -> Self {
         Self {
             windows: std::array::from_fn(|_| Window::new()),
-            listed: Mutex::new(Listed::default()),
+            listed: Mutex::new(Kinds::default()),
+            appetite: Arc::default(),
             asking: Mutex::new(UnderWay::default()),
         }
     }
@@ -140,8 +164,24 @@ impl Ahead {
     }
 
     /// Adds a page of a listed directory.
-    pub(super) fn listed(&self, keys: impl Iterator<Item = InodeKey>) {
-        self.listed.lock().add(keys);
+    pub(super) fn listed(&self, items: impl Iterator<Item = (InodeKey, FileKind)>) {
+        let (dirs, others): (Vec<_>, Vec<_>) = items.partition(|(_, kind)| *kind == FileKind::Directory);
+        let mut listed = self.listed.lock();
+        listed.dirs.add(dirs.into_iter().map(|(key, _)| key));
+        listed.others.add(others.into_iter().map(|(key, _)| key));
+    }
+
+    /// Returns the missing lease whose neighbours may be wanted: the only one, or the only one on an inode that was
+    /// listed lately and is no directory (`rm -r` wants a directory's, too, for the first file in it).
+    fn only_one<'w>(&self, missing: impl Iterator<Item = &'w Want> + Clone) -> Option<&'w Want> {
+        let one = |wants: &mut dyn Iterator<Item = &'w Want>| {
+            let first = wants.next()?;
+            wants.next().is_none().then_some(first)
+        };
+        one(&mut missing.clone()).or_else(|| {
+            let listed = self.listed.lock();
+            one(&mut missing.filter(|want| listed.others.is_recent(want.key)))
+        })
     }
 
     /// Chooses the neighbours to ask for together with these leases: neighbours of the one missing lease.
@@ -151,21 +191,24 @@ impl Ahead {
         asked: &[(&Arc<Node>, Want)],
         nodes: &KeyMap<Arc<Node>>,
     ) -> Option<(Near, Asking<'_>)> {
-        let mut missing = asked.iter().filter(|(node, want)| node.mode() < Some(want.mode));
-        let (_, want) = missing.next()?;
-        if missing.next().is_some() {
-            return None;
-        }
+        let missing = asked
+            .iter()
+            .filter(|(node, want)| node.mode() < Some(want.mode))
+            .map(|(_, want)| want);
+        let want = self.only_one(missing)?;
         let mode = want.mode;
-        let these = self.next_listed(want, nodes)?;
-        let window = self.window(Source::Listed, mode);
-        window.given.fetch_add(these.len() as u32, Ordering::Relaxed);
-        let count = if these.len() < LISTED_ENOUGH {
-            u16::try_from(self.window(Source::Numbers, mode).next()).ok()?
-        } else {
-            0
+        let tell = match mode {
+            LeaseMode::Read => self.appetite.next(),
+            LeaseMode::Write => Tell::default(),
         };
-        if count == 0 && these.is_empty() {
+        let (these, count) = match self.next_listed(want, nodes) {
+            Some(these) => {
+                let count = self.numbers_beside(&these, mode);
+                (these, count)
+            }
+            None => (Vec::new(), 0),
+        };
+        if count == 0 && these.is_empty() && tell == Tell::default() {
             return None;
         }
         let near = Near {
@@ -173,8 +216,17 @@ impl Ahead {
             after: want.key.ino,
             count,
             mode,
+            tell,
         };
         Some((near, self.asking()))
+    }
+
+    /// Returns how many consecutive numbers to ask for beside these listed inodes.
+    fn numbers_beside(&self, these: &[InodeKey], mode: LeaseMode) -> u16 {
+        if these.len() >= LISTED_ENOUGH {
+            return 0;
+        }
+        u16::try_from(self.window(Source::Numbers, mode).next()).unwrap_or(0)
     }
 
     /// Begins a request with neighbours.
@@ -192,16 +244,18 @@ impl Ahead {
         let mut listed = self.listed.lock();
         listed.asked(want.key);
         let held = |key: &InodeKey| nodes.get(key).filter(|node| node.mode() >= Some(want.mode));
-        let mut behind = listed.behind(want.key).peekable();
-        let Some(first) = behind.peek() else {
+        let mut around = listed.around(want.key).peekable();
+        let Some(first) = around.peek() else {
             return Some(Vec::new());
         };
         if held(first).is_some_and(|node| node.ahead.load(Ordering::Relaxed) != 0) {
             return None;
         }
         let count = self.window(Source::Listed, want.mode).next() as usize;
-        let missing = behind.take(LOOKED_AT * count).filter(|key| held(key).is_none());
-        Some(missing.take(count).collect())
+        let missing = around.take(LOOKED_AT * count).filter(|key| held(key).is_none());
+        let mut these: Vec<_> = missing.take(count).collect();
+        these.sort_unstable();
+        Some(these)
     }
 
     /// Notes that lease `number` is gone, or will be. If its grant is on its way here it comes too late; the
@@ -225,16 +279,21 @@ impl Ahead {
 
     /// Notes a prefetched lease that was asked for with `near`.
     pub(super) fn came(&self, node: &Node, mode: LeaseMode, near: &Near) {
-        let source = if near.these.binary_search(&node.key()).is_ok() {
-            Source::Listed
-        } else {
-            // For consecutive numbers, the window counts the leases that came, since not all numbers exist.
-            self.window(Source::Numbers, mode)
-                .given
-                .fetch_add(1, Ordering::Relaxed);
-            Source::Numbers
+        let source = match near.these.binary_search(&node.key()) {
+            Ok(_) => Source::Listed,
+            Err(_) => Source::Numbers,
         };
-        node.ahead.store(1 + slot(source, mode) as u32, Ordering::Relaxed);
+        // Only what came: not all numbers exist, and what others have comes with a later request.
+        self.window(source, mode).given.fetch_add(1, Ordering::Relaxed);
+        let before = node.ahead.swap(1 + slot(source, mode) as u32, Ordering::Relaxed);
+        // One for writing takes the place of one for reading, which nobody can use any more.
+        if let Some(window) = before
+            .checked_sub(1)
+            .and_then(|slot| self.windows.get(slot as usize))
+        {
+            let given = window.given.load(Ordering::Relaxed);
+            window.given.store(given.saturating_sub(1), Ordering::Relaxed);
+        }
     }
 
     /// Notes the first use of a prefetched lease.

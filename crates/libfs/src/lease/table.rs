@@ -10,9 +10,10 @@ use crossbeam_channel::Sender;
 use smallvec::{SmallVec, smallvec};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
-use varve_format::{Ino, InodeAttr, InodeKey, LeaseNo};
+use varve_format::{FileKind, Ino, InodeAttr, InodeKey, LeaseNo};
 use varve_ipc::{
-    Clock, Grant, IpcError, LeaseMode, Link, Request, Response, SessionPage, SystemClock, Want, light_barrier,
+    Clock, Grant, IpcError, LeaseMode, Link, Request, Response, SessionPage, SystemClock, Told, Want,
+    light_barrier,
 };
 
 pub(crate) use self::pins::{AT_ONCE, Held, Pin, Pins, SlotPin};
@@ -24,6 +25,7 @@ use super::forward::Contended;
 use super::node::{Node, Phase};
 use super::prefetch::Ahead;
 use super::recall::Event;
+use super::told::{Appetite, Barriers};
 use crate::errno::{Errno, OpError, OpResult};
 use crate::hash::{KeyMap, KeySet};
 use crate::kernel_cache::pages::{Drops, KernelCall};
@@ -70,6 +72,7 @@ pub(crate) struct Leases {
     /// Beginnings and ends of recalls.
     recalls: AtomicU64,
     ahead: Ahead,
+    barriers: Barriers,
     contended: Contended,
     regions: Regions,
     clock: Arc<dyn Clock>,
@@ -109,6 +112,7 @@ impl Leases {
             acquires: AtomicU64::new(0),
             recalls: AtomicU64::new(0),
             ahead: Ahead::new(),
+            barriers: Barriers::default(),
             contended: Contended::default(),
             regions: Regions::default(),
             clock: Arc::new(SystemClock),
@@ -122,6 +126,17 @@ impl Leases {
             clock,
             ..self
         }
+    }
+
+    /// With a record of requests for contents that others keep too.
+    pub(crate) fn with_appetite(mut self, appetite: Arc<Appetite>) -> Self {
+        self.ahead.appetite = appetite;
+        self
+    }
+
+    /// Notes that the daemon takes back what it told of extents: before those of any inode are forgotten.
+    pub(crate) fn note_barrier(&self) {
+        self.barriers.note();
     }
 
     /// Time, and how to wait.
@@ -142,8 +157,13 @@ impl Leases {
     }
 
     /// Notes that these inodes were listed: a walk may want them next.
-    pub(crate) fn listed(&self, keys: impl Iterator<Item = InodeKey>) {
-        self.ahead.listed(keys);
+    pub(crate) fn listed(&self, items: impl Iterator<Item = (InodeKey, FileKind)>) {
+        self.ahead.listed(items);
+    }
+
+    /// Notes that a program lists a directory.
+    pub(crate) fn note_asked_names(&self) {
+        self.ahead.appetite.asked_names();
     }
 
     /// Lease requests sent.
@@ -409,6 +429,7 @@ impl Leases {
         }
         self.acquires.fetch_add(1, Ordering::Relaxed);
         let wants = asked.iter().map(|(_, want)| *want).collect();
+        let barriers = self.barriers.count();
         let wish = self.see(|nodes| self.ahead.wish(&asked, nodes));
         let (request, most) = match &wish {
             Some((near, _)) => (
@@ -430,13 +451,13 @@ impl Leases {
             }
             if let Some((near, _)) = &wish {
                 for grant in grants.drain(asked.len()..) {
-                    self.install_ahead(grant, near);
+                    self.install_ahead(grant, near, barriers);
                 }
             }
             let mut pinned = Vec::new();
             for ((node, want), grant) in asked.iter().zip(grants) {
                 let enough = grant.mode >= want.mode && grant.attr.key == want.key;
-                if enough && self.install(node, grant, true) {
+                if enough && self.install(node, grant, true, barriers) {
                     pinned.push(*node);
                 }
             }
@@ -468,10 +489,21 @@ impl Leases {
         }
     }
 
-    /// Installs a grant, pinned or not.
-    fn install(&self, node: &Node, grant: Grant, pin: bool) -> bool {
+    /// Installs a grant, pinned or not, that was asked for after so many `barriers`.
+    fn install(&self, node: &Node, grant: Grant, pin: bool, barriers: u64) -> bool {
         let had = node.mode().is_some();
-        let installed = node.install(grant.lease, grant.mode, grant.replaces, Some(grant.attr), pin);
+        let Grant {
+            lease,
+            mode,
+            replaces,
+            attr,
+            told,
+        } = grant;
+        let installed = self.barriers.during(barriers, |extents_count| {
+            let extents = told.extents.filter(|_| extents_count);
+            let told = Told { extents, ..told };
+            node.install(lease, mode, replaces, Some((attr, told)), pin)
+        });
         if installed && !had {
             self.held.fetch_add(1, Ordering::Relaxed);
             self.trim_if_too_many();

@@ -23,7 +23,7 @@ use std::time::Duration;
 use varve_format::{FileKind, InodeAttr, InodeKey, LeaseNo, LogSeq, SessionId};
 use varve_ipc::{
     Clock, IpcError, LeaseMode, Link, NUMBERS_MAX, Near, Page, RELEASED_MAX, ReleaseItem, Request, Response,
-    SessionPage, SystemClock, Upcall, Want,
+    SessionPage, SystemClock, Told, Upcall, Want,
 };
 
 const DIR: InodeKey = InodeKey::new(5, 1);
@@ -193,7 +193,7 @@ fn install(node: &Node, number: u64, mode: LeaseMode, replaces: Option<u64>) -> 
         LeaseNo(number),
         mode,
         replaces.map(LeaseNo),
-        Some(dir_attr()),
+        Some((dir_attr(), Told::default())),
         true,
     )
 }

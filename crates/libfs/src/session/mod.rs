@@ -97,7 +97,10 @@ impl Session {
             welcome.leases_max,
             kernel,
         );
-        let leases = Arc::new(leases.with_clock(Arc::clone(&options.clock)));
+        let leases = leases
+            .with_clock(Arc::clone(&options.clock))
+            .with_appetite(Arc::clone(&data.appetite));
+        let leases = Arc::new(leases);
         let recalls = Recalls::new(Arc::clone(&leases), events.clone(), welcome.lease_ms);
         let session = Arc::new(Self {
             shared: AtomicBool::new(welcome.shared),

@@ -150,6 +150,7 @@ fn obey(session: &Arc<Session>, upcall: Upcall) {
     match upcall {
         Upcall::Revoke { key, lease, keep: _ } => session.leases.tell(Event::Revoke { key, number: lease }),
         Upcall::Barrier { tx, keys } => {
+            session.leases.note_barrier();
             for key in keys {
                 if let Some(node) = session.node(key) {
                     session.data.forget_extents(&node.inode);

@@ -538,6 +538,7 @@ impl Fake {
                 mode,
                 replaces,
                 attr,
+                told: varve_ipc::Told::default(),
             });
         }
         Ok(Response::Granted(grants))
@@ -733,6 +734,7 @@ impl Fake {
             }
             Request::ReadDir { dir, cookie, max } => {
                 let node = state.tree.get(dir).map_err(IpcError::Errno)?;
+                let at_end = cookie as usize + max as usize >= node.names.len();
                 let page = node
                     .names
                     .iter()
@@ -748,7 +750,7 @@ impl Fake {
                         next_cookie: at as u64 + 1,
                     }
                 });
-                Ok(Response::Entries(entries.collect()))
+                Ok(Response::Entries(entries.collect(), at_end))
             }
             Request::ReadLink { key } => state
                 .tree

@@ -44,6 +44,7 @@ impl Link for Daemon {
                         mode: LeaseMode::Read,
                         replaces: None,
                         attr: InodeAttr::new(FILE, 0o100_644, 0),
+                        told: varve_ipc::Told::default(),
                     };
                     break Response::Granted(vec![grant]);
                 }

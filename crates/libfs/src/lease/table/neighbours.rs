@@ -6,7 +6,7 @@ use varve_ipc::{Grant, Near};
 
 impl Leases {
     /// Installs a neighbour's grant. One that was given back meanwhile is ignored.
-    pub(super) fn install_ahead(&self, grant: Grant, near: &Near) {
+    pub(super) fn install_ahead(&self, grant: Grant, near: &Near, barriers: u64) {
         let Grant { lease, mode, .. } = grant;
         // The daemon forgets a dead inode when it digests its last entry.
         let Ok(node) = self.get_or_make(grant.attr.key) else {
@@ -16,7 +16,7 @@ impl Leases {
         if self.ahead.comes_too_late(node.key(), lease) {
             let mut state = node.state();
             state.given_back = state.given_back.max(lease);
-        } else if self.install(&node, grant, false) {
+        } else if self.install(&node, grant, false, barriers) {
             node.note_recent();
             self.ahead.came(&node, mode, near);
         }

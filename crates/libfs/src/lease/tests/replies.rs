@@ -45,6 +45,7 @@ fn world() -> World {
                 mode: want.mode,
                 replaces: None,
                 attr: attr(want.key),
+                told: varve_ipc::Told::default(),
             };
             Response::Granted(wants.iter().map(grant).collect())
         }
