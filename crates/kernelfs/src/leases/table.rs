@@ -116,8 +116,17 @@ struct Holder {
     phase: Phase,
     /// The session knows the places of the file's blocks.
     mapped: bool,
-    /// Asked back for want of space, not for a waiting request.
-    unwanted: bool,
+    /// Why it is asked back, if not for a waiting request.
+    unwanted: Option<Unawaited>,
+}
+
+/// Why a lease is asked back that no request waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Unawaited {
+    /// For want of space.
+    Space,
+    /// Another session will probably want it next.
+    Ahead,
 }
 
 /// Leases on one inode: nearly always one, for which nothing is allocated.
@@ -399,7 +408,7 @@ impl Table {
             mode,
             phase,
             mapped: false,
-            unwanted: false,
+            unwanted: None,
         };
         self.holders.entry(key).or_default().push(holder);
         self.by_session.entry(session).or_default().insert(lease, key);
@@ -524,7 +533,7 @@ impl Table {
         if holder.lease != lease || holder.phase != Phase::Releasing {
             return false;
         }
-        if downgrade && !writer_waits && !holder.unwanted {
+        if downgrade && !writer_waits && holder.unwanted.is_none() {
             holder.mode = LeaseMode::Read;
             holder.phase = Phase::Held { since_ms: now_ms };
             self.writes_by_age.remove(&lease);
@@ -553,18 +562,19 @@ impl Table {
 
     /// Whether a request of another session waits for `key` and cannot share it with a lease of mode `with`.
     fn someone_wants(&self, key: InodeKey, session: SessionId, with: LeaseMode) -> bool {
-        self.queues.get(&key).is_some_and(|queue| {
-            queue
-                .iter()
-                .filter_map(|ticket| self.waiters.get(ticket))
-                .any(|waiter| {
-                    waiter.session != session
-                        && waiter
-                            .wants
-                            .iter()
-                            .any(|want| want.key == key && Self::conflicts(want.mode, with))
-                })
-        })
+        self.wanted_since(key, session, with).is_some()
+    }
+
+    /// Returns the time since when a request of another session waits for `key` and cannot share it with a lease of
+    /// mode `with`.
+    fn wanted_since(&self, key: InodeKey, session: SessionId, with: LeaseMode) -> Option<u64> {
+        let conflict = |want: &Want| want.key == key && Self::conflicts(want.mode, with);
+        let waiters = self.queues.get(&key)?.iter();
+        waiters
+            .filter_map(|ticket| self.waiters.get(ticket))
+            .filter(|waiter| waiter.session != session && waiter.wants.iter().any(conflict))
+            .map(|waiter| waiter.since_ms)
+            .min()
     }
 
     /// Removes all leases and requests of a session; returns the tickets that will not be decided any more.

@@ -632,3 +632,42 @@ fn waits_name_the_holders_in_the_way_and_who_is_before() {
     assert_eq!(table.decide(60).len(), 1, "the first of the two");
     assert_eq!(table.waits(60).len(), 1);
 }
+
+#[test]
+fn lease_asked_back_ahead_is_late_only_after_somebody_waits() {
+    let mut table = table();
+    let lease_ms = LIMITS.lease_ms;
+    grant(&mut table, A, &[write(5)], 0);
+    assert!(
+        table.revoke_ahead(B, &[read(5)], 50).is_empty(),
+        "granted a moment ago"
+    );
+    assert!(table.revoke_ahead(A, &[write(5)], 200).is_empty(), "its own");
+    assert_eq!(table.revoke_ahead(B, &[read(5)], 200).len(), 1);
+    assert!(table.revoke_ahead(B, &[read(5)], 400).is_empty(), "asked once");
+    let late = 200 + 100 * lease_ms;
+    assert!(table.revocations(late).is_empty(), "nobody waits");
+    assert_eq!(table.next_event_ms(late), None);
+    assert!(table.expired(late).is_empty());
+    table.request(B, &[read(5)], late).unwrap();
+    assert_eq!(table.revocations(late).len(), 1, "asked again");
+    assert!(table.expired(late + lease_ms - 1).is_empty());
+    assert_eq!(table.expired(late + lease_ms), [A]);
+    table.check();
+}
+
+#[test]
+fn lease_that_several_share_is_not_taken_ahead_of_a_change() {
+    let mut table = table();
+    for session in [A, B] {
+        grant(&mut table, session, &[read(5)], 0);
+    }
+    grant(&mut table, A, &[read(6)], 0);
+    let walker = SessionId(3);
+    assert!(
+        table.revoke_ahead(walker, &[read(5), read(6)], 200).is_empty(),
+        "no conflict"
+    );
+    let taken = table.revoke_ahead(walker, &[write(5), write(6)], 200);
+    assert_eq!((taken.len(), taken[0].key), (1, key(6)));
+}

@@ -188,10 +188,14 @@ impl<'k> Reads<'k> {
     }
 
     fn told_names(&self, dir: InodeKey, room: &mut usize) -> Option<Vec<DirEntry>> {
+        if *room == 0 {
+            return None;
+        }
         let (entries, complete) = self.entries(dir, 0, TOLD_MAX).ok()?;
         let bytes: usize = entries.iter().map(|entry| entry.name.len() + ENTRY_BYTES).sum();
         let fits = complete && bytes <= *room;
-        *room -= if fits { bytes } else { 0 };
+        // What was read in vain counts too.
+        *room = room.saturating_sub(bytes);
         fits.then_some(entries)
     }
 

@@ -7,6 +7,7 @@ use crate::errno::{Errno, OpError, OpResult};
 use crate::inode::extents::Below;
 use crate::inode::overlay::Block;
 use crate::inode::{Inode, InodeBody};
+use std::ops::Range;
 use varve_format::BLOCK_BYTES;
 
 /// Contents of a position.
@@ -23,7 +24,7 @@ impl DataPlane {
     /// # Errors
     /// `ENXIO` at or after the end of the file or when only holes follow; `EIO`; `SessionLost`.
     pub fn seek_data(&self, inode: &Inode, offset: u64) -> OpResult<u64> {
-        self.seek(inode, offset, true)
+        self.seek(inode, offset, u64::MAX, true)
     }
 
     /// First byte of a hole at or after `offset`; the end of the file counts as one. Needs a lease.
@@ -31,14 +32,26 @@ impl DataPlane {
     /// # Errors
     /// `ENXIO` at or after the end of the file; `EIO`; `SessionLost`.
     pub fn seek_hole(&self, inode: &Inode, offset: u64) -> OpResult<u64> {
-        self.seek(inode, offset, false)
+        self.seek(inode, offset, u64::MAX, false)
     }
 
-    fn seek(&self, inode: &Inode, offset: u64, want_data: bool) -> OpResult<u64> {
+    /// Whether a range within the file has no holes. Needs a lease.
+    ///
+    /// # Errors
+    /// As for `seek_hole`.
+    pub(crate) fn is_dense(&self, inode: &Inode, range: Range<u64>) -> OpResult<bool> {
+        let reaches = |hole: u64| hole >= range.end;
+        self.seek(inode, range.start, range.end, false)
+            .map(reaches)
+            .map_err(|error| error.map(reaches))
+    }
+
+    /// Looks no further than `limit`, which counts as the end of the file if it is before that.
+    fn seek(&self, inode: &Inode, offset: u64, limit: u64, want_data: bool) -> OpResult<u64> {
         let mut pos = offset;
         loop {
             let body = inode.read();
-            let size = body.attr.size_bytes;
+            let size = body.attr.size_bytes.min(limit);
             if offset >= size {
                 return Err(OpError::Failed(Errno(libc::ENXIO)));
             }

@@ -112,7 +112,7 @@ impl OpenFile {
         self.share(to, range, false, cred)
     }
 
-    /// Clones a small range by copying it; `false`: nothing was done, since it is large, has holes, is refused, or
+    /// Clones a small range by copying it; `false`: it is to be shared, since it is large, has holes, cannot be read, or
     /// changed meanwhile.
     fn clone_by_copy(&self, to: &OpenFile, range: CopyRange, cred: &Cred) -> Result<bool> {
         let aligned = |at: u64| at.is_multiple_of(BLOCK_BYTES);
@@ -125,15 +125,15 @@ impl OpenFile {
         }
         let end = range.to.saturating_add(len);
         let ends_well = aligned(len) || (len == rest && end >= to.getattr()?.size_bytes);
-        if !ends_well || self.seek_hole(range.from)? < range.from + len {
+        let mut bytes = vec![0; len as usize];
+        // What cannot be read can be shared.
+        if !ends_well || !self.read_dense(range.from, &mut bytes).unwrap_or(false) {
             return Ok(false);
         }
-        let mut bytes = vec![0; len as usize];
-        let got = self.read_at(range.from, &mut bytes)?;
         let after = self.getattr()?;
         let same = (before.size_bytes, before.mtime_ns, before.ctime_ns)
             == (after.size_bytes, after.mtime_ns, after.ctime_ns);
-        if got < bytes.len() || !same {
+        if !same {
             return Ok(false);
         }
         match to.write_at(range.to, &bytes, cred) {

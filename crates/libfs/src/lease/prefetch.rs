@@ -23,6 +23,8 @@ const PAUSE: u32 = 64;
 
 /// Number of listed inodes in a request from which on no consecutive numbers are asked for beside them.
 const LISTED_ENOUGH: usize = 16;
+/// Share of listed inodes that count as prefetched and not used if none of a request's comes.
+const VAIN: usize = 4;
 /// Number of listed inodes that are looked at for each that is asked for: leases on the others are held.
 const LOOKED_AT: usize = 8;
 /// Number of entries in [`UnderWay::late`] from which on it is pruned.
@@ -293,6 +295,17 @@ impl Ahead {
         {
             let given = window.given.load(Ordering::Relaxed);
             window.given.store(given.saturating_sub(1), Ordering::Relaxed);
+        }
+    }
+
+    /// Notes the answer to a request with `near`, that brought `came` leases: where none of the listed inodes comes again
+    /// and again, because they are gone or others keep them, no more are asked for.
+    pub(super) fn answered(&self, near: &Near, came: usize) {
+        if came == 0 {
+            let vain = near.these.len().div_ceil(VAIN) as u32;
+            self.window(Source::Listed, near.mode)
+                .given
+                .fetch_add(vain, Ordering::Relaxed);
         }
     }
 

@@ -450,6 +450,7 @@ impl Leases {
                 return Err(OpError::Failed(Errno(libc::EIO)));
             }
             if let Some((near, _)) = &wish {
+                self.ahead.answered(near, grants.len() - asked.len());
                 for grant in grants.drain(asked.len()..) {
                     self.install_ahead(grant, near, barriers);
                 }

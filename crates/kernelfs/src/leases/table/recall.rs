@@ -1,7 +1,7 @@
 //! Recalls: which leases are asked back, when they are asked again, and which sessions are late. The table
 //! decides grants.
 
-use super::{Holder, Phase, Revocation, Table};
+use super::{Holder, Phase, Revocation, Table, Unawaited};
 use varve_format::{InodeKey, LeaseNo, SessionId};
 use varve_ipc::{LeaseMode, Want};
 
@@ -35,8 +35,9 @@ impl Table {
             .collect();
         due.extend(self.asked.values().filter_map(|(session, key)| {
             let holder = self.holder(*session, *key)?;
-            matches!(holder.phase, Phase::Revoking { last_ms, .. } if now_ms >= last_ms + again_ms)
-                .then_some((*key, *holder))
+            (matches!(holder.phase, Phase::Revoking { last_ms, .. } if now_ms >= last_ms + again_ms)
+                && !self.may_wait_for_ever(*key, holder))
+            .then_some((*key, *holder))
         }));
         due.sort_unstable_by_key(|(_, holder)| holder.lease);
         let mut out = Vec::with_capacity(due.len());
@@ -50,7 +51,7 @@ impl Table {
                 }
             };
             let keep_read = holder.mode == LeaseMode::Write
-                && !holder.unwanted
+                && holder.unwanted.is_none()
                 && !self.someone_wants(key, holder.session, LeaseMode::Read);
             if let Some(live) = self.holder_mut(holder.session, key) {
                 live.phase = Phase::Revoking {
@@ -92,7 +93,7 @@ impl Table {
             .iter()
             .map(|(lease, at)| (*lease, *at))
             .collect();
-        self.revoke_these(oldest, count, now_ms)
+        self.revoke_these(oldest, count, Unawaited::Space, now_ms)
     }
 
     /// Asks back the oldest leases of a session that has more than `most`.
@@ -106,11 +107,11 @@ impl Table {
             .take(excess)
             .map(|(lease, key)| (*lease, (session, *key)))
             .collect();
-        self.revoke_these(oldest, excess, now_ms)
+        self.revoke_these(oldest, excess, Unawaited::Space, now_ms)
     }
 
     /// Asks leases back that stand in the way of what a session will probably want next, so that it need not wait
-    /// for one after the other. Those that were granted a moment ago stay.
+    /// for one after the other. Those that were granted a moment ago stay, and for writing those that several share.
     pub fn revoke_ahead(&mut self, session: SessionId, wants: &[Want], now_ms: u64) -> Vec<Revocation> {
         let mut idle = Vec::new();
         for want in wants
@@ -118,22 +119,30 @@ impl Table {
             .filter(|want| !self.contention.is_contended(want.key, now_ms))
         {
             let holders = self.holders.get(&want.key).into_iter().flatten();
-            let in_the_way = holders.filter(|holder| {
-                let held_long =
-                    matches!(holder.phase, Phase::Held { since_ms } if now_ms >= since_ms + AHEAD_HELD_MS);
-                let conflicts = want.mode == LeaseMode::Write || holder.mode == LeaseMode::Write;
-                held_long && conflicts && holder.session != session && !Self::is_internal(holder.session)
-            });
-            idle.extend(in_the_way.map(|holder| (holder.lease, (holder.session, want.key))));
+            let mut others = holders.filter(|holder| holder.session != session);
+            let (Some(holder), None) = (others.next(), others.next()) else {
+                continue;
+            };
+            let held_long =
+                matches!(holder.phase, Phase::Held { since_ms } if now_ms >= since_ms + AHEAD_HELD_MS);
+            if held_long && Self::conflicts(want.mode, holder.mode) && !Self::is_internal(holder.session) {
+                idle.push((holder.lease, (holder.session, want.key)));
+            }
         }
         let count = idle.len();
-        self.revoke_these(idle, count, now_ms)
+        self.revoke_these(idle, count, Unawaited::Ahead, now_ms)
+    }
+
+    /// Whether a lease that is asked back ahead of a want may stay: nobody has wanted it so far.
+    fn may_wait_for_ever(&self, key: InodeKey, holder: &Holder) -> bool {
+        holder.unwanted == Some(Unawaited::Ahead) && !self.someone_wants(key, holder.session, holder.mode)
     }
 
     fn revoke_these(
         &mut self,
         leases: Vec<(LeaseNo, (SessionId, InodeKey))>,
         count: usize,
+        why: Unawaited,
         now_ms: u64,
     ) -> Vec<Revocation> {
         let mut out = Vec::new();
@@ -151,7 +160,7 @@ impl Table {
                     last_ms: now_ms,
                     work_ms,
                 };
-                holder.unwanted = true;
+                holder.unwanted = Some(why);
                 self.asked.insert(lease, (session, key));
                 out.push(Revocation {
                     session,
@@ -178,13 +187,19 @@ impl Table {
         }
     }
 
-    /// Returns the time from which on a lease that was asked back at `first_ms` is late.
+    /// Returns the time from which on a lease that was asked back at `first_ms` is late: counted from the first request
+    /// that waits for it, where it was asked back before there was one.
     fn late_ms(&self, key: InodeKey, holder: &Holder, first_ms: u64, work_ms: u64, now_ms: u64) -> u64 {
-        if holder.unwanted && !self.someone_wants(key, holder.session, holder.mode) {
-            return first_ms + UNAWAITED_LEASES * self.limits.lease_ms;
-        }
+        let lease_ms = self.limits.lease_ms;
+        let wanted = self.wanted_since(key, holder.session, holder.mode);
+        let from_ms = match (holder.unwanted, wanted) {
+            (None, _) => first_ms,
+            (Some(_), Some(since_ms)) => first_ms.max(since_ms),
+            (Some(Unawaited::Space), None) => return first_ms + UNAWAITED_LEASES * lease_ms,
+            (Some(Unawaited::Ahead), None) => return u64::MAX,
+        };
         let worked_ms = self.work.ms(holder.session, now_ms).saturating_sub(work_ms);
-        first_ms + self.limits.lease_ms + worked_ms.min(EXCUSED_LEASES * self.limits.lease_ms)
+        from_ms + lease_ms + worked_ms.min(EXCUSED_LEASES * lease_ms)
     }
 
     /// Returns the sessions that have not given a lease back in time; the time that the daemon itself worked
@@ -217,7 +232,11 @@ impl Table {
             let Phase::Revoking { first_ms, .. } = holder.phase else {
                 return None;
             };
-            let why = if holder.unwanted { "too many" } else { "awaited" };
+            let why = match holder.unwanted {
+                None => "awaited",
+                Some(Unawaited::Space) => "too many",
+                Some(Unawaited::Ahead) => "ahead of its turn",
+            };
             Some(format!(
                 "{lease} of {key}, {:?}, asked for {} ms ago ({why})",
                 holder.mode,
@@ -242,7 +261,7 @@ impl Table {
                 work_ms,
             } => {
                 let late_ms = self.late_ms(key, holder, first_ms, work_ms, now_ms);
-                Some((last_ms + again_ms).min(late_ms))
+                (!self.may_wait_for_ever(key, holder)).then(|| (last_ms + again_ms).min(late_ms))
             }
         };
         let awaited = self

@@ -364,3 +364,29 @@ fn contents_are_asked_for_after_a_program_has_wanted_some() {
     let told = |request: &Request| matches!(request, Request::AcquireNear { near, .. } if near.tell.names);
     assert!(!told(&asked[0]) && told(&asked[1]), "{asked:?}");
 }
+
+#[test]
+fn what_never_comes_is_asked_for_no_more() {
+    let rig = rig();
+    let asked: Arc<Mutex<Vec<Request>>> = Arc::default();
+    let grants = grant_all(&asked);
+    // All others are gone, or stay with another session.
+    let answer: Answer = Box::new(move |request| {
+        let Response::Granted(mut given) = grants(request) else {
+            panic!("{request:?}")
+        };
+        given.truncate(1);
+        Response::Granted(given)
+    });
+    assert!(rig.script.answer.set(answer).is_ok());
+    rig.leases.listed(files(1000..21_000));
+    for n in 0..200 {
+        look(&rig, 1000 + 100 * n);
+    }
+    let named = |request: &Request| match request {
+        Request::AcquireNear { near, .. } => near.these.len(),
+        _ => 0,
+    };
+    let named: usize = asked.lock().iter().map(named).sum();
+    assert!((4..100).contains(&named), "{named} inodes named in vain");
+}
