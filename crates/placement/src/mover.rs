@@ -4,12 +4,12 @@
 //! A step goes through `read`, `write`, `commit`; a copy needs all three, a drop only the last. The driver
 //! calls [`Mover::next`] when it can start one, [`Mover::advance`] after each part, and [`Mover::fail`] when
 //! a part fails. Only the commit changes the map: before it a crash loses a copy in free space, after it the
-//! old place is free. So the state of steps in flight is not kept over a crash. The operators' [`Job`]s are
-//! kept; they find the remaining data again.
+//! old place is free. So the state of steps in flight is not kept over a crash. The operators' [`Job`]s go
+//! on; they find the remaining data again.
 
 mod jobs;
 
-pub use jobs::{Job, JobId, JobKind, JobState, Saved, SavedError};
+pub use jobs::{Job, JobId, JobState};
 
 use crate::policy::{Act, Budget, Cause, Step};
 use crate::{DeviceId, UnitId};

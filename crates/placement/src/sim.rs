@@ -20,5 +20,5 @@ mod writes;
 pub use load::{Load, Phase, Request, Stream};
 pub use map::Map;
 pub use report::{Report, Second};
-pub use world::{Fault, Options, World};
+pub use world::{Fault, Jobs, Options, World};
 pub use writes::{Writes, WritesReport};

@@ -1,10 +1,10 @@
 //! Jobs of operators under load: they go on after crashes, and they say why something does not move.
 #![allow(clippy::unwrap_used)]
 
-use varve_placement::mover::{JobKind, JobState, Saved};
+use varve_placement::mover::JobState;
 use varve_placement::policy::{Fixed, Hold};
-use varve_placement::sim::{Options, World, loads, models};
-use varve_placement::{DeviceId, DeviceState, Tier};
+use varve_placement::sim::{Jobs, Options, World, loads, models};
+use varve_placement::{DeviceId, DeviceState};
 
 const SSD: DeviceId = DeviceId(0);
 const DISK: DeviceId = DeviceId(1);
@@ -20,10 +20,7 @@ fn world(seconds: u32) -> World {
 fn evacuation_goes_on_after_crashes_and_empties_the_device() {
     let mut world = world(1000);
     world.set_state(SSD, DeviceState::Draining);
-    world.start_job(JobKind::Evacuate {
-        device: SSD,
-        to: None,
-    });
+    world.start_job(SSD);
     let mut saved = toml::to_string(world.jobs()).unwrap();
     let mut rng = fastrand::Rng::with_seed(3);
     let (mut now, mut crashes) = (0, 0);
@@ -37,8 +34,7 @@ fn evacuation_goes_on_after_crashes_and_empties_the_device() {
             saved = toml::to_string(world.jobs()).unwrap();
         }
         if crashes < 50 {
-            let jobs: Saved = toml::from_str(&saved).unwrap();
-            jobs.check(2).unwrap();
+            let jobs: Jobs = toml::from_str(&saved).unwrap();
             world.crash(jobs);
             crashes += 1;
         }
@@ -55,10 +51,7 @@ fn job_says_what_each_unit_waits_for() {
         .iter()
         .for_each(|unit| world.map_mut().hold(*unit, Some(Hold::InUse { session: 12 })));
     world.set_state(SSD, DeviceState::Draining);
-    world.start_job(JobKind::Evacuate {
-        device: SSD,
-        to: None,
-    });
+    world.start_job(SSD);
     world.run_until(59);
     let job = &world.jobs().jobs[0];
     assert_eq!(job.state, JobState::Running, "it waits");
@@ -79,10 +72,7 @@ fn job_waits_for_a_full_target_and_says_how_full_it_is() {
         Box::new(Fixed::new(&[60, 40])),
         options,
     );
-    world.start_job(JobKind::Evacuate {
-        device: SSD,
-        to: None,
-    });
+    world.start_job(SSD);
     world.run_until(50);
     let job = &world.jobs().jobs[0];
     let reason = job.stuck.keys().next().unwrap();
@@ -94,26 +84,9 @@ fn job_waits_for_a_full_target_and_says_how_full_it_is() {
 }
 
 #[test]
-fn file_goes_to_the_tier_it_is_migrated_to_and_the_others_stay() {
-    let mut world = world(60);
-    let key = world.view().catalog.units_on(DISK, None, 1).units[0].key;
-    let others = world.view().catalog.units_on(DISK, None, usize::MAX).units;
-    world.start_job(JobKind::Migrate { key, tier: Tier::Ssd });
-    world.run_until(50);
-    assert_eq!(world.jobs().jobs[0].state, JobState::Done);
-    let after = world.view().catalog.units_on(DISK, None, usize::MAX).units;
-    assert!(after.iter().all(|unit| unit.key != key));
-    assert_eq!(after.len(), others.iter().filter(|unit| unit.key != key).count());
-    assert!(world.jobs().jobs[0].moved_bytes > 0);
-}
-
-#[test]
 fn job_that_is_paused_or_cancelled_moves_nothing_more() {
     let mut world = world(60);
-    world.start_job(JobKind::Evacuate {
-        device: SSD,
-        to: None,
-    });
+    world.start_job(SSD);
     world.run_until(2);
     let mut jobs = world.jobs().clone();
     jobs.jobs[0].pause();
@@ -129,22 +102,6 @@ fn job_that_is_paused_or_cancelled_moves_nothing_more() {
     jobs.jobs[0].cancel();
     jobs.jobs[0].resume();
     assert_eq!(jobs.jobs[0].state, JobState::Cancelled);
-}
-
-#[test]
-fn saved_jobs_of_another_pool_are_refused_with_what_to_do() {
-    let mut saved = Saved::default();
-    saved.start(JobKind::Evacuate {
-        device: DeviceId(5),
-        to: None,
-    });
-    let error = saved.check(2).unwrap_err().to_string();
-    assert!(
-        error.contains("device 5, of 2") && error.contains("cancel"),
-        "{error}"
-    );
-    saved.jobs.push(saved.jobs[0].clone());
-    assert!(saved.check(9).is_err());
 }
 
 /// Runs a world's first job for at most 55 s.
@@ -164,10 +121,7 @@ fn held(world: &mut World, hold: Hold) -> Vec<varve_placement::UnitId> {
         .iter()
         .for_each(|unit| world.map_mut().hold(*unit, Some(hold)));
     world.set_state(SSD, DeviceState::Draining);
-    world.start_job(JobKind::Evacuate {
-        device: SSD,
-        to: None,
-    });
+    world.start_job(SSD);
     units
 }
 
@@ -215,19 +169,15 @@ fn job_ends_when_nothing_more_can_move_and_says_what_is_left() {
 }
 
 #[test]
-fn unit_with_a_copy_where_it_shall_go_only_loses_the_other() {
-    for (at, to) in [(DISK, SSD), (SSD, DISK)] {
-        let mut world = world(60);
-        let unit = world.view().catalog.units_on(at, None, 1).units[0];
-        assert!(world.map_mut().add_copy(unit, to));
-        world.start_job(JobKind::Migrate {
-            key: unit.key,
-            tier: Tier::Ssd,
-        });
-        assert_eq!(state_at_the_end(&mut world), JobState::Done, "{:?}", world.jobs());
-        let place = world.view().catalog.place(unit).unwrap();
-        assert_eq!((place.device, place.second), (SSD, None));
-    }
+fn unit_with_a_copy_elsewhere_only_loses_the_one() {
+    let mut world = world(60);
+    let unit = world.view().catalog.units_on(SSD, None, 1).units[0];
+    assert!(world.map_mut().add_copy(unit, DISK));
+    world.set_state(SSD, DeviceState::Draining);
+    world.start_job(SSD);
+    assert_eq!(state_at_the_end(&mut world), JobState::Done, "{:?}", world.jobs());
+    let place = world.view().catalog.place(unit).unwrap();
+    assert_eq!((place.device, place.second), (DISK, None));
 }
 
 #[test]
@@ -237,10 +187,7 @@ fn copy_in_use_is_not_dropped() {
     assert!(world.map_mut().add_copy(unit, DISK));
     world.map_mut().hold(unit, Some(Hold::InUse { session: 12 }));
     world.set_state(SSD, DeviceState::Draining);
-    world.start_job(JobKind::Evacuate {
-        device: SSD,
-        to: None,
-    });
+    world.start_job(SSD);
     // No write of the load may drop the copy either.
     world.set_state(DISK, DeviceState::ReadOnly);
     world.run_until(20);
@@ -256,10 +203,7 @@ fn last_copy_that_can_be_read_is_not_dropped() {
     assert!(world.map_mut().add_copy(unit, DISK));
     world.set_state(SSD, DeviceState::Draining);
     world.set_state(DISK, DeviceState::Absent);
-    world.start_job(JobKind::Evacuate {
-        device: SSD,
-        to: None,
-    });
+    world.start_job(SSD);
     world.run_until(1);
     assert!(world.view().catalog.place(unit).unwrap().is_on(SSD));
 }
@@ -268,10 +212,7 @@ fn last_copy_that_can_be_read_is_not_dropped() {
 fn unit_that_comes_into_use_while_it_is_copied_stays() {
     let mut world = world(60);
     world.set_state(SSD, DeviceState::Draining);
-    world.start_job(JobKind::Evacuate {
-        device: SSD,
-        to: None,
-    });
+    world.start_job(SSD);
     for second in 1..=30 {
         world.run_until(second);
         let units = world.view().catalog.units_on(SSD, None, usize::MAX).units;

@@ -1,43 +1,22 @@
-//! Operators' jobs, as data that outlives a crash: their progress, and the reason for each byte that does not
-//! move.
+//! Jobs of operators that evacuate a device: their progress, and the reason for each byte that does not move.
 //!
-//! A job is a cursor over the units of its device (or of a list of files). It plans the steps of the next
-//! units; a unit that was planned and is still there on a later pass is planned again. So a job saved at any
-//! time and loaded after a crash does all the remaining work: units whose moves were committed in between are
-//! no longer there and are not moved twice.
+//! A job is a cursor over the units of its device. It plans the steps of the next units; a unit that was
+//! planned and is still there on a later pass is planned again. So a job that begins anew after a crash does
+//! all the remaining work: units whose moves were committed are no longer there and are not moved twice.
 
 use crate::policy::{Act, Budget, Cause, Found, Place, Plan, Step, View, Waiting};
 use crate::{DeviceId, DeviceView, UnitId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use varve_format::{InodeKey, Tier};
 
 /// Most units examined for one plan.
 const LOOKS: usize = 1024;
+/// The same where few may move.
+const LOOKS_MIN: usize = 64;
 
 /// Number of a job; never reused in a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct JobId(pub u64);
-
-/// The kind of a job.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum JobKind {
-    /// All data leaves a device (`evacuate`, the first half of `remove-device` and of `replace`).
-    Evacuate {
-        /// The device.
-        device: DeviceId,
-        /// The target; `None`: the device with most room.
-        to: Option<DeviceId>,
-    },
-    /// A file's data goes to a tier (`migrate`, `pin`).
-    Migrate {
-        /// The file.
-        key: InodeKey,
-        /// The tier.
-        tier: Tier,
-    },
-}
 
 /// The state of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,14 +40,16 @@ pub enum JobState {
 pub struct Job {
     /// Its number.
     pub id: JobId,
-    /// Its kind.
-    pub kind: JobKind,
+    /// The device that all data leaves.
+    pub device: DeviceId,
     /// Its state.
     pub state: JobState,
     /// Bytes moved for it.
     pub moved_bytes: u64,
     /// Bytes that could not move in the last complete pass, by reason.
     pub stuck: BTreeMap<String, u64>,
+    /// Complete passes.
+    pub passes: u64,
     cursor: Option<UnitId>,
     /// Units found in this pass, and of these the units that waiting does not help.
     found: u64,
@@ -76,75 +57,17 @@ pub struct Job {
     passing: BTreeMap<String, u64>,
 }
 
-/// An unusable saved job.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum SavedError {
-    /// Two jobs have one number, or a number is above the last one given out.
-    #[error("two saved jobs have number {0}; remove one of them from the saved list")]
-    Twice(u64),
-    /// It names a device that the pool does not have.
-    #[error("saved job {job} names device {device}, of {devices} in the pool; cancel the job")]
-    NoDevice {
-        /// The job's number.
-        job: u64,
-        /// The device's number.
-        device: u8,
-        /// Devices in the pool.
-        devices: usize,
-    },
-}
-
-/// All jobs, in the form in which they are saved.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Saved {
-    /// Jobs, oldest first.
-    pub jobs: Vec<Job>,
-    /// The last number given out.
-    pub last: u64,
-}
-
-impl Saved {
-    /// Adds a new job.
-    pub fn start(&mut self, kind: JobKind) -> JobId {
-        self.last += 1;
-        let id = JobId(self.last);
-        self.jobs.push(Job::new(id, kind));
-        id
-    }
-
-    /// Checks loaded jobs for a pool of `devices` devices.
-    ///
-    /// # Errors
-    /// The jobs are inconsistent. Nothing is changed.
-    pub fn check(&self, devices: usize) -> Result<(), SavedError> {
-        for (at, job) in self.jobs.iter().enumerate() {
-            if job.id.0 > self.last || self.jobs[..at].iter().any(|other| other.id == job.id) {
-                return Err(SavedError::Twice(job.id.0));
-            }
-            let named = match &job.kind {
-                JobKind::Evacuate { device, to } => [Some(*device), *to],
-                JobKind::Migrate { .. } => [None, None],
-            };
-            if let Some(device) = named.into_iter().flatten().find(|id| id.index() >= devices) {
-                return Err(SavedError::NoDevice {
-                    job: job.id.0,
-                    device: device.0,
-                    devices,
-                });
-            }
-        }
-        Ok(())
-    }
-}
-
 impl Job {
-    fn new(id: JobId, kind: JobKind) -> Self {
+    /// A job that begins, or goes on after `moved_bytes`.
+    #[must_use]
+    pub const fn new(id: JobId, device: DeviceId, moved_bytes: u64) -> Self {
         Self {
             id,
-            kind,
+            device,
             state: JobState::Running,
-            moved_bytes: 0,
+            moved_bytes,
             stuck: BTreeMap::new(),
+            passes: 0,
             cursor: None,
             found: 0,
             lasting: 0,
@@ -159,9 +82,9 @@ impl Job {
         }
     }
 
-    /// Resumes it, or lets it retry data that could not move.
+    /// Resumes it, or lets one that has ended look again: for data that could not move, or that came since.
     pub fn resume(&mut self) {
-        if matches!(self.state, JobState::Paused | JobState::Incomplete) {
+        if self.state != JobState::Cancelled {
             self.state = JobState::Running;
         }
     }
@@ -192,7 +115,9 @@ impl Job {
             return plan;
         }
         let (mut left, mut room) = (budget.bytes, Rooms::of(view));
-        let Found { units, next } = self.next_units(view);
+        let most = usize::try_from(budget.bytes / view.unit_bytes()).unwrap_or(LOOKS);
+        let most = most.clamp(LOOKS_MIN, LOOKS);
+        let Found { units, next } = view.catalog.units_on(self.device, self.cursor, most);
         for unit in units {
             if left < view.unit_bytes() {
                 return plan;
@@ -206,6 +131,7 @@ impl Job {
         self.cursor = next;
         if next.is_none() {
             self.stuck = std::mem::take(&mut self.passing);
+            self.passes += 1;
             let (found, lasting) = (std::mem::take(&mut self.found), std::mem::take(&mut self.lasting));
             if found == lasting {
                 self.state = if found == 0 {
@@ -218,25 +144,6 @@ impl Job {
         plan
     }
 
-    fn next_units(&self, view: &View<'_>) -> Found {
-        match &self.kind {
-            JobKind::Evacuate { device, .. } => view.catalog.units_on(*device, self.cursor, LOOKS),
-            JobKind::Migrate { key, tier } => {
-                let after = self.cursor.or_else(|| before_file(*key));
-                let others = view.devices.iter().filter(|device| device.tier != *tier);
-                let mut units: Vec<_> = others
-                    .flat_map(|device| view.catalog.units_on(device.id, after, LOOKS).units)
-                    .filter(|unit| unit.key == *key)
-                    .collect();
-                units.sort_unstable();
-                units.dedup();
-                units.truncate(LOOKS);
-                let next = units.last().copied().filter(|_| units.len() == LOOKS);
-                Found { units, next }
-            }
-        }
-    }
-
     fn look(
         &mut self,
         unit: UnitId,
@@ -245,8 +152,8 @@ impl Job {
         waiting: &mut Vec<Waiting>,
     ) -> Option<Step> {
         let place = view.catalog.place(unit)?;
-        let (id, cause) = (self.id.0, self.cause());
-        let wrong = |device: &DeviceId| self.is_wrong(*device, view);
+        let (id, cause) = (self.id.0, Cause::Asked);
+        let wrong = |device: &DeviceId| *device == self.device;
         let copies = [place.second, Some(place.device)];
         let from = copies.into_iter().flatten().find(wrong)?;
         self.found += 1;
@@ -278,7 +185,7 @@ impl Job {
         if !view.device(from).state.reads() {
             return self.stuck(&place, from, silent(from), waiting);
         }
-        let able = |to: DeviceId| !self.is_wrong(to, view) && self.wants(to);
+        let able = |to: DeviceId| to != self.device;
         let same_tier = |to: DeviceId| able(to) && view.device(to).tier == view.device(from).tier;
         let fits = |&(_, free): &(DeviceId, u64)| free >= view.unit_bytes();
         // A pin is to a tier: another device of this tier is preferred.
@@ -305,29 +212,6 @@ impl Job {
         }
     }
 
-    const fn cause(&self) -> Cause {
-        match self.kind {
-            JobKind::Evacuate { .. } => Cause::Asked,
-            JobKind::Migrate { .. } => Cause::Rule,
-        }
-    }
-
-    /// Whether the job removes all data from a device.
-    fn is_wrong(&self, device: DeviceId, view: &View<'_>) -> bool {
-        match &self.kind {
-            JobKind::Evacuate { device: from, .. } => device == *from,
-            JobKind::Migrate { tier, .. } => view.device(device).tier != *tier,
-        }
-    }
-
-    /// Whether the job may move data to a device.
-    fn wants(&self, device: DeviceId) -> bool {
-        match &self.kind {
-            JobKind::Evacuate { to: Some(only), .. } => device == *only,
-            JobKind::Evacuate { to: None, .. } | JobKind::Migrate { .. } => true,
-        }
-    }
-
     /// Counts a unit that does not move in this pass.
     fn stuck(
         &mut self,
@@ -342,7 +226,7 @@ impl Job {
             None => waiting.push(Waiting {
                 from: place.device,
                 to,
-                cause: self.cause(),
+                cause: Cause::Asked,
                 bytes,
                 reason: reason.clone().into(),
             }),
@@ -378,23 +262,4 @@ impl Rooms {
             *free = free.saturating_sub(bytes);
         }
     }
-}
-
-/// The last unit name before a file's units.
-fn before_file(key: InodeKey) -> Option<UnitId> {
-    let before = if key.generation.0 > 0 {
-        InodeKey {
-            ino: key.ino,
-            generation: varve_format::Generation(key.generation.0 - 1),
-        }
-    } else {
-        InodeKey {
-            ino: varve_format::Ino(key.ino.0.checked_sub(1)?),
-            generation: varve_format::Generation(u32::MAX),
-        }
-    };
-    Some(UnitId {
-        key: before,
-        index: u32::MAX,
-    })
 }

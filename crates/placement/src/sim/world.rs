@@ -9,10 +9,11 @@ use super::map::Map;
 use super::report::{Report, Second};
 use crate::figures::{Figures, Interval};
 use crate::heat::Heat;
-use crate::mover::{JobId, JobKind, Limits, Mover, Saved, StepNo};
+use crate::mover::{Job, JobId, Limits, Mover, StepNo};
 use crate::policy::{Catalog, Policy, View};
 use crate::{Access, DeviceId, DeviceState, DeviceView, NewData, Op, UnitId, UnitSize};
 use hashbrown::HashMap;
+use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
@@ -108,6 +109,15 @@ struct Process {
     bytes: u32,
 }
 
+/// Jobs of operators, as a driver keeps them.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Jobs {
+    /// Jobs, oldest first.
+    pub jobs: Vec<Job>,
+    /// The last number given out.
+    last: u64,
+}
+
 /// Devices with a policy and a load.
 #[derive(Debug)]
 pub struct World {
@@ -122,7 +132,7 @@ pub struct World {
     policy: Box<dyn Policy>,
     mover: Mover,
     steps: HashMap<StepNo, mover::Under>,
-    jobs: Saved,
+    jobs: Jobs,
     life: u32,
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
     sent: u64,
@@ -192,7 +202,7 @@ impl World {
             policy,
             mover: Mover::new(options.limits),
             steps: HashMap::new(),
-            jobs: Saved::default(),
+            jobs: Jobs::default(),
             life: 0,
             events: BinaryHeap::new(),
             sent: 0,
@@ -285,14 +295,17 @@ impl World {
         self.mover.tallies().map(|(.., tally)| tally.bytes).sum()
     }
 
-    /// Starts a job.
-    pub fn start_job(&mut self, kind: JobKind) -> JobId {
-        self.jobs.start(kind)
+    /// Starts a job that evacuates a device.
+    pub fn start_job(&mut self, device: DeviceId) -> JobId {
+        self.jobs.last += 1;
+        let id = JobId(self.jobs.last);
+        self.jobs.jobs.push(Job::new(id, device, 0));
+        id
     }
 
     /// Jobs, in the form in which they are saved.
     #[must_use]
-    pub const fn jobs(&self) -> &Saved {
+    pub const fn jobs(&self) -> &Jobs {
         &self.jobs
     }
 
@@ -303,7 +316,7 @@ impl World {
 
     /// Simulates a crash and restart of the daemon with saved jobs: steps in flight, heat and queues are
     /// lost, the map is kept.
-    pub fn crash(&mut self, jobs: Saved) {
+    pub fn crash(&mut self, jobs: Jobs) {
         self.life += 1;
         self.drop_steps();
         self.mover = Mover::new(self.options.limits);
