@@ -8,7 +8,10 @@
 
 mod change;
 mod demotion;
+mod recall;
 mod walk;
+
+pub use recall::Recall;
 
 use crate::{Fault, MetaIo, MetaRead, TreeError};
 use std::ops::{ControlFlow, Range};

@@ -3,7 +3,7 @@
 #[cfg(test)]
 mod tests;
 
-use crate::btree::{BTree, KEY_END};
+use crate::btree::{BTree, KEY_END, Recall};
 use crate::names::{NameCheck, Search, check_count, search};
 use crate::{CheckVisitor, Fault, MetaIo, MetaRead, Progress, TreeError};
 use std::ops::ControlFlow;
@@ -214,6 +214,22 @@ impl Directory {
     ) -> Result<DirRoot, M::Error> {
         let mut top = self.top(root)?;
         self.tree.demote(io, &mut top, more)?;
+        Ok(DirRoot::new(&top, root.entries()))
+    }
+
+    /// Promotes the nodes of the index that `recall` wants, and those above them. Returns the root to be
+    /// stored.
+    ///
+    /// # Errors
+    /// Corruption, and the errors of `io`.
+    pub fn recall<M: MetaIo>(
+        &self,
+        io: &mut M,
+        root: &DirRoot,
+        recall: &mut Recall<'_, M>,
+    ) -> Result<DirRoot, M::Error> {
+        let mut top = self.top(root)?;
+        self.tree.recall(io, &mut top, recall)?;
         Ok(DirRoot::new(&top, root.entries()))
     }
 

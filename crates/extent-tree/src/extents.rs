@@ -5,7 +5,7 @@ mod splice;
 #[cfg(test)]
 mod tests;
 
-use crate::btree::BTree;
+use crate::btree::{BTree, Recall};
 use crate::{CheckVisitor, Fault, MetaIo, MetaRead, Progress, TreeError};
 use splice::Splice;
 use std::ops::{ControlFlow, Range};
@@ -321,6 +321,25 @@ impl ExtentTree {
             TreeForm::Inline(_) => Ok(*root),
             TreeForm::Nodes(mut top, counts) => {
                 self.tree.demote(io, &mut top, more)?;
+                Ok(TreeRoot::nodes(&top, &counts))
+            }
+        }
+    }
+
+    /// Promotes the tree's nodes that `recall` wants, and those above them. Returns the root to be stored.
+    ///
+    /// # Errors
+    /// Corruption, and the errors of `io`.
+    pub fn recall<M: MetaIo>(
+        &self,
+        io: &mut M,
+        root: &TreeRoot,
+        recall: &mut Recall<'_, M>,
+    ) -> Result<TreeRoot, M::Error> {
+        match self.form(root)? {
+            TreeForm::Inline(_) => Ok(*root),
+            TreeForm::Nodes(mut top, counts) => {
+                self.tree.recall(io, &mut top, recall)?;
                 Ok(TreeRoot::nodes(&top, &counts))
             }
         }

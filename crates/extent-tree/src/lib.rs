@@ -13,6 +13,7 @@ mod shared;
 mod testing;
 mod xattr;
 
+pub use btree::Recall;
 pub use dir::{DirEntry, Directory};
 pub use error::{CheckVisitor, Fault, TreeError};
 pub use extents::{ExtentTree, Mapping, Run};

@@ -3,7 +3,7 @@
 #[cfg(test)]
 mod tests;
 
-use crate::btree::{BTree, KEY_END};
+use crate::btree::{BTree, KEY_END, Recall};
 use crate::names::{NameCheck, Search, check_count, search};
 use crate::{CheckVisitor, Fault, MetaIo, MetaRead, Progress, TreeError};
 use std::collections::HashSet;
@@ -324,6 +324,56 @@ impl Xattrs {
             self.tree.set(io, top, key, &record)?;
         }
         Ok(all)
+    }
+
+    /// Promotes the nodes of the index and the blocks of values that `recall` wants, and the nodes above
+    /// them. Returns the root to be stored.
+    ///
+    /// # Errors
+    /// Corruption, and the errors of `io`.
+    pub fn recall<M: MetaIo>(
+        &self,
+        io: &mut M,
+        root: &XattrRoot,
+        recall: &mut Recall<'_, M>,
+    ) -> Result<XattrRoot, M::Error> {
+        let mut top = self.top(root)?;
+        if top.height > 0 {
+            self.tree.recall(io, &mut top, recall)?;
+            self.recall_values(io, &mut top, recall)?;
+        }
+        Ok(XattrRoot::new(&top, root.entries(), root.value_blocks()))
+    }
+
+    fn recall_values<M: MetaIo>(
+        &self,
+        io: &mut M,
+        top: &mut Top,
+        recall: &mut Recall<'_, M>,
+    ) -> Result<(), M::Error> {
+        let mut wanted = Vec::new();
+        self.tree.scan(io, top, 0..KEY_END, |leaf, key, bytes| {
+            let record = XattrRecord::parse(bytes).map_err(|fault| self.tree.corrupt(leaf, fault))?;
+            if let XattrValue::Blocks { len, blocks } = record.value
+                && blocks.iter().any(|block| (recall.wants)(*block))
+            {
+                wanted.push((key, record.name.to_vec(), len, blocks));
+            }
+            Ok(ControlFlow::Continue(()))
+        })?;
+        for (key, name, len, mut blocks) in wanted {
+            for block in &mut blocks {
+                if !(recall.wants)(*block) || !(recall.more)(io) {
+                    continue;
+                }
+                io.read(*block, |bytes| self.value_block(bytes, *block, |_| ()))?
+                    .map_err(|fault| self.tree.corrupt(*block, fault))?;
+                *block = io.promote(*block)?;
+            }
+            let record = self.encode(&name, XattrValue::Blocks { len, blocks })?;
+            self.tree.set(io, top, key, &record)?;
+        }
+        Ok(())
     }
 
     /// Returns whether no node of the index and no block of a value is in NVM.
