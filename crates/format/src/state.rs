@@ -3,7 +3,7 @@
 use crate::features::Incompat;
 use crate::{Features, MAP_ROOT_SIZE, ROOT_SIZE};
 use std::mem::{offset_of, size_of};
-use zerocopy::little_endian::{U32, U64};
+use zerocopy::little_endian::{I64, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Body of the pool state block (after the block header).
@@ -42,6 +42,45 @@ pub struct PoolState {
     pub snapshots: [u8; MAP_ROOT_SIZE],
     /// Root of the projects.
     pub projects: [u8; MAP_ROOT_SIZE],
+    /// Number of the last job of an operator; 0: there was none.
+    pub last_job: U64,
+    /// The job that evacuates each tier, by tier number. A program that does not know it keeps it and does
+    /// nothing for it.
+    pub evacuations: [EvacuationRow; 3],
+}
+
+/// The job of an operator that moves all data off a tier, and keeps new data away from it.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct EvacuationRow {
+    /// Number of the job; 0: there is none.
+    pub job: U64,
+    /// Most bytes moved a second; 0: as fast as other moves.
+    pub limit_bytes_per_s: U64,
+    /// Bytes of data moved for it.
+    pub moved_bytes: U64,
+    /// When it was started, in nanoseconds since 1970.
+    pub started_ns: I64,
+    /// 1: an operator has paused it. Others count as 0: it runs.
+    pub paused: u8,
+    /// Zero.
+    pub reserved: [u8; 7],
+}
+
+impl EvacuationRow {
+    /// Whether there is a job.
+    #[must_use]
+    pub const fn is_job(&self) -> bool {
+        self.job.get() != 0
+    }
+
+    /// Whether an operator has paused it.
+    #[must_use]
+    pub const fn is_paused(&self) -> bool {
+        self.paused == 1
+    }
 }
 
 impl PoolState {
@@ -54,16 +93,21 @@ impl PoolState {
         } else {
             offset_of!(Self, next_shared)
         };
-        self.as_bytes()[first..].iter().any(|byte| *byte != 0)
+        self.as_bytes()[first..offset_of!(Self, last_job)]
+            .iter()
+            .any(|byte| *byte != 0)
     }
 }
 
 /// Bytes of a [`PoolState`].
-pub const POOL_STATE_SIZE: usize = 320;
+pub const POOL_STATE_SIZE: usize = 448;
 
 const _: () = {
     assert!(size_of::<PoolState>() == POOL_STATE_SIZE);
     assert!(offset_of!(PoolState, inode_root) == 128);
     assert!(offset_of!(PoolState, shared) == 240);
     assert!(offset_of!(PoolState, projects) == 296);
+    assert!(offset_of!(PoolState, last_job) == 320);
+    assert!(offset_of!(PoolState, evacuations) == 328);
+    assert!(size_of::<EvacuationRow>() == 40);
 };

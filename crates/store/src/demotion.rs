@@ -249,7 +249,7 @@ impl Store {
         if left >= total / ENOUGH || !self.layout.demotes() || self.is_futile() {
             return Ok(0);
         }
-        self.demote_some(STEP_BLOCKS / 4).map(|step| step.moved)
+        self.demote_some(STEP_BLOCKS / 4, true).map(|step| step.moved)
     }
 
     /// Demotes up to `blocks` blocks of metadata, those not used recently first, regardless of the free room;
@@ -263,7 +263,7 @@ impl Store {
         }
         let (mut moved, mut passed) = (0, 0);
         while moved < blocks {
-            let step = self.demote_some((blocks - moved).min(STEP_BLOCKS))?;
+            let step = self.demote_some((blocks - moved).min(STEP_BLOCKS), false)?;
             moved += step.moved;
             passed = if step.moved > 0 {
                 0
@@ -317,7 +317,7 @@ impl Store {
         }
         let (mut passed, mut released) = (0, false);
         while self.space.lock().nvm().0 < enough {
-            let step = self.demote_some(STEP_BLOCKS)?;
+            let step = self.demote_some(STEP_BLOCKS, false)?;
             if step.moved > 0 {
                 passed = 0;
                 continue;
@@ -340,12 +340,14 @@ impl Store {
         Ok(())
     }
 
-    /// Runs one transaction that demotes metadata, at most `limit` blocks.
-    fn demote_some(&self, limit: u64) -> Result<Step> {
+    /// Runs one transaction that demotes metadata, at most `limit` blocks; `ahead` of need it goes to no tier
+    /// that is evacuated.
+    fn demote_some(&self, limit: u64, ahead: bool) -> Result<Step> {
         let mut step = Step::default();
         let mut at = self.demotion.lock().hand;
         let mut tx = self.begin()?;
         tx.core.moves.demoting = true;
+        tx.core.moves.ahead = ahead;
         let cooled = tx.core.demote_from(&mut at, limit, &mut step);
         (step.moved, step.full) = (tx.core.moves.away, tx.core.moves.full);
         let ended = cooled.and_then(|()| tx.commit().map(drop));

@@ -22,6 +22,7 @@ mod cache;
 pub mod check;
 mod demotion;
 mod error;
+mod evacuation;
 mod free_inodes;
 mod journal;
 mod layout;
@@ -37,6 +38,7 @@ mod types;
 
 pub use demotion::DemotionStats;
 pub use error::{Result, StoreError};
+pub use evacuation::Recalled;
 pub use journal::OP_ROOM;
 pub use payload::{Payload, PayloadSource, PayloadUnavailable};
 pub use pool::Store;

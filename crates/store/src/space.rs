@@ -138,6 +138,8 @@ pub(crate) struct Space {
     readers: BTreeMap<TxId, u32>,
     /// Units that became empty and may be trimmed.
     trims: Vec<Span>,
+    /// Tiers that are evacuated: they take new blocks only when no other tier has room.
+    avoided: [bool; 3],
 }
 
 impl Space {
@@ -200,7 +202,17 @@ impl Space {
             horizon: TxId(u64::MAX),
             readers: BTreeMap::new(),
             trims: Vec::new(),
+            avoided: [false; 3],
         }
+    }
+
+    /// Whether a tier is evacuated.
+    pub(crate) const fn is_avoided(&self, tier: Tier) -> bool {
+        self.avoided[tier as usize]
+    }
+
+    pub(crate) const fn avoid(&mut self, tiers: [bool; 3]) {
+        self.avoided = tiers;
     }
 
     fn tier(&mut self, tier: Tier) -> Option<&mut TierSpace> {
@@ -498,7 +510,8 @@ impl Space {
             self.reserve_share(Tier::Ssd),
             self.reserve_share(Tier::Hdd),
         ];
-        for ((out, tier), kept) in stats.tiers.iter_mut().zip(&self.tiers).zip(kept) {
+        let marks = kept.into_iter().zip(self.avoided);
+        for ((out, tier), (kept, avoided)) in stats.tiers.iter_mut().zip(&self.tiers).zip(marks) {
             if let Some(tier) = tier {
                 *out = TierStats {
                     total: tier.total,
@@ -507,6 +520,7 @@ impl Space {
                     unit_blocks: tier.unit_blocks,
                     empty_units: tier.empty.len() as u64,
                     kept,
+                    avoided,
                 };
             }
         }

@@ -172,7 +172,8 @@ pub struct OpenReport {
 /// The tiers for new data blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DataTarget {
-    /// First choice; when it is full, the next slower ones, then the faster ones.
+    /// First choice; when it is full, the next slower ones, then the faster ones. A tier that is evacuated
+    /// comes last.
     pub tier: Tier,
     /// Refuses any other tier.
     pub only: bool,
@@ -240,6 +241,9 @@ pub struct TierStats {
     /// Free blocks that new data may not take: metadata's share and the reserve of the NVM, the last empty
     /// unit of a slower tier.
     pub kept: u64,
+    /// It is evacuated: it takes new data only when no other tier has room.
+    #[serde(default)]
+    pub avoided: bool,
 }
 
 /// Space counters of the pool, in blocks.

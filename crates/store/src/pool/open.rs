@@ -132,6 +132,7 @@ impl Store {
         let snapshot = self.snapshot();
         let state = snapshot.reader().state()?;
         let mut space = self.space.lock();
+        space.avoid(state.evacuations.map(|row| row.is_job()));
         for tier in Tier::ALL {
             let blocks = self.layout.blocks(tier);
             let mut first = 0;

@@ -13,7 +13,7 @@ use zerocopy::IntoBytes;
 const EIO: i32 = 5;
 
 /// Files, names, attributes and links of all sizes.
-fn fill(store: &Store) {
+pub(super) fn fill(store: &Store) {
     let mut tx = store.begin().unwrap();
     let dir = make(&mut tx, ROOT_INO, "dir", 0o040_755).unwrap().ino;
     for i in 0..300 {
@@ -38,7 +38,7 @@ fn fill(store: &Store) {
 }
 
 /// Blocks of the inode file on each tier.
-fn inode_blocks(store: &Store) -> [usize; 3] {
+pub(super) fn inode_blocks(store: &Store) -> [usize; 3] {
     let snapshot = store.snapshot();
     let reader = snapshot.reader();
     let mut on = [0; 3];

@@ -6,6 +6,7 @@ mod crash;
 mod demotion;
 mod demotion_damage;
 mod demotion_full;
+mod evacuation;
 mod faults;
 mod gather;
 mod in_place;

@@ -53,7 +53,11 @@ impl TxState<'_> {
         };
         let later = Tier::ALL.into_iter().filter(|tier| *tier > target.tier);
         let earlier = Tier::ALL.into_iter().rev().filter(|tier| *tier < target.tier);
-        let order: Vec<Tier> = std::iter::once(target.tier).chain(later).chain(earlier).collect();
+        let mut order: Vec<Tier> = std::iter::once(target.tier).chain(later).chain(earlier).collect();
+        if !target.only {
+            let space = self.store.space.lock();
+            order.sort_by_key(|tier| space.is_avoided(*tier));
+        }
         let order = if target.only { &order[..1] } else { &order[..] };
         // First without moving the tail; then, if freed blocks wait for that, after moving it.
         for again in [false, true] {
@@ -74,9 +78,16 @@ impl TxState<'_> {
         Err(StoreError::NoSpace { blocks: want })
     }
 
-    /// Allocates a block for metadata on a slower tier, the faster one first; `None` if there is none.
+    /// Allocates a block for metadata on a slower tier, the faster one first; `None` if there is none. A tier
+    /// that is evacuated comes last, and not at all for metadata that is moved ahead of need.
     pub(crate) fn alloc_cold(&mut self) -> Result<Option<Span>> {
-        for tier in [Tier::Ssd, Tier::Hdd] {
+        let mut order = vec![Tier::Ssd, Tier::Hdd];
+        {
+            let space = self.store.space.lock();
+            order.retain(|tier| !self.moves.ahead || !space.is_avoided(*tier));
+            order.sort_by_key(|tier| space.is_avoided(*tier));
+        }
+        for tier in order {
             if let Some(span) = self.alloc_on(tier, false, 1)? {
                 self.spans.push(span);
                 self.set_bits(span, true)?;

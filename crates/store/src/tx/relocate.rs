@@ -17,8 +17,10 @@ const PAUSE_BLOCKS: u64 = 8;
 pub(crate) struct Moves {
     /// The transaction was begun to demote metadata: its reads do not count as use.
     pub(crate) demoting: bool,
+    /// It is done ahead of need: nothing goes to a tier that is evacuated.
+    pub(crate) ahead: bool,
     pub(crate) away: u64,
-    back: u64,
+    pub(crate) back: u64,
     /// No slower tier has a free block.
     pub(crate) full: bool,
 }

@@ -118,6 +118,7 @@ const ROOMY: TierStats = TierStats {
     unit_blocks: 10,
     empty_units: 900,
     kept: 0,
+    avoided: false,
 };
 
 fn roomy() -> SpaceStats {
