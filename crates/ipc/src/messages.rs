@@ -718,6 +718,36 @@ pub enum Admin {
         /// Tier; `None`: the wish ends.
         to: Option<Tier>,
     },
+    /// The jobs of operators.
+    Jobs,
+    /// Moves all data off a tier, and keeps new data away from it until the job is cancelled. `EINVAL` for
+    /// NVM, `ENXIO` if the pool has no such tier, `EEXIST` if that is so already.
+    Evacuate {
+        /// Tier.
+        tier: Tier,
+        /// Although the other tiers do not take all that is on it.
+        partly: bool,
+    },
+    /// Changes a job. `ENOENT` if there is none of this number.
+    Job {
+        /// Number.
+        id: u64,
+        /// What becomes of it.
+        act: JobAct,
+    },
+}
+
+/// What becomes of a job of an operator.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum JobAct {
+    /// It moves nothing until it is resumed; new data still goes elsewhere.
+    Pause,
+    /// It goes on, and tries again what it could not move.
+    Resume,
+    /// It ends: what was moved stays where it is, and the tier takes new data again.
+    Cancel,
+    /// Most bytes moved a second, at least 1; `None`: as fast as other moves.
+    Limit(Option<u64>),
 }
 
 /// An inode that is to be pinned.

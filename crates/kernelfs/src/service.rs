@@ -9,6 +9,7 @@ use crate::ops::digest::{Digests, TakeOver};
 use crate::ops::forward::Forwarding;
 use crate::ops::handshake::{Handshake, LocalSession};
 use crate::ops::holds::HeldInodes;
+use crate::ops::jobs::Jobs;
 use crate::ops::lifecycle::{self, Shutdown, Upkeep};
 use crate::ops::log::LogRequests;
 use crate::ops::migrate::Mover;
@@ -228,6 +229,18 @@ impl KernelFs {
             Admin::PlaceShared { files, to } => {
                 let set = Pinning::of(self).place_shared(&files, to)?;
                 serde_json::to_string(&set).map_err(|_| no(libc::EIO))?
+            }
+            Admin::Jobs => {
+                let jobs = Jobs::of(self).list()?;
+                serde_json::to_string(&jobs).map_err(|_| no(libc::EIO))?
+            }
+            Admin::Evacuate { tier, partly } => {
+                let asked = Jobs::of(self).evacuate(tier, partly)?;
+                serde_json::to_string(&asked).map_err(|_| no(libc::EIO))?
+            }
+            Admin::Job { id, act } => {
+                let job = Jobs::of(self).act(id, act)?;
+                serde_json::to_string(&job).map_err(|_| no(libc::EIO))?
             }
             Admin::ApplyRules => {
                 let applied = Ruling::of(self).apply()?;

@@ -665,6 +665,51 @@ fn pinned_files_are_whole_when_it_crashes() {
 }
 
 #[test]
+fn files_are_whole_when_it_crashes_while_tiers_are_evacuated() {
+    let mut jobs = Vec::new();
+    for medium in [SimMedium::Dax, SimMedium::File] {
+        let script = Script {
+            before: [setup(true), filled(0..4, 2)].concat(),
+            acts: [
+                vec![Act::Place, Act::Evacuate(Tier::Ssd), Act::Place],
+                ops(&[write("n0", 5000, 9000, 93)]),
+                vec![Act::Digest, Act::Place, Act::Checkpoint, Act::Place],
+                ops(&[write("n1", 0, 5000, 94), Op::Unlink(vec!["n3"])]),
+                // The other one meanwhile, and this one takes data again.
+                vec![
+                    Act::Evacuate(Tier::Hdd),
+                    Act::Digest,
+                    Act::Place,
+                    Act::Evacuate(Tier::Ssd),
+                ],
+                vec![
+                    Act::Place,
+                    Act::Restart,
+                    Act::Place,
+                    Act::Evacuate(Tier::Hdd),
+                    Act::Place,
+                ],
+            ]
+            .concat(),
+        };
+        jobs.push((script, brim(medium), effort(Effort::thorough(seed()))));
+        for run in 0..2 * scale() {
+            let seed = seed() * 1000 + run;
+            let mut script = shared(seed, 2, 20, Flavour::Moving);
+            for (number, tier) in [Tier::Ssd, Tier::Hdd, Tier::Ssd].into_iter().enumerate() {
+                let at = script.acts.len() * (number + 1) / 4;
+                let acts = [Act::Evacuate(tier), Act::Place];
+                script.acts.splice(at..at, acts);
+            }
+            jobs.push((script, brim(medium), effort(Effort::ordinary(seed))));
+        }
+    }
+    let sum = explore("evacuated tiers", &jobs);
+    assert!(sum.by_activity["evacuation"] > 20, "{sum:?}");
+    assert!(sum.moved > 100, "{sum:?}");
+}
+
+#[test]
 fn session_that_is_sealed_amid_a_call_does_it_once() {
     let mut jobs = Vec::new();
     for (index, op) in workload::singles().into_iter().enumerate() {

@@ -15,9 +15,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use varve_format::inode::{Content, Inode, InodeSlot};
 use varve_format::seeded::{Bug, armed};
-use varve_format::{FileBlock, Ino, InodeKey, PinTo, Tier, TxId};
+use varve_format::{BLOCK_BYTES, FileBlock, Ino, InodeKey, PinTo, Tier, TxId};
 use varve_ipc::Clock;
-use varve_store::{DataTarget, MappedPart, OP_ROOM, SharedPart, Store, StoreError};
+use varve_store::{DataTarget, MappedPart, OP_ROOM, SharedPart, SpaceStats, Store, StoreError};
 
 /// Most blocks of one transaction of moves, which commits nothing else: 1 MiB.
 const TX_BLOCKS: u64 = 256;
@@ -153,6 +153,23 @@ impl PinnedFiles for StoreCatalog<'_> {
     }
 }
 
+/// All files and shared blocks, whatever pins hold: for jobs of operators.
+struct Unheld<'c, 's>(&'c StoreCatalog<'s>);
+
+impl Catalog for Unheld<'_, '_> {
+    fn files(&self, from: Ino, most: usize) -> (Vec<InodeKey>, Option<Ino>) {
+        self.0.files(from, most)
+    }
+
+    fn extents(&self, key: InodeKey, from: FileBlock, most: usize) -> Vec<MappedPart> {
+        PinnedFiles::extents(self.0, key, from, most)
+    }
+
+    fn shared(&self, numbers: Range<u64>, most: usize) -> Vec<SharedPart> {
+        PinnedFiles::shared(self.0, numbers, most)
+    }
+}
+
 /// Whether the inode is a regular file without an unfinished truncation.
 fn movable(inode: &Inode) -> bool {
     matches!(inode.content, Content::File(_)) && (inode.orphan.is_none() || inode.attr.nlink == 0)
@@ -218,14 +235,19 @@ impl<'k> Mover<'k> {
         };
         let space = self.store.space();
         let mut jobs = self.placer.pins.plan(&space, &catalog, self.step_blocks);
+        jobs.extend(self.evacuate(&space, &catalog, self.left(&jobs)));
         catalog.held = self.placer.pins.held();
-        let pinned: u64 = jobs.iter().map(Job::blocks).sum();
-        let left = self.step_blocks - pinned.min(self.step_blocks);
+        let left = self.left(&jobs);
         jobs.extend(self.placer.policy.plan(&space, &catalog, left));
         let mut total = 0;
         let mut shown = Vec::with_capacity(jobs.len());
         for mut job in jobs {
+            if space.tiers[job.to as usize].avoided && !job.moves.is_empty() {
+                job.moves.clear();
+                job.waiting = Some(format!("waiting: {} is evacuated", job.to.name()));
+            }
             total += self.carry_job(&mut job);
+            self.placer.evacuations.stepped(&job);
             shown.push(PlacementStatus {
                 from: job.from.name().into(),
                 to: job.to.name().into(),
@@ -234,10 +256,55 @@ impl<'k> Mover<'k> {
                 waiting: job.waiting,
             });
         }
+        total += self.evacuate_metadata(left);
         let (cooled, waiting) = self.cool_metadata();
         shown.extend(self.metadata_status(cooled, waiting));
         *self.placer.jobs.lock() = shown;
         total + cooled
+    }
+
+    /// Blocks that a step may still move beside these jobs.
+    fn left(&self, jobs: &[Job]) -> u64 {
+        let planned: u64 = jobs.iter().map(Job::blocks).sum();
+        self.step_blocks.saturating_sub(planned)
+    }
+
+    /// Plans the moves of operators' jobs.
+    fn evacuate(&self, space: &SpaceStats, catalog: &StoreCatalog<'_>, most: u64) -> Vec<Job> {
+        let (evacuations, meters) = (&self.placer.evacuations, &self.placer.meters);
+        match self.store.evacuations() {
+            Ok(rows) => evacuations.plan(&rows, space, &Unheld(catalog), meters, most),
+            Err(error) => {
+                self.faults.note_error(&error);
+                Vec::new()
+            }
+        }
+    }
+
+    /// Moves metadata off tiers that are evacuated, at most about `most` blocks. Returns their number.
+    fn evacuate_metadata(&self, most: u64) -> u64 {
+        let space = self.store.space();
+        let evacuations = &self.placer.evacuations;
+        let mut moved = 0;
+        for (tier, mut at, blocks) in evacuations.metadata_due(&space, most) {
+            match self.store.recall_metadata(tier, &mut at, blocks) {
+                Ok(step) => {
+                    moved += step.moved;
+                    let now_ms = self.placer.meters.now_ns() / 1_000_000;
+                    evacuations.metadata_moved(tier, at, &step, now_ms);
+                }
+                Err(error) => self.faults.note_error(&error),
+            }
+        }
+        // Metadata that was freed is there until the journal's tail has passed.
+        let waits = |tier: &Tier| evacuations.waits_for_tail(*tier, &space);
+        if Tier::ALL.iter().any(waits)
+            && self.store.pending_frees().blocks == 0
+            && let Err(error) = self.store.checkpoint()
+        {
+            self.faults.note_error(&error);
+        }
+        moved
     }
 
     /// Moves metadata to slower tiers before the NVM has too little room for more: returns the number of
@@ -300,6 +367,9 @@ impl<'k> Mover<'k> {
     fn carry_moves(&self, job: &mut Job) -> u64 {
         let (mut at, mut total, mut most) = (0, 0, TX_MOVES);
         while at < job.moves.len() && !self.stopping.load(Ordering::Acquire) {
+            if job.cause == Cause::Evacuated && !self.placer.evacuations.goes_on(job.from) {
+                break;
+            }
             self.let_others_go_first(job);
             match self.carry_some(job, &job.moves[at..], most) {
                 Ended::Done { moves, blocks } => {
@@ -323,6 +393,7 @@ impl<'k> Mover<'k> {
                     self.store.note_damage(&error);
                     match job.cause {
                         Cause::Pinned => self.placer.pins.failed(&bad),
+                        Cause::Evacuated => self.placer.evacuations.failed(job.from, &bad),
                         _ => self.placer.policy.failed(&bad),
                     }
                     at += 1;
@@ -381,6 +452,7 @@ impl<'k> Mover<'k> {
         for (moved, _) in done.iter().filter(|(_, done)| *done) {
             blocks += u64::from(moved.len);
             self.placer.policy.moved(job, moved);
+            self.placer.evacuations.moved(job, moved);
         }
         self.placer.count(job, blocks);
         Ended::Done {
@@ -425,6 +497,15 @@ impl<'k> Mover<'k> {
                 Ok(did) => done.push((*moved, did)),
                 Err(error) => return Err((done.len(), error)),
             }
+        }
+        if job.cause == Cause::Evacuated {
+            let moved = done
+                .iter()
+                .filter(|(_, did)| *did)
+                .map(|(moved, _)| u64::from(moved.len));
+            let bytes = moved.sum::<u64>() * BLOCK_BYTES;
+            tx.note_evacuated(job.from, bytes)
+                .map_err(|error| (done.len(), error))?;
         }
         let tx = tx.commit().map_err(|error| (done.len(), error))?;
         Ok((done, tx))

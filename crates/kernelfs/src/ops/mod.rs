@@ -3,8 +3,8 @@
 //!
 //! An operation is a struct of references that [`KernelFs`](crate::KernelFs) lends for one call (`of`). An
 //! operation that needs another holds it as a field, and only one from an earlier line:
-//! - `rows`, `map`, `status`, `watch` need no other;
-//! - `digest`, `read`;
+//! - `jobs`, `map`, `rows`, `watch` need no other;
+//! - `digest`, `read`, `status`;
 //! - `holds`, `migrate`, `pin`, `teardown`;
 //! - `record`, `recovery`, `release`, `reserve`, `rules`, `sharing`, `sync`;
 //! - `acquire`, `lifecycle`, `log`;
@@ -15,6 +15,7 @@ pub(crate) mod digest;
 pub(crate) mod forward;
 pub(crate) mod handshake;
 pub(crate) mod holds;
+pub(crate) mod jobs;
 pub(crate) mod lifecycle;
 pub(crate) mod log;
 pub(crate) mod map;

@@ -4,8 +4,9 @@ use crate::counters::Counters;
 use crate::health::{Health, LogsStatus, MediumStatus};
 use crate::kernel::{Env, KernelFs};
 use crate::leases::{LeaseDetail, WaitStatus};
+use crate::ops::jobs::Jobs;
 use crate::placement::jobs::Placer;
-use crate::placement::{DeviceFigures, MovedStatus, PlacementStatus, TierHeat};
+use crate::placement::{DeviceFigures, JobStatus, MovedStatus, PlacementStatus, TierHeat};
 use crate::session::table::{Phase, SessionEntry, SessionTable, Sessions};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -47,6 +48,9 @@ pub struct TierStatus {
     /// Accesses to its data that placement has counted.
     #[serde(default)]
     pub accesses: TierHeat,
+    /// It is evacuated: it takes new data only when no other tier has room.
+    #[serde(default)]
+    pub evacuated: bool,
     /// Measured speed of its device.
     #[serde(default)]
     pub figures: DeviceFigures,
@@ -196,6 +200,9 @@ pub struct Status {
     /// Those jobs that move data between tiers.
     #[serde(default)]
     pub placement: Vec<PlacementStatus>,
+    /// Jobs of operators (`varve jobs`).
+    #[serde(default)]
+    pub operator_jobs: Vec<JobStatus>,
 }
 
 /// Output of `varve debug session`.
@@ -234,6 +241,7 @@ pub(crate) struct View<'k> {
     health: &'k Health,
     counters: &'k Counters,
     env: &'k Env,
+    jobs: Jobs<'k>,
 }
 
 impl<'k> View<'k> {
@@ -246,6 +254,7 @@ impl<'k> View<'k> {
             health: &kernel.health,
             counters: &kernel.counters,
             env: &kernel.env,
+            jobs: Jobs::of(kernel),
         }
     }
 
@@ -295,6 +304,7 @@ impl<'k> View<'k> {
                 moved_in_bytes: get(&self.placer.moved_in[tier as usize]) * block,
                 moved_out_bytes: get(&self.placer.moved_out[tier as usize]) * block,
                 accesses: heat[tier as usize],
+                evacuated: stats.avoided,
                 figures: DeviceFigures::of(self.placer.meters.tier(tier)),
             });
         }
@@ -338,6 +348,8 @@ impl<'k> View<'k> {
         let space = self.store.space();
         let tiers = self.tiers(&space);
         let placement = self.placer.jobs();
+        // A damaged pool state is told by `latched` and `fsck`.
+        let operator_jobs = self.jobs.list().unwrap_or_default();
         let used = self.log_fill();
         let counters = &self.counters;
         let now_ms = || self.env.clock.monotonic_ms();
@@ -396,6 +408,7 @@ impl<'k> View<'k> {
             moved: self.placer.all_moved(),
             placement_policy: self.placer.policy.name().into(),
             placement,
+            operator_jobs,
         }
     }
 

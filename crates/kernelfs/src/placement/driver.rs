@@ -183,7 +183,7 @@ impl Driver {
         let blocks = bytes.div_ceil(BLOCK_BYTES);
         let fits = |tier: &Tier| {
             let stats = &space.tiers[*tier as usize];
-            stats.total > 0 && Fill::of(*tier, stats).below(self.marks.high) > blocks
+            stats.total > 0 && !stats.avoided && Fill::of(*tier, stats).below(self.marks.high) > blocks
         };
         Tier::ALL.into_iter().find(fits).unwrap_or(Tier::Nvm)
     }
@@ -197,35 +197,51 @@ fn room_of(tier: Tier, space: &SpaceStats) -> [u64; 3] {
     [fill.usable, fill.left, pending].map(|blocks| blocks * BLOCK_BYTES)
 }
 
+/// Whether a tier takes new data.
+const fn state_of(tier: Tier, space: &SpaceStats) -> DeviceState {
+    if space.tiers[tier as usize].avoided {
+        DeviceState::Draining
+    } else {
+        DeviceState::Online
+    }
+}
+
+/// The tiers of the pool and their devices, as they are now.
+pub(super) fn devices_of(space: &SpaceStats, meters: &Meters) -> (Vec<Tier>, Vec<DeviceView>) {
+    let there = |tier: &Tier| space.tiers[*tier as usize].total > 0;
+    let tiers: Vec<Tier> = Tier::ALL.into_iter().filter(there).collect();
+    let view = |(at, tier): (usize, &Tier)| {
+        let (figures, queue) = meters.tier(*tier).figures();
+        let [total_bytes, free_bytes, pending_bytes] = room_of(*tier, space);
+        DeviceView {
+            id: DeviceId(at as u8),
+            name: tier.name().into(),
+            tier: *tier,
+            total_bytes,
+            free_bytes,
+            pending_bytes,
+            state: state_of(*tier, space),
+            parallel: meters.tier(*tier).parallel(),
+            queue,
+            figures,
+        }
+    };
+    let devices = tiers.iter().enumerate().map(view).collect();
+    (tiers, devices)
+}
+
 impl State {
     /// Sees the devices as they are now.
     fn look(&mut self, space: &SpaceStats, meters: &Meters) {
-        let there = |tier: &Tier| space.tiers[*tier as usize].total > 0;
         self.now_ms = meters.now_ns() / 1_000_000;
-        self.tiers = Tier::ALL.into_iter().filter(there).collect();
-        let view = |(at, tier): (usize, &Tier)| {
-            let (figures, queue) = meters.tier(*tier).figures();
-            let [total_bytes, free_bytes, pending_bytes] = room_of(*tier, space);
-            DeviceView {
-                id: DeviceId(at as u8),
-                name: tier.name().into(),
-                tier: *tier,
-                total_bytes,
-                free_bytes,
-                pending_bytes,
-                state: DeviceState::Online,
-                parallel: meters.tier(*tier).parallel(),
-                queue,
-                figures,
-            }
-        };
-        self.devices = self.tiers.iter().enumerate().map(view).collect();
+        (self.tiers, self.devices) = devices_of(space, meters);
     }
 
     /// Updates the space of devices that are known.
     fn look_at_space(&mut self, space: &SpaceStats) {
         for device in &mut self.devices {
             [device.total_bytes, device.free_bytes, device.pending_bytes] = room_of(device.tier, space);
+            device.state = state_of(device.tier, space);
         }
     }
 

@@ -3,7 +3,7 @@
 
 use super::meter::Meters;
 use super::walk::Walk;
-use super::{Cause, Job, Pins, Placement};
+use super::{Cause, Evacuations, Job, Pins, Placement};
 use crate::bell::Bell;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -68,6 +68,8 @@ pub(crate) struct Placer {
     pub(crate) policy: Box<dyn Placement>,
     /// Operators' wishes, which come first.
     pub(crate) pins: Pins,
+    /// Operators' jobs, which come before wishes where these name a tier that is evacuated.
+    pub(crate) evacuations: Evacuations,
     /// Operators' rules, which come before the policy and after commands; `None`: they cannot be read, and
     /// nothing changes what earlier ones have set.
     pub(crate) rules: Option<Rules>,
@@ -87,7 +89,7 @@ pub(crate) struct Placer {
 }
 
 impl Placer {
-    /// Tiers take pinned data until they are `high` percent full.
+    /// Tiers take pinned and evacuated data until they are `high` percent full.
     pub(crate) fn new(
         policy: Box<dyn Placement>,
         rules: Option<Rules>,
@@ -97,6 +99,7 @@ impl Placer {
         Self {
             policy,
             pins: Pins::new(high),
+            evacuations: Evacuations::new(high),
             rules,
             walk: Mutex::default(),
             turn: Mutex::default(),

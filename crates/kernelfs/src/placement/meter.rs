@@ -176,7 +176,7 @@ impl Meters {
     }
 
     /// Monotonic time.
-    pub(super) fn now_ns(&self) -> u64 {
+    pub(crate) fn now_ns(&self) -> u64 {
         self.clock.monotonic_ns()
     }
 

@@ -3,6 +3,7 @@
 //! decides nothing. Operators' pins ([`Pins`]) come before the policy.
 
 mod driver;
+mod evacuations;
 mod fill;
 pub(crate) mod jobs;
 pub(crate) mod meter;
@@ -11,6 +12,8 @@ mod units;
 pub(crate) mod walk;
 
 pub use driver::{Driver, STAY_MS};
+pub(crate) use evacuations::{Evacuations, used_blocks};
+pub use evacuations::{JobState, JobStatus};
 pub use jobs::{MovedStatus, PlacementStatus};
 pub use meter::{DeviceFigures, DirectionFigures, Meters, SizeFigures};
 pub use pins::{Held, PinnedFiles, Pins, Wish};
@@ -114,6 +117,8 @@ pub enum Cause {
     Metadata,
     /// An operator wants them on another tier.
     Pinned,
+    /// An operator wants their tier empty.
+    Evacuated,
 }
 
 impl Cause {
@@ -127,6 +132,7 @@ impl Cause {
             Self::Cold => "unused data",
             Self::Metadata => "cold metadata",
             Self::Pinned => "pinned data",
+            Self::Evacuated => "evacuated data",
         }
     }
 }

@@ -143,7 +143,7 @@ impl Pins {
     /// Blocks that a tier still takes.
     fn room(&self, tier: Tier, space: &SpaceStats) -> u64 {
         let stats = &space.tiers[tier as usize];
-        if stats.total == 0 {
+        if stats.total == 0 || stats.avoided {
             return 0;
         }
         Fill::of(tier, stats).below(self.high)
@@ -287,6 +287,7 @@ impl Plan<'_> {
                 let stats = &self.space.tiers[to as usize];
                 let waits = match stats.total {
                     0 => format!("waiting: this pool has no {}", to.name()),
+                    _ if stats.avoided => format!("waiting: {} is evacuated", to.name()),
                     _ => format!("waiting: {} {} % full", to.name(), Fill::of(to, stats).percent()),
                 };
                 self.job(from, to).waiting = Some(waits);

@@ -24,7 +24,7 @@ const FILES: usize = 256;
 const LOOKS: usize = 16_384;
 
 /// The file whose units are those of the shared blocks.
-const SHARED: InodeKey = InodeKey {
+pub(super) const SHARED: InodeKey = InodeKey {
     ino: Ino(0),
     generation: Generation(0),
 };

@@ -105,3 +105,15 @@ pub fn sound(kernel: &KernelFs) {
     assert_eq!(kernel.store().check().unwrap(), []);
     assert_eq!(kernel.store().check_data().unwrap(), []);
 }
+
+/// Removes a file of the root directory with all of its data.
+pub fn unlink(kernel: &KernelFs, name: &str) {
+    let mut tx = kernel.store().begin().unwrap();
+    let ino = tx.dir_remove(ROOT.ino, name.as_bytes()).unwrap().key.ino;
+    tx.edit(ino, |attr| attr.nlink -= 1).unwrap();
+    assert_eq!(
+        tx.continue_free(ino, 100_000).unwrap(),
+        varve_store::Progress::Done
+    );
+    tx.commit().unwrap();
+}

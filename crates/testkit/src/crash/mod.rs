@@ -27,7 +27,7 @@ use oracle::History;
 use std::fmt::Display;
 use varve_format::inode::InodeSlot;
 use varve_format::{Ino, Pin, PinTo, PinnedBy, Tier};
-use varve_ipc::{Admin, Peer, Pinned};
+use varve_ipc::{Admin, JobAct, Peer, Pinned};
 use varve_libfs::{Errno, Fs, OpenFile, OpenFlags};
 use varve_media::sim::Recording;
 
@@ -53,6 +53,8 @@ pub enum Act {
     /// An operator pins everything to a tier: the root directory, for what is made in it later, and each
     /// inode.
     Pin(Tier),
+    /// An operator has a tier evacuated, or ends that.
+    Evacuate(Tier),
     /// A checkpoint, which empties the journal.
     Checkpoint,
     /// All sessions are sealed by force and resume.
@@ -106,6 +108,7 @@ impl Act {
             Self::Tick | Self::Rest | Self::Hold(_) | Self::LetGo => "tick",
             Self::Place => "migration",
             Self::Pin(_) => "pinning",
+            Self::Evacuate(_) => "evacuation",
             Self::Read(..) => "reading",
             Self::Checkpoint => "checkpoint",
             Self::Seal | Self::SealOne(_) | Self::Amid(_) | Self::Freeze(_) | Self::Thaw(_) => "seal",
@@ -350,6 +353,22 @@ impl Stage {
             .map(drop)
     }
 
+    fn evacuate(&mut self, tier: Tier) -> Result<(), String> {
+        let kernel = self.rig.kernel();
+        let row = kernel.store().evacuations().map_err(say)?[tier as usize];
+        let asked = match row.is_job() {
+            true => Admin::Job {
+                id: row.job.get(),
+                act: JobAct::Cancel,
+            },
+            false => Admin::Evacuate { tier, partly: true },
+        };
+        kernel
+            .admin_request(Peer::this_process(), asked)
+            .map_err(say)
+            .map(drop)
+    }
+
     fn place(&mut self) -> Result<(), String> {
         let kernel = self.rig.kernel();
         let promoted = || kernel.status().tiers[0].moved_in_bytes / varve_format::BLOCK_BYTES;
@@ -399,6 +418,7 @@ impl Stage {
             Act::Tick => self.rig.settle(),
             Act::Place => self.place()?,
             Act::Pin(tier) => self.pin(*tier)?,
+            Act::Evacuate(tier) => self.evacuate(*tier)?,
             Act::Read(session, path) => {
                 let read = target::content(&self.clients[*session].fs, path);
                 read.map_err(|errno| format!("read: {errno:?}"))?;
