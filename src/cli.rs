@@ -69,6 +69,10 @@ pub enum Command {
     Rules(crate::pin_args::RulesArgs),
     /// Say on which tiers the data of files is, and why
     WhichTier(crate::pin_args::WhichTierArgs),
+    /// Move all data off a tier of a pool, and keep it empty
+    Evacuate(crate::job_args::EvacuateArgs),
+    /// Show, pause, bound or cancel such jobs, and say why bytes do not move
+    Jobs(crate::job_args::JobsArgs),
     /// Check every structure and cross-reference of a pool
     Fsck(FsckArgs),
     /// Verify all data against its checksums

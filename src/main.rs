@@ -16,6 +16,8 @@ mod doctor;
 mod exit;
 mod health;
 mod helper;
+mod job_args;
+mod jobs;
 mod metrics;
 mod mkfs;
 mod mount;
@@ -104,6 +106,8 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Exclude(args) => pin::exclude(&args).map(done),
         Command::Rules(args) => pin::rules(&args).map(done),
         Command::WhichTier(args) => pin::which_tier(&args).map(done),
+        Command::Evacuate(args) => jobs::evacuate(&args).map(done),
+        Command::Jobs(args) => jobs::jobs(&args).map(done),
         Command::Usage(args) => share::usage(&args).map(done),
         Command::Fsck(args) => Ok(check::fsck(&args)),
         Command::Scrub(args) => check::scrub(&args),

@@ -15,6 +15,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
+use varve_kernelfs::JobStatus;
 use varve_kernelfs::placement::{Cause, DeviceFigures};
 use varve_kernelfs::{MediumStatus, SessionStatus, TierStatus};
 
@@ -270,6 +271,7 @@ fn move_metrics(page: &mut Page, look: &Look) {
         the daemon started",
         jobs.collect(),
     );
+    job_metrics(page, &status.operator_jobs);
     let moved = status
         .moved
         .iter()
@@ -278,6 +280,68 @@ fn move_metrics(page: &mut Page, look: &Look) {
         "moved_blocks",
         "Blocks of 4 KiB moved between tiers since the daemon started, by cause",
         moved.collect(),
+    );
+}
+
+/// Adds the jobs of operators.
+fn job_metrics(page: &mut Page, jobs: &[JobStatus]) {
+    let labels = |job: &JobStatus, more: &[(&str, &str)]| -> Labels {
+        let id = job.id.to_string();
+        let own = [("job", id.as_str()), ("kind", &job.kind), ("tier", &job.tier)];
+        let all = own.iter().chain(more);
+        all.map(|(name, value)| ((*name).into(), (*value).into()))
+            .collect()
+    };
+    let of = |value: &dyn Fn(&JobStatus) -> Option<u64>| -> Vec<_> {
+        let some = jobs
+            .iter()
+            .filter_map(|job| Some((labels(job, &[]), value(job)?)));
+        some.collect()
+    };
+    let state = |job: &JobStatus| (labels(job, &[("state", job.state.name())]), 1);
+    page.gauge(
+        "operator_job",
+        "Jobs of operators, with their states",
+        jobs.iter().map(state).collect(),
+    );
+    page.gauge(
+        "operator_job_moved_bytes",
+        "Bytes of data that a job has moved since it was started, over restarts of the daemon",
+        of(&|job| Some(job.moved_bytes)),
+    );
+    page.gauge(
+        "operator_job_moved_metadata_bytes",
+        "Bytes of metadata that a job has moved since the daemon started",
+        of(&|job| Some(job.moved_metadata_bytes)),
+    );
+    page.gauge(
+        "operator_job_left_bytes",
+        "Bytes in use on the tier of a job",
+        of(&|job| Some(job.left_bytes)),
+    );
+    page.gauge(
+        "operator_job_bytes_per_second",
+        "Bytes of data that a job moves a second; absent while not known",
+        of(&|job| job.bytes_per_s),
+    );
+    page.gauge(
+        "operator_job_limit_bytes_per_second",
+        "Most bytes that a job may move a second; absent without a limit",
+        of(&|job| job.limit_bytes_per_s),
+    );
+    page.gauge(
+        "operator_job_eta_seconds",
+        "Estimated time until a job is done; absent while not known",
+        of(&|job| job.eta_s),
+    );
+    let stays = jobs.iter().flat_map(|job| {
+        let one = |(reason, bytes): (&String, &u64)| (labels(job, &[("reason", reason)]), *bytes);
+        job.stays.iter().map(one).collect::<Vec<_>>()
+    });
+    page.gauge(
+        "operator_job_stays_bytes",
+        "Bytes that do not move, by reason",
+        stays.collect(),
     );
 }
 
@@ -631,8 +695,9 @@ mod tests {
 
     /// Numbers of the status that are not exported as values: identities, which are labels where they matter,
     /// and positions in queues, which are for people.
-    const NO_MEASURE: [&str; 4] = [
+    const NO_MEASURE: [&str; 5] = [
         "/pid",
+        "/operator_jobs/0/started_ns",
         "/waiting/0/inode",
         "/waiting/0/before",
         "/waiting/0/holders/0/asked_ms",
@@ -666,6 +731,11 @@ mod tests {
         status["placement"] =
             json!([{ "from": "nvm", "to": "ssd", "cause": "full", "moved_blocks": 1, "waiting": null }]);
         status["moved"] = json!([{ "from": "hdd", "to": "nvm", "cause": "hot", "blocks": 1 }]);
+        status["operator_jobs"] = json!([{
+            "id": 0, "kind": "evacuate", "tier": "ssd", "state": "running", "moved_bytes": 1,
+            "moved_metadata_bytes": 1, "left_bytes": 1, "limit_bytes_per_s": 1, "bytes_per_s": 1, "eta_s": 1,
+            "started_ns": 0, "stays": { "waiting: hdd 97 % full": 1 },
+        }]);
         status["sessions"][1]["log_used_bytes"] = json!(1);
         status["waiting"][0]["holders"][0]["session"] = json!(0);
         let (mut next, mut numbers) = (7_000_000, Vec::new());

@@ -116,6 +116,12 @@ fn put_tiers(text: &mut String, pool: &Pool, status: &Status) {
             tier.device
         ));
     }
+    for tier in status.tiers.iter().filter(|tier| tier.evacuated) {
+        put(format!(
+            "note     {} is evacuated: new data goes to other tiers",
+            tier.tier
+        ));
+    }
     for tier in status.tiers.iter().filter(|tier| tier.state != "ok") {
         put(format!("FAILED   {}: {}", tier.tier, tier.state));
     }
@@ -191,6 +197,11 @@ fn put_work(text: &mut String, status: &Status) {
         "leases   {} granted, {} after a wait; {} operations done by the daemon, {} sessions sealed",
         leases.grants, leases.waits, leases.mediated, leases.seals
     ));
+    for job in &status.operator_jobs {
+        crate::jobs::text(job)
+            .lines()
+            .for_each(|line| put(line.to_owned()));
+    }
     for job in &status.jobs {
         put(format!("job      {job}"));
     }
