@@ -671,7 +671,8 @@ fn files_are_whole_when_it_crashes_while_tiers_are_evacuated() {
         let script = Script {
             before: [setup(true), filled(0..4, 2)].concat(),
             acts: [
-                vec![Act::Place, Act::Evacuate(Tier::Ssd), Act::Place],
+                vec![Act::Pin(Tier::Ssd), Act::Place, Act::Place],
+                vec![Act::Evacuate(Tier::Ssd), Act::Place],
                 ops(&[write("n0", 5000, 9000, 93)]),
                 vec![Act::Digest, Act::Place, Act::Checkpoint, Act::Place],
                 ops(&[write("n1", 0, 5000, 94), Op::Unlink(vec!["n3"])]),
@@ -698,7 +699,14 @@ fn files_are_whole_when_it_crashes_while_tiers_are_evacuated() {
             let mut script = shared(seed, 2, 20, Flavour::Moving);
             for (number, tier) in [Tier::Ssd, Tier::Hdd, Tier::Ssd].into_iter().enumerate() {
                 let at = script.acts.len() * (number + 1) / 4;
-                let acts = [Act::Evacuate(tier), Act::Place];
+                // All of it is there when it is to go.
+                let acts = [
+                    Act::Pin(tier),
+                    Act::Place,
+                    Act::Evacuate(tier),
+                    Act::Place,
+                    Act::Place,
+                ];
                 script.acts.splice(at..at, acts);
             }
             jobs.push((script, brim(medium), effort(Effort::ordinary(seed))));
