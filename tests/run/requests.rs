@@ -1,5 +1,7 @@
 //! What programs that walk through trees ask the daemon: their time is the number of requests, so a test counts them.
 
+#![allow(clippy::unwrap_used)]
+
 use super::{cannot_run, has};
 use crate::common::{Pool, run_ok, varve};
 use std::path::Path;
