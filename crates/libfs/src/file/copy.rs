@@ -86,13 +86,34 @@ impl OpenFile {
     /// end where this file ends if nothing of `to` lies behind it. All that calls which returned before have
     /// written counts. Atomic at a crash if it takes one transaction of the daemon (some hundred extents), or
     /// if the range lies beyond the end of `to`; else what is done of it by then stays. Durable as a write
-    /// is: after `fsync`. Up to 64 KiB without holes are
-    /// copied, in one transaction.
+    /// is: after `fsync`.
     ///
     /// # Errors
     /// As `ioctl_ficlonerange`: `EBADF`, `EINVAL`, `EISDIR`, `EXDEV` (another pool), `ENOSPC`, `EROFS`;
     /// `EOPNOTSUPP` if the pool's format has no shared blocks; `EMLINK` if a block has 2^32 - 1 owners.
     pub fn clone_range_to(
+        &self,
+        offset: u64,
+        to: &OpenFile,
+        to_offset: u64,
+        len: u64,
+        cred: &Cred,
+    ) -> Result<()> {
+        self.may_copy_to(to)?;
+        let range = CopyRange {
+            from: offset,
+            to: to_offset,
+            len,
+        };
+        self.share(to, range, false, cred)
+    }
+
+    /// As [`clone_range_to`](Self::clone_range_to), but up to 64 KiB without holes are copied, in one transaction of
+    /// this session: that takes less time than to share them, and little more space.
+    ///
+    /// # Errors
+    /// As for `clone_range_to`.
+    pub fn clone_or_copy_range_to(
         &self,
         offset: u64,
         to: &OpenFile,

@@ -52,7 +52,7 @@ fn clone(p: &Process, a: &Args, from: i32, to: &Arc<Ofd>, (from_at, len, to_at):
         }
         let (file, target) = (p.file(&from)?, p.file(to)?);
         p.change(to.id(), ALL, || {
-            file.clone_range_to(from_at, target, to_at, len, &p.cred())
+            file.clone_or_copy_range_to(from_at, target, to_at, len, &p.cred())
         })?;
         Ok(0)
     };
