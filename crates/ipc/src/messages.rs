@@ -143,8 +143,8 @@ pub struct Welcome {
     pub read_ahead_bytes: u64,
     /// Interval of the log's background sync, in milliseconds; 0: none is needed.
     pub sync_ms: u64,
-    /// The log must be written back to survive power cuts: by the client to the backing file, or with
-    /// [`Request::SyncLog`] if it received none.
+    /// The log must be written back to survive power cuts: with [`Request::SyncLog`], and after the first of
+    /// those by the client to the backing file if it received one.
     pub needs_sync: bool,
     /// Seal of the session that this one continues.
     pub seal: Option<Seal>,
@@ -596,8 +596,9 @@ pub enum Request {
         /// Requested length in bytes, a multiple of the chunk size; 0: only the record.
         len_bytes: u64,
     },
-    /// Makes ranges of the session's log durable against a power cut: for a session without a backing file.
-    /// They are durable when it is answered.
+    /// Makes ranges of the session's log durable against a power cut, and with the first the log's header and
+    /// name: for the first sync of a session, and for all of one without a backing file. They are durable when
+    /// it is answered.
     SyncLog {
         /// First byte and length of each range, in bytes; at most [`SYNC_RANGES_MAX`].
         ranges: Vec<(u64, u64)>,

@@ -35,12 +35,24 @@ pub trait LogStore: Send + Sync {
         privileged: bool,
     ) -> Result<SessionArea, MediaError>;
 
-    /// Gives the `log` of a session `len_bytes` of space and a header, unless it has them. Durable when this
-    /// returns; may be repeated after an error.
+    /// Gives the `log` of a session `len_bytes` of space and a header, unless it has them. Survives the daemon
+    /// when this returns, and a power cut from the first [`sync`](Self::sync) on; may be repeated after an
+    /// error.
     ///
     /// # Errors
     /// `NoSpace` and others of the medium.
     fn start(&self, session: SessionId, log: &dyn Region, len_bytes: u64) -> Result<(), MediaError>;
+
+    /// Makes ranges of a session's started `log` durable, each its first byte and its length, and with the
+    /// first of them the log's header and name. A client with the backing file may write what comes later by
+    /// itself.
+    ///
+    /// # Errors
+    /// As [`Region::sync_all`].
+    fn sync(&self, session: SessionId, log: &dyn Region, ranges: &[(u64, u64)]) -> Result<(), MediaError> {
+        let _ = session;
+        log.sync_all(ranges)
+    }
 
     /// Returns the pages of all sessions of earlier daemons that clients may still read.
     ///
@@ -48,8 +60,8 @@ pub trait LogStore: Send + Sync {
     /// Of the medium.
     fn pages(&self) -> Result<Vec<Arc<Page>>, MediaError>;
 
-    /// Opens the log of a session of an earlier daemon; `None` if there is none (the session never logged, or
-    /// it ended).
+    /// Opens the log of a session of an earlier daemon; `None` if there is none (the session never logged, it
+    /// ended, or it never synced before a power cut).
     ///
     /// # Errors
     /// Of the medium.

@@ -25,6 +25,9 @@ use crate::traits::{DeviceInfo, DeviceState, MediumKind, Region};
 /// measured). Later syncs then find written blocks.
 const STRIPE_BYTES: u64 = 256 << 10;
 
+/// What a client faults in of a log that it gets its first space for; the rest at its first stores.
+const FIRST_POPULATED_BYTES: u64 = 64 << 10;
+
 /// Ranges being synced. Overlapping ones wait for each other, so that an older image of a block never lands
 /// after a newer one.
 #[derive(Default)]
@@ -424,7 +427,12 @@ impl Region for LiveLog {
         let allocated = allocate_file(self.backing.file(), old, new - old);
         allocated.map_err(|e| MediaError::from_io(&self.name, "allocate", old, new - old, &e))?;
         self.live.grow(new)?;
-        self.live.populate(old, new - old);
+        // The daemon reads what was written. A client writes all of a log that it lets grow, but most processes
+        // write little.
+        if !self.distrusts {
+            let most = if old == 0 { FIRST_POPULATED_BYTES } else { u64::MAX };
+            self.live.populate(old, most.min(new - old));
+        }
         Ok(())
     }
 

@@ -3,6 +3,7 @@
 use crate::error::{no, no_log};
 use crate::health::Health;
 use crate::kernel::{Core, KernelFs};
+use crate::logs::LogStore;
 use crate::ops::digest::Digests;
 use crate::ops::record::Records;
 use crate::session::state::Session;
@@ -14,6 +15,7 @@ use varve_ipc::{IpcError, SYNC_RANGES_MAX};
 /// Context of requests about logs.
 pub(crate) struct LogRequests<'k> {
     core: Core<'k>,
+    logs: &'k dyn LogStore,
     health: &'k Health,
     digests: Digests<'k>,
     records: Records<'k>,
@@ -24,6 +26,7 @@ impl<'k> LogRequests<'k> {
     pub(crate) fn of(kernel: &'k KernelFs) -> Self {
         Self {
             core: Core::of(kernel),
+            logs: &*kernel.logs,
             health: &kernel.health,
             digests: Digests::of(kernel),
             records: Records::of(kernel),
@@ -78,7 +81,7 @@ impl<'k> LogRequests<'k> {
         Ok(log.len_bytes())
     }
 
-    /// `Request::SyncLog`: a sync that a client with the backing file does by itself.
+    /// `Request::SyncLog`: a sync that a client with the backing file does by itself after the first.
     pub(crate) fn sync_log(&self, session: &Session, ranges: &[(u64, u64)]) -> Result<(), IpcError> {
         let Some(log) = &session.log else {
             return Err(no(libc::EROFS));
@@ -96,7 +99,7 @@ impl<'k> LogRequests<'k> {
         let synced = self
             .health
             .log_work(session.id, &session.log_faults, "sync of the log", || {
-                log.sync_all(ranges)
+                self.logs.sync(session.id, &**log, ranges)
             });
         synced.map_err(|error| {
             tracing::warn!(session = %session.id, "a log cannot be made durable: {error}");

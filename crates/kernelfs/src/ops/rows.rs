@@ -4,7 +4,7 @@
 use crate::kernel::Core;
 use crate::leases::grants::RowChange;
 use varve_format::session::GrantRow;
-use varve_store::StoreError;
+use varve_store::{StoreError, Tx};
 
 /// Writes row changes to media. Durable when this returns.
 ///
@@ -14,6 +14,19 @@ pub(crate) fn write_rows(core: Core<'_>, changes: &[RowChange]) -> Result<(), St
     if changes.is_empty() {
         return Ok(());
     }
+    write_rows_then(core, changes, |_| Ok(()))
+}
+
+/// Writes row changes to media, and then `last`, one operation, in the same transaction if all fit. Durable when
+/// this returns.
+///
+/// # Errors
+/// The store's.
+pub(crate) fn write_rows_then<T>(
+    core: Core<'_>,
+    changes: &[RowChange],
+    last: impl FnOnce(&mut Tx<'_>) -> Result<T, StoreError>,
+) -> Result<T, StoreError> {
     let mut tx = core.store.begin_with_room()?;
     let mut room = core.store.room_for_ops();
     let mut never_made = Vec::new();
@@ -49,9 +62,10 @@ pub(crate) fn write_rows(core: Core<'_>, changes: &[RowChange]) -> Result<(), St
             room = core.store.room_for_ops();
         }
     }
+    let done = last(&mut tx)?;
     tx.commit()?;
     if !never_made.is_empty() {
         core.locked().unlearn(&never_made);
     }
-    Ok(())
+    Ok(done)
 }

@@ -7,7 +7,7 @@ use crate::kernel::{BaseLimit, Core, KernelFs};
 use crate::leases::grants::RowChange;
 use crate::logs::LogStore;
 use crate::ops::digest::Digests;
-use crate::ops::rows::write_rows;
+use crate::ops::rows::{write_rows, write_rows_then};
 use crate::process::ProcessId;
 use crate::session::state::Session;
 use crate::session::table::{Ended, Phase, Reclaim};
@@ -219,19 +219,20 @@ impl<'k> Teardown<'k> {
             ..LastForwarded::default()
         };
         if session.is_recorded() {
-            write_rows(self.core, &free_numbers(&numbers))?;
-            self.remove_grants(rows)?;
-            let mut tx = self.core.store.begin()?;
-            last_forwarded = tx
-                .session(session.id)?
-                .map_or(last_forwarded, |row| row.last_forwarded);
-            if keep {
-                let state = SessionState::Ended(seal.clone());
-                tx.session_put(&session.row(state, digested, last_forwarded))?;
-            } else {
-                tx.session_remove(session.id)?;
-            }
-            tx.commit()?;
+            let mut changes = free_numbers(&numbers);
+            changes.extend(rows.into_iter().map(RowChange::Remove));
+            last_forwarded = write_rows_then(self.core, &changes, |tx| {
+                let last_forwarded = tx
+                    .session(session.id)?
+                    .map_or(last_forwarded, |row| row.last_forwarded);
+                if keep {
+                    let state = SessionState::Ended(seal.clone());
+                    tx.session_put(&session.row(state, digested, last_forwarded))?;
+                } else {
+                    tx.session_remove(session.id)?;
+                }
+                Ok(last_forwarded)
+            })?;
         }
         drop(row_changes);
         if keep && !session.is_recorded() && self.core.locked().holds.count(session.id) > 0 {
@@ -285,24 +286,6 @@ impl<'k> Teardown<'k> {
         if !waits {
             self.core.store.forget_torn();
         }
-    }
-
-    /// Removes grants from media, in as few transactions as they need.
-    fn remove_grants(&self, rows: Vec<LeaseNo>) -> Result<(), StoreError> {
-        let mut rows = rows.into_iter().peekable();
-        while rows.peek().is_some() {
-            let mut tx = self.core.store.begin()?;
-            while tx.room_at_least(varve_store::OP_ROOM + 1) > varve_store::OP_ROOM
-                && let Some(lease) = rows.next()
-            {
-                match tx.grant_remove(lease) {
-                    Ok(()) | Err(StoreError::NoGrant(_)) => {}
-                    Err(error) => return Err(error),
-                }
-            }
-            tx.commit()?;
-        }
-        Ok(())
     }
 
     /// Removes a session from the tables; its client may resume it if its seal and its last forwarded

@@ -15,6 +15,7 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use varve_format::SessionId;
 use varve_format::log::{LIVE_HEADER_SIZE, LiveHeader};
 use varve_ipc::{CopiesAt, DaxAt, DaxMaps, Descriptors, Page};
@@ -35,8 +36,8 @@ pub struct Recovered {
 
 #[derive(Clone)]
 enum Files {
-    /// A live file and its backing file.
-    Backed(Arc<LiveLog>),
+    /// A live file and its backing file, and whether the latter has a durable name and header.
+    Backed(Arc<LiveLog>, Arc<AtomicBool>),
     /// Memory only.
     Memory(Arc<MappedRegion>),
     /// Persistent memory: a file.
@@ -56,7 +57,7 @@ enum DaxLogs {
 impl Files {
     fn region(&self) -> Arc<dyn Region> {
         match self {
-            Self::Backed(log) => Arc::clone(log) as _,
+            Self::Backed(log, _) => Arc::clone(log) as _,
             Self::Memory(log) | Self::Dax(log) => Arc::clone(log) as _,
             Self::Slot(log) => Arc::clone(log) as _,
         }
@@ -132,6 +133,20 @@ fn numbers(dir: &Path, prefix: &str, suffix: &str) -> Result<Vec<SessionId>, Med
         found.extend(number.map(SessionId));
     }
     Ok(found)
+}
+
+/// Whether a file holds no byte but zeros, as a log that was never synced. One whose first block was lost later
+/// holds entries, for all but the shortest logs in other blocks too.
+fn is_blank(path: &Path) -> io::Result<bool> {
+    let mut file = File::open(path)?;
+    let mut piece = vec![0; 256 << 10];
+    loop {
+        match io::Read::read(&mut file, &mut piece)? {
+            0 => return Ok(true),
+            len if piece[..len].iter().any(|byte| *byte != 0) => return Ok(false),
+            _ => {}
+        }
+    }
 }
 
 impl HostLogs {
@@ -306,7 +321,7 @@ impl HostLogs {
         let live = self.log_path(session);
         if let Some(backing) = self.backing_path(session) {
             let log = LiveLog::create(&live, &backing, len_bytes, max_bytes)?;
-            return Ok(Files::Backed(Arc::new(log)));
+            return Ok(Files::Backed(Arc::new(log), Arc::default()));
         }
         let options = MappedOptions {
             backing: Backing::Shm,
@@ -330,20 +345,27 @@ impl HostLogs {
         let Some(files) = dax else {
             let files = self.create_in_memory(session, 0, max_bytes)?;
             // Where the disk has no room, a client is told before it relies on the log.
-            if let Files::Backed(log) = &files {
+            if let Files::Backed(log, _) = &files {
                 log.reserve(len_bytes)?;
             }
             return Ok(files);
         };
-        self.write_header(session, &*files.region())?;
+        let log = files.region();
+        self.write_header(session, &*log)?;
+        log.sync(0, LIVE_HEADER_SIZE as u64)?;
+        self.sync_names()?;
         Ok(files)
     }
 
-    /// Writes the header of a log. Durable when this returns, and so is the log's name.
+    /// Writes the header of a log, which survives the daemon then.
     fn write_header(&self, session: SessionId, log: &dyn Region) -> Result<(), MediaError> {
         let header = LiveHeader::new(self.boot_id, self.pool_uuid, session);
         log.write(0, header.as_bytes())?;
-        log.sync(0, LIVE_HEADER_SIZE as u64)?;
+        log.fence()
+    }
+
+    /// Makes the names of logs durable.
+    fn sync_names(&self) -> Result<(), MediaError> {
         match &self.backing {
             Some(dir) => varve_media::host::sync_dir(dir).map_err(|error| setup(dir, "sync it", &error)),
             None => Ok(()),
@@ -404,7 +426,9 @@ impl HostLogs {
         }
         let Some(backing) = backing else { return Ok(None) };
         if !self.belongs(&backing, session, false) {
-            self.ignore(&backing);
+            if !is_blank(&backing).map_err(|error| setup(&backing, "read it", &error))? {
+                self.ignore(&backing);
+            }
             return Ok(None);
         }
         let log = open(&backing)?;
@@ -446,10 +470,23 @@ impl LogStore for HostLogs {
         match self.open.lock().get(&session) {
             // They were made whole: what a client maps of a device has a fixed place.
             Some(Files::Dax(_) | Files::Slot(_)) => return Ok(()),
-            Some(Files::Backed(_) | Files::Memory(_)) | None => {}
+            Some(Files::Backed(..) | Files::Memory(_)) | None => {}
         }
         log.grow(len_bytes)?;
         self.write_header(session, log)
+    }
+
+    fn sync(&self, session: SessionId, log: &dyn Region, ranges: &[(u64, u64)]) -> Result<(), MediaError> {
+        let named = match self.open.lock().get(&session) {
+            Some(Files::Backed(_, named)) if !named.load(Ordering::Acquire) => Arc::clone(named),
+            _ => return log.sync_all(ranges),
+        };
+        let mut first = vec![(0, LIVE_HEADER_SIZE as u64)];
+        first.extend_from_slice(ranges);
+        log.sync_all(&first)?;
+        self.sync_names()?;
+        named.store(true, Ordering::Release);
+        Ok(())
     }
 
     fn pages(&self) -> Result<Vec<Arc<Page>>, MediaError> {
@@ -522,7 +559,7 @@ impl LogStore for HostLogs {
                 .map_err(|error| setup(path, "open it", &error))
         };
         match files {
-            Some(Files::Backed(log)) => {
+            Some(Files::Backed(log, _)) => {
                 descriptors.log = Some(own(&self.log_path(session))?);
                 if privileged {
                     descriptors.log_backing = Some(share(log.backing_file())?);
@@ -570,7 +607,7 @@ impl LogStore for HostLogs {
     }
 
     fn log_needs_sync(&self, session: SessionId) -> bool {
-        matches!(self.open.lock().get(&session), Some(Files::Backed(_)))
+        matches!(self.open.lock().get(&session), Some(Files::Backed(..)))
             || self.needs_sync() && !self.open.lock().contains_key(&session)
     }
 
@@ -595,7 +632,7 @@ impl LogStore for HostLogs {
         let log = match self.open.lock().get(&session) {
             Some(Files::Dax(_)) => Some(FILE),
             Some(Files::Slot(_)) => self.arena().and_then(|arena| arena.log_at(session)),
-            Some(Files::Backed(_) | Files::Memory(_)) | None => None,
+            Some(Files::Backed(..) | Files::Memory(_)) | None => None,
         };
         let nvm = match &self.dax {
             Some(DaxLogs::Device(arena)) => Some(arena.nvm_at()),
@@ -716,10 +753,10 @@ mod tests {
     fn backing_is_used_when_the_live_copy_is_lost_or_of_another_boot() {
         for lose in [true, false] {
             let place = Place::new(true);
-            let area = started(&place.logs(1), 4 * CHUNK);
-            let log = area.log.unwrap();
+            let logs = place.logs(1);
+            let log = started(&logs, 4 * CHUNK).log.unwrap();
             log.write(8192, b"synced").unwrap();
-            log.sync(8192, 6).unwrap();
+            logs.sync(S, &*log, &[(8192, 6)]).unwrap();
             log.write(1 << 20, b"lost").unwrap();
             if lose {
                 std::fs::remove_file(place.dir.path().join("live/log-7")).unwrap();
@@ -746,10 +783,11 @@ mod tests {
     fn live_copy_with_a_flipped_bit_in_its_header_is_not_taken() {
         use varve_format::log::LIVE_HEADER_SIZE;
         let place = Place::new(true);
-        let log = started(&place.logs(1), CHUNK).log.unwrap();
+        let logs = place.logs(1);
+        let log = started(&logs, CHUNK).log.unwrap();
         log.write(8192, b"synced").unwrap();
-        log.sync(8192, 6).unwrap();
-        drop(log);
+        logs.sync(S, &*log, &[(8192, 6)]).unwrap();
+        drop((log, logs));
         let path = place.dir.path().join("live/log-7");
         let sound = std::fs::read(&path).unwrap();
         for bit in 0..LIVE_HEADER_SIZE * 8 {
@@ -770,7 +808,9 @@ mod tests {
         for len in [LIVE, 4095, 5000, CHUNK / 2, 3 * CHUNK + 17, 1 << 40] {
             for shorten in ["live/log-7", "logs/7.log"] {
                 let place = Place::new(true);
-                started(&place.logs(1), 4 * CHUNK);
+                let logs = place.logs(1);
+                let log = started(&logs, 4 * CHUNK).log.unwrap();
+                logs.sync(S, &*log, &[(8192, 6)]).unwrap();
                 let file = std::fs::File::options()
                     .write(true)
                     .open(place.dir.path().join(shorten))
@@ -788,6 +828,33 @@ mod tests {
                 assert_eq!(bytes, [0; 64]);
             }
         }
+    }
+
+    #[test]
+    fn log_that_was_never_synced_is_no_log_after_a_power_cut_and_no_damage() {
+        let place = Place::new(true);
+        let logs = place.logs(1);
+        let log = started(&logs, CHUNK).log.unwrap();
+        log.write(8192, b"not synced").unwrap();
+        let after_the_cut = || {
+            let logs = place.logs(2);
+            let found = logs.open(S).unwrap().is_some();
+            (found, logs.recovered().backing, logs.recovered().ignored)
+        };
+        std::fs::rename(
+            place.dir.path().join("live/log-7"),
+            place.dir.path().join("log-7"),
+        )
+        .unwrap();
+        assert_eq!(after_the_cut(), (false, 0, 0));
+        // Entries alone, as a sync that was cut off may leave them, or a first block that was lost.
+        log.sync(300 << 10, 6).unwrap();
+        assert_eq!(after_the_cut(), (false, 0, 0));
+        log.write(300 << 10, b"entry").unwrap();
+        log.sync(300 << 10, 6).unwrap();
+        assert_eq!(after_the_cut(), (false, 0, 1));
+        logs.sync(S, &*log, &[(8192, 10)]).unwrap();
+        assert_eq!(after_the_cut(), (true, 1, 0));
     }
 
     #[test]

@@ -89,7 +89,8 @@ fn map_log(
     }
     Ok(match backing {
         Some(backing) => {
-            Arc::new(LiveLog::from_fds(live, backing, name, max).map_err(|error| unmapped(&error))?)
+            let log = LiveLog::from_fds(live, backing, name, max).map_err(|error| unmapped(&error))?;
+            Arc::new(ServedLog::with_backing(log, Arc::clone(link)))
         }
         None => {
             let region = MappedRegion::from_file(File::from(live), name, Backing::Shm, max, true);

@@ -1,21 +1,50 @@
-//! The log of a session that has no backing file of its own: stored to by this process, made durable by the
-//! daemon. Knows nothing of entries.
+//! The log of a session: stored to by this process, made durable by the daemon. Without a backing file always; with
+//! one for the first time only, when the daemon gives that file a durable name. Knows nothing of entries.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use varve_ipc::{IpcError, Link, Request, SYNC_RANGES_MAX};
-use varve_media::{DeviceInfo, DeviceState, MappedRegion, MediaError, MediumKind, Region};
+use varve_media::{DeviceInfo, DeviceState, LiveLog, MappedRegion, MediaError, MediumKind, Region};
 
 /// A mapped log, and the link to the daemon that makes it durable.
-pub(super) struct ServedLog {
-    log: MappedRegion,
+pub(super) struct ServedLog<R> {
+    log: R,
     link: Arc<dyn Link>,
+    /// The log has a backing file, which this process writes from the second sync on.
+    backed: bool,
+    /// The daemon has made the file's name and header durable.
+    named: AtomicBool,
 }
 
-impl ServedLog {
-    /// The log of the session at the other end of `link`.
+impl ServedLog<MappedRegion> {
+    /// The log of the session at the other end of `link`, which has no backing file here.
     pub(super) fn new(log: MappedRegion, link: Arc<dyn Link>) -> Self {
-        Self { log, link }
+        Self {
+            log,
+            link,
+            backed: false,
+            named: AtomicBool::new(false),
+        }
+    }
+}
+
+impl ServedLog<LiveLog> {
+    /// The log of the session at the other end of `link`, with its backing file.
+    pub(super) fn with_backing(log: LiveLog, link: Arc<dyn Link>) -> Self {
+        Self {
+            log,
+            link,
+            backed: true,
+            named: AtomicBool::new(false),
+        }
+    }
+}
+
+impl<R: Region> ServedLog<R> {
+    /// Whether this process may make ranges durable by itself.
+    fn is_own(&self) -> bool {
+        self.backed && self.named.load(Ordering::Acquire)
     }
 
     /// Has the daemon make ranges durable.
@@ -46,7 +75,7 @@ impl ServedLog {
     }
 }
 
-impl Region for ServedLog {
+impl<R: Region> Region for ServedLog<R> {
     fn len_bytes(&self) -> u64 {
         self.log.len_bytes()
     }
@@ -80,9 +109,25 @@ impl Region for ServedLog {
     }
 
     fn sync_all(&self, ranges: &[(u64, u64)]) -> Result<(), MediaError> {
+        if self.is_own() {
+            return self.log.sync_all(ranges);
+        }
         self.log.fence()?;
         let ranges: Vec<_> = ranges.iter().copied().filter(|(_, len)| *len > 0).collect();
-        ranges.chunks(SYNC_RANGES_MAX).try_for_each(|some| self.ask(some))
+        ranges
+            .chunks(SYNC_RANGES_MAX)
+            .try_for_each(|some| self.ask(some))?;
+        if !ranges.is_empty() {
+            self.named.store(true, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    fn prepare(&self, off: u64, len: u64) -> Result<(), MediaError> {
+        match self.is_own() {
+            true => self.log.prepare(off, len),
+            false => Ok(()),
+        }
     }
 
     fn grow(&self, new_len: u64) -> Result<(), MediaError> {
@@ -103,9 +148,13 @@ impl Region for ServedLog {
 
     /// As the mapped memory, but of the kind of the backing file, which the daemon syncs.
     fn info(&self) -> DeviceInfo {
-        DeviceInfo {
-            kind: MediumKind::File,
-            ..self.log.info()
+        let info = self.log.info();
+        match self.backed {
+            true => info,
+            false => DeviceInfo {
+                kind: MediumKind::File,
+                ..info
+            },
         }
     }
 }

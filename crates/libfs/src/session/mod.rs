@@ -225,8 +225,8 @@ impl Session {
         if !self.is_live() {
             return Err(OpError::lost());
         }
-        if synced.is_err() && !self.welcome.privileged {
-            // The daemon syncs the log, if there is no backing file; and the daemon may be away. Then the
+        if synced.is_err() {
+            // The daemon syncs the log, the first time or always; and the daemon may be away. Then the
             // next session's digest makes the entries durable.
             let alive = self.link.call(Request::StatFs);
             if matches!(alive, Err(IpcError::Gone(_) | IpcError::Sealed)) {
