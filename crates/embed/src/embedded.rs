@@ -2,9 +2,9 @@
 
 use parking_lot::Mutex;
 use std::sync::{Arc, Weak};
-use varve_ipc::{ClientKind, Hello, InprocLink, IpcError, Peer, Service};
+use varve_ipc::{ClientKind, Hello, InprocLink, IpcError, Link, Peer, Service};
 use varve_kernelfs::{Daemon, KernelError, KernelFs, Parts};
-use varve_libfs::{Connection, Connector, Fs, FsOptions, MountError};
+use varve_libfs::{Connection, Connector, Fs, FsOptions, MountError, named_by_daemon};
 
 /// A pool served in this process.
 pub struct Embedded {
@@ -115,11 +115,16 @@ impl Connector for LocalConnector {
         links.retain(|link| link.strong_count() > 0);
         links.push(Arc::downgrade(&link));
         drop(links);
+        let named = |log| named_by_daemon(log, Arc::clone(&link) as Arc<dyn Link>);
+        let log = match session.welcome.needs_sync {
+            true => session.log.map(named),
+            false => session.log,
+        };
         Ok(Connection {
             link,
             welcome: session.welcome,
             page: session.page,
-            log: session.log,
+            log,
             nvm: session.nvm,
             verified: session.verified,
         })

@@ -75,3 +75,51 @@ fn pool_that_is_opened_again_at_once_is_whole_though_its_mounts_were_only_droppe
     fs.unmount().unwrap();
     embedded.shutdown().unwrap();
 }
+
+/// Whether rows of sessions say that their logs are on the disk, in no order.
+fn synced(embedded: &Embedded) -> Vec<bool> {
+    let rows = embedded.kernel().store().sessions().unwrap();
+    rows.iter()
+        .map(|row| row.flags & varve_format::session::SESSION_SYNCED != 0)
+        .collect()
+}
+
+#[test]
+fn log_on_a_disk_is_noted_with_its_first_sync_and_missed_from_then_on() {
+    let me = Cred::root();
+    for (syncs, medium) in [
+        (false, SimMedium::File),
+        (true, SimMedium::File),
+        (true, SimMedium::Dax),
+    ] {
+        let (world, pool) = (SimWorld::new(), SimPool { medium, ..POOL });
+        pool.mkfs(&world).unwrap();
+        let config = Config {
+            grace_ms: 0,
+            sync_ms: 0,
+            ..Config::default()
+        };
+        let embedded = pool.open(&world, config.clone()).unwrap();
+        let fs = embedded.mount().unwrap();
+        let made = fs.create(fs.root(), b"file", 0o100_644, 0, &me).unwrap();
+        let open = fs.open(made.key, OpenFlags::READ_WRITE, &me).unwrap();
+        open.write_at(0, b"first", &me).unwrap();
+        // Part of it is digested.
+        embedded.kernel().digest_all().unwrap();
+        open.write_at(0, b"second", &me).unwrap();
+        assert_eq!(synced(&embedded), [false]);
+        if syncs {
+            open.fsync(false).unwrap();
+            let noted = medium == SimMedium::File;
+            assert_eq!(synced(&embedded), [noted]);
+        }
+        // The daemon dies, and the log is not there when the next one starts.
+        std::mem::forget((open, fs, embedded));
+        for name in world.names().iter().filter(|name| name.starts_with("log-")) {
+            assert!(world.remove(name));
+        }
+        let embedded = pool.open(&world, config).unwrap();
+        let damage = format!("{:?}", embedded.kernel().status());
+        assert_eq!(damage.contains("the log is gone"), syncs, "{damage}");
+    }
+}

@@ -64,9 +64,14 @@ pub struct SessionRow {
     pub log_bytes: u64,
     /// When it was opened, nanoseconds since 1970.
     pub created_ns: i64,
-    /// For the daemon's own use (kind of client).
+    /// [`SESSION_MOUNT`] and [`SESSION_SYNCED`].
     pub flags: u32,
 }
+
+/// Flag of a session's row: its client is a mount.
+pub const SESSION_MOUNT: u32 = 1;
+/// Flag of a session's row: its log was synced, so a power cut leaves it.
+pub const SESSION_SYNCED: u32 = 2;
 
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]

@@ -140,7 +140,7 @@ pub struct Config {
     /// Threads that digest logs; each log is digested by one thread at a time. Default 0: one for each
     /// processor, at most 4. Else 1 to 64.
     pub digest_threads: u8,
-    /// Initial bytes of a log. Default 2 MiB; 1 to 512 chunks of 2 MiB.
+    /// Initial bytes of a log. Default 4 MiB; 1 to 512 chunks of 2 MiB.
     pub log_initial_bytes: u64,
     /// Most bytes that one log may grow to. Default 0: an eighth of the NVM, at most 1 GiB. Else
     /// `log_initial_bytes` to 16 GiB.
@@ -322,7 +322,7 @@ impl Default for Config {
             grace_ms: 5_000,
             digest_percent: 30,
             digest_threads: 0,
-            log_initial_bytes: 2 << 20,
+            log_initial_bytes: 4 << 20,
             log_max_bytes: 0,
             sessions_max: 512,
             leases_max: 16_384,
@@ -472,7 +472,7 @@ impl Config {
             return self.log_max_bytes;
         }
         let share = (nvm_bytes / 8).min(1 << 30) / CHUNK * CHUNK;
-        share.max(self.log_initial_bytes).max(2 * CHUNK)
+        share.max(self.log_initial_bytes)
     }
 
     /// Returns the bytes of a log at its first write.
@@ -524,7 +524,7 @@ mod tests {
             ("digest_percent = 99", "digest_percent"),
             ("digest_threads = 65", "digest_threads"),
             ("placement_low_percent = 95", "placement_low_percent"),
-            ("log_max_bytes = 1048576", "log_max_bytes"),
+            ("log_max_bytes = 2097152", "log_max_bytes"),
             ("user_bytes = 4096", "user_bytes"),
             ("log_initial_bytes = 3000000", "log_initial_bytes"),
             ("no_such_field = 1", "no_such_field"),
@@ -543,6 +543,6 @@ mod tests {
         let config = Config::default();
         assert_eq!(config.log_limit(256 << 20), 32 << 20);
         assert_eq!(config.log_limit(64 << 30), 1 << 30);
-        assert_eq!(config.log_limit(16 << 20), 4 << 20);
+        assert_eq!(config.log_limit(16 << 20), config.log_initial_bytes);
     }
 }

@@ -28,7 +28,7 @@ mod sync;
 mod txn;
 
 pub use attrs::{AttrChange, OpenFlags, RenameFlags, SetTime};
-pub use connect::SocketConnector;
+pub use connect::{SocketConnector, named_by_daemon};
 pub use errno::{Errno, OpError, OpResult, Result};
 pub use file::copy::RangePair;
 pub use file::open::OpenFile;

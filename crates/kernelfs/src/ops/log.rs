@@ -10,6 +10,7 @@ use crate::session::state::Session;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use varve_format::LogSeq;
+use varve_format::session::{SESSION_SYNCED, SessionRow};
 use varve_ipc::{IpcError, SYNC_RANGES_MAX};
 
 /// Context of requests about logs.
@@ -107,6 +108,28 @@ impl<'k> LogRequests<'k> {
                 varve_media::MediaError::OutOfRange { .. } => no(libc::EINVAL),
                 error => no_log(&error),
             }
-        })
+        })?;
+        if !self.logs.log_needs_sync(session.id) {
+            return Ok(());
+        }
+        session.note_synced(|| self.put_synced(session))
+    }
+
+    /// Notes in the row that there is a log on the disk: from now on one that is missing is damage.
+    fn put_synced(&self, session: &Session) -> Result<(), IpcError> {
+        let put = self.core.store.begin().and_then(|mut tx| {
+            let Some(row) = tx.session(session.id)? else {
+                return Ok(false);
+            };
+            let flags = row.flags | SESSION_SYNCED;
+            tx.session_put(&SessionRow { flags, ..row })?;
+            tx.commit()?;
+            Ok(true)
+        });
+        match put {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(IpcError::Sealed),
+            Err(error) => Err(self.core.refused(&error)),
+        }
     }
 }

@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use varve_format::seeded::{Bug, armed};
-use varve_format::session::{SessionRow, SessionState};
+use varve_format::session::{SESSION_MOUNT, SESSION_SYNCED, SessionRow, SessionState};
 use varve_format::{Ino, InodeKey, LogSeq, Seal, SessionId, TxId};
 use varve_ipc::{ClientKind, Page, Peer};
 use varve_store::{InodeSlot, StoreError};
@@ -68,7 +68,7 @@ impl<'k> Recovery<'k> {
         }
         self.core.locked().earlier = rows.iter().map(|row| row.id).collect();
         // An unmounted mount has no row.
-        for row in rows.iter().filter(|row| row.flags & 1 == 1) {
+        for row in rows.iter().filter(|row| row.flags & SESSION_MOUNT != 0) {
             self.core
                 .locked()
                 .note_sealed_mount(row.id, self.core.env.clock.moment());
@@ -262,7 +262,7 @@ impl<'k> Recovery<'k> {
     fn revive(&self, row: &SessionRow) -> Result<Session, StoreError> {
         let session = Session::new(SessionParts {
             id: row.id,
-            kind: if row.flags & 1 == 1 {
+            kind: if row.flags & SESSION_MOUNT != 0 {
                 ClientKind::Shim
             } else {
                 ClientKind::Linked
@@ -291,9 +291,15 @@ impl<'k> Recovery<'k> {
             segments: None,
         });
         session.page.seal();
+        session.set_log_synced(row.flags & SESSION_SYNCED != 0);
         session.reader.lock().digested = row.digested;
         *session.turn.last.lock() = row.last_forwarded.number;
-        if session.log.is_none() && row.digested > LogSeq(0) {
+        // A power cut takes a log that was never synced.
+        let may_be_gone = self.logs.needs_sync() && row.flags & SESSION_SYNCED == 0;
+        if session.log.is_none()
+            && (row.digested > LogSeq(0) || row.flags & SESSION_SYNCED != 0)
+            && !may_be_gone
+        {
             let text = "the log is gone; what was not digested is lost";
             tracing::warn!(session = %row.id, "{text}");
             self.health.log_damaged(row.id, text.into());

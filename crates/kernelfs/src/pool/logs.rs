@@ -87,6 +87,8 @@ pub struct HostLogs {
     recovered: Mutex<Recovered>,
     segments: SegmentFiles,
     copies: CopyFiles,
+    /// The names of logs could not be made durable: whether later ones are, is not known any more.
+    names_failed: AtomicBool,
     /// Model that the daemon's reads of logs are slowed down to.
     model: Option<NvmModel>,
     dax: Option<DaxLogs>,
@@ -135,16 +137,23 @@ fn numbers(dir: &Path, prefix: &str, suffix: &str) -> Result<Vec<SessionId>, Med
     Ok(found)
 }
 
-/// Whether a file holds no byte but zeros, as a log that was never synced. One whose first block was lost later
-/// holds entries, for all but the shortest logs in other blocks too.
+/// Whether a file holds no byte but zeros, as a log that was never synced. What its client made it longer by is
+/// not read.
 fn is_blank(path: &Path) -> io::Result<bool> {
-    let mut file = File::open(path)?;
+    use std::os::unix::fs::FileExt;
+    let file = File::open(path)?;
     let mut piece = vec![0; 256 << 10];
+    let mut at = 0;
     loop {
-        match io::Read::read(&mut file, &mut piece)? {
+        at = match rustix::fs::seek(&file, rustix::fs::SeekFrom::Data(at)) {
+            Ok(data) => data,
+            Err(rustix::io::Errno::NXIO) => return Ok(true),
+            Err(error) => return Err(error.into()),
+        };
+        match file.read_at(&mut piece, at)? {
             0 => return Ok(true),
             len if piece[..len].iter().any(|byte| *byte != 0) => return Ok(false),
-            _ => {}
+            len => at += len as u64,
         }
     }
 }
@@ -170,6 +179,7 @@ impl HostLogs {
             recovered: Mutex::default(),
             segments: SegmentFiles::default(),
             copies: CopyFiles::default(),
+            names_failed: AtomicBool::new(false),
             model: None,
             dax: None,
         }
@@ -366,10 +376,17 @@ impl HostLogs {
 
     /// Makes the names of logs durable.
     fn sync_names(&self) -> Result<(), MediaError> {
-        match &self.backing {
-            Some(dir) => varve_media::host::sync_dir(dir).map_err(|error| setup(dir, "sync it", &error)),
-            None => Ok(()),
+        let Some(dir) = &self.backing else { return Ok(()) };
+        let failed = |errno| setup(dir, "sync it", &io::Error::from_raw_os_error(errno));
+        if self.names_failed.load(Ordering::Acquire) {
+            return Err(failed(libc::EIO));
         }
+        let opened = File::open(dir).map_err(|error| setup(dir, "open it", &error))?;
+        opened.sync_all().map_err(|error| {
+            // The kernel tells of a failure once.
+            self.names_failed.store(true, Ordering::Release);
+            setup(dir, "sync it", &error)
+        })
     }
 
     /// Whether a copy is of this pool and session, and (for a live one) of this boot.

@@ -9,7 +9,7 @@ use parking_lot::{Condvar, Mutex};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use varve_format::session::{SessionRow, SessionState};
+use varve_format::session::{SESSION_MOUNT, SESSION_SYNCED, SessionRow, SessionState};
 use varve_format::{InodeAttr, InodeKey, LastForwarded, LogSeq, SessionId, TimeNs};
 use varve_ipc::{ClientKind, Cred, IpcError, Page, Peer, UpcallQueue};
 use varve_media::{DeviceInfo, DeviceState, MediaError, Region};
@@ -131,6 +131,10 @@ pub(crate) struct Session {
     record: Mutex<Recorded>,
     /// The record is there.
     is_recorded: AtomicBool,
+    /// The log was synced, or is about to be said so in the row.
+    log_synced: AtomicBool,
+    /// Whether the row says so. Held while that is written.
+    synced_noted: Mutex<bool>,
     /// Held while rows of ended leases are written.
     pub(crate) row_changes: Mutex<()>,
     /// Reserved blocks that are not used up. Grows only under the lock of the session table.
@@ -248,6 +252,8 @@ impl Session {
                 (false, false) => Recorded::NotYet,
             }),
             is_recorded: AtomicBool::new(process.is_some()),
+            log_synced: AtomicBool::new(false),
+            synced_noted: Mutex::new(false),
             row_changes: Mutex::new(()),
             reserved: AtomicU64::new(0),
             granted: AtomicU64::new(0),
@@ -339,8 +345,34 @@ impl Session {
             last_forwarded,
             log_bytes: self.log.as_ref().map_or(0, |log| log.len_bytes()),
             created_ns: self.created_ns,
-            flags: u32::from(self.kind == ClientKind::Shim),
+            flags: match self.kind {
+                ClientKind::Shim => SESSION_MOUNT,
+                ClientKind::Linked => 0,
+            } | match self.log_synced.load(Ordering::SeqCst) {
+                true => SESSION_SYNCED,
+                false => 0,
+            },
         }
+    }
+
+    /// Notes that the log is durable, by `note` in the row, unless that is done.
+    ///
+    /// # Errors
+    /// Those of `note`, after which it is tried again.
+    pub(crate) fn note_synced(&self, note: impl FnOnce() -> Result<(), IpcError>) -> Result<(), IpcError> {
+        let mut noted = self.synced_noted.lock();
+        if !*noted {
+            // Before: rows that others write from now on say it too.
+            self.log_synced.store(true, Ordering::SeqCst);
+            note()?;
+            *noted = true;
+        }
+        Ok(())
+    }
+
+    /// Takes over what the row of a session of an earlier daemon says.
+    pub(crate) fn set_log_synced(&self, synced: bool) {
+        self.log_synced.store(synced, Ordering::SeqCst);
     }
 
     /// Lets an unprivileged session name `key`.

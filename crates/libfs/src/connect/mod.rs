@@ -4,6 +4,7 @@
 mod served;
 
 use served::ServedLog;
+pub use served::named_by_daemon;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -90,7 +91,7 @@ fn map_log(
     Ok(match backing {
         Some(backing) => {
             let log = LiveLog::from_fds(live, backing, name, max).map_err(|error| unmapped(&error))?;
-            Arc::new(ServedLog::with_backing(log, Arc::clone(link)))
+            named_by_daemon(Arc::new(log), Arc::clone(link))
         }
         None => {
             let region = MappedRegion::from_file(File::from(live), name, Backing::Shm, max, true);

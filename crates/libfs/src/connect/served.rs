@@ -5,11 +5,11 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use varve_ipc::{IpcError, Link, Request, SYNC_RANGES_MAX};
-use varve_media::{DeviceInfo, DeviceState, LiveLog, MappedRegion, MediaError, MediumKind, Region};
+use varve_media::{DeviceInfo, DeviceState, MappedRegion, MediaError, MediumKind, Region};
 
 /// A mapped log, and the link to the daemon that makes it durable.
-pub(super) struct ServedLog<R> {
-    log: R,
+pub(super) struct ServedLog {
+    log: Arc<dyn Region>,
     link: Arc<dyn Link>,
     /// The log has a backing file, which this process writes from the second sync on.
     backed: bool,
@@ -17,31 +17,29 @@ pub(super) struct ServedLog<R> {
     named: AtomicBool,
 }
 
-impl ServedLog<MappedRegion> {
+/// Lets the daemon make a log durable for the first time, and this process later: the log of the session at the
+/// other end of `link`, which can make it durable by itself, but not its name.
+#[must_use]
+pub fn named_by_daemon(log: Arc<dyn Region>, link: Arc<dyn Link>) -> Arc<dyn Region> {
+    Arc::new(ServedLog {
+        log,
+        link,
+        backed: true,
+        named: AtomicBool::new(false),
+    })
+}
+
+impl ServedLog {
     /// The log of the session at the other end of `link`, which has no backing file here.
     pub(super) fn new(log: MappedRegion, link: Arc<dyn Link>) -> Self {
         Self {
-            log,
+            log: Arc::new(log),
             link,
             backed: false,
             named: AtomicBool::new(false),
         }
     }
-}
 
-impl ServedLog<LiveLog> {
-    /// The log of the session at the other end of `link`, with its backing file.
-    pub(super) fn with_backing(log: LiveLog, link: Arc<dyn Link>) -> Self {
-        Self {
-            log,
-            link,
-            backed: true,
-            named: AtomicBool::new(false),
-        }
-    }
-}
-
-impl<R: Region> ServedLog<R> {
     /// Whether this process may make ranges durable by itself.
     fn is_own(&self) -> bool {
         self.backed && self.named.load(Ordering::Acquire)
@@ -75,7 +73,7 @@ impl<R: Region> ServedLog<R> {
     }
 }
 
-impl<R: Region> Region for ServedLog<R> {
+impl Region for ServedLog {
     fn len_bytes(&self) -> u64 {
         self.log.len_bytes()
     }

@@ -55,7 +55,7 @@ impl Appetite {
 /// Counts the barriers of a session, by which the daemon takes back what it told of extents. Those that come with a
 /// lease are of an inode that may have no node yet, where a barrier could make them void: they do not count if any
 /// barrier came since they were asked for.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Barriers(RwLock<u64>);
 
 impl Barriers {

@@ -135,6 +135,14 @@ impl Log {
             }
         }
         parts.sort_unstable();
+        // A round that failed leaves its parts, and the lanes where they were.
+        parts.dedup_by(|next, before| {
+            let joined = next.0 <= before.1;
+            if joined {
+                before.1 = before.1.max(next.1);
+            }
+            joined
+        });
         if armed(Bug::NoSyncAtFsync) {
             parts.clear();
         }

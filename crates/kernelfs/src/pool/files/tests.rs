@@ -246,7 +246,7 @@ fn log_of_a_device_fits_its_slot() {
     let fitted = crate::pool::live::fit_slot(config.clone(), 1 << 30, 6 << 20);
     assert_eq!(
         (fitted.log_initial_bytes, fitted.log_limit(1 << 30)),
-        (2 << 20, 6 << 20)
+        (4 << 20, 6 << 20)
     );
     fitted.validate().unwrap();
     let roomy = crate::pool::live::fit_slot(config.clone(), 64 << 20, 64 << 20);
