@@ -129,6 +129,17 @@ impl FarSlots {
         })
     }
 
+    /// As [`Self::read`] where that needs no device. `None` otherwise, and where there is no object.
+    pub fn read_in_memory(&self, slot: usize, offset_bytes: usize, bytes: &mut [u8]) -> Option<usize> {
+        let key = self.occupied_key(slot).ok()?;
+        self.heap.core().read_in_memory(key, |data| {
+            let data = data.get(offset_bytes..).unwrap_or_default();
+            let len = data.len().min(bytes.len());
+            bytes[..len].copy_from_slice(&data[..len]);
+            len
+        })
+    }
+
     /// Stores the beginning of `bytes` into an object, from `offset_bytes` on, as much as it has room for.
     ///
     /// # Errors
@@ -257,7 +268,9 @@ mod tests {
             slots.write(slot, 0, &vec![slot as u8; 300]).unwrap();
         }
         slots.write(7, 3, &[9, 9]).unwrap();
+        assert_eq!(slots.read_in_memory(7, 0, &mut [0; 5]), Some(5));
         heap.evict_all().unwrap();
+        assert_eq!(slots.read_in_memory(7, 0, &mut [0; 5]), None);
         let mut bytes = [0; 300];
         for slot in (0..1500).filter(|slot| *slot != 7) {
             assert_eq!(slots.read(slot, 0, &mut bytes).unwrap(), 100 + slot % 50);

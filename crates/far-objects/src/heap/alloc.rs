@@ -178,6 +178,8 @@ impl Core {
     /// Promises a stored object its room in the log, and notes its length.
     pub(crate) fn promise(&self, key: Key, len_bytes: usize) -> Result<(), Error> {
         self.log.promise(1, len_bytes)?;
+        // What a write left that was under way when the slot was vacated.
+        self.drop_object(key);
         self.set_len(key, len_bytes);
         Ok(())
     }
