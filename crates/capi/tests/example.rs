@@ -45,8 +45,23 @@ fn example_of_the_cache_in_c_runs_on_files_of_its_own() {
 }
 
 #[test]
+fn example_of_far_memory_in_c_runs_on_a_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = dir.path().join("example");
+    if !compile("examples/c/varve_alloc_example.c", dir.path(), &program) {
+        return;
+    }
+    let output = Command::new(&program).arg(dir.path()).output().unwrap();
+    if output.status.code() == Some(77) {
+        return eprintln!("SKIPPED: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    good(&output, "example of far memory");
+    assert!(String::from_utf8_lossy(&output.stdout).ends_with("all went well\n"));
+}
+
+#[test]
 fn header_is_good_c_and_cpp_by_itself() {
-    for header in ["varve.h", "varve_cache.h"] {
+    for header in ["varve.h", "varve_cache.h", "varve_alloc.h"] {
         check_header(header);
     }
 }
@@ -154,7 +169,7 @@ fn told(tool: &str, option: &str) -> Option<String> {
 #[test]
 fn library_exports_what_the_header_declares_and_is_asked_for_by_its_number() {
     let Some(symbols) = told("nm", "-D") else { return };
-    let header = ["varve.h", "varve_cache.h"]
+    let header = ["varve.h", "varve_cache.h", "varve_alloc.h"]
         .map(|header| std::fs::read_to_string(format!("{ROOT}/crates/capi/include/{header}")).unwrap())
         .concat();
     let exported: Vec<&str> = symbols
