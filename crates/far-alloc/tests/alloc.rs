@@ -71,8 +71,9 @@ fn freed_objects_come_again_as_zeros() {
         let all: Vec<_> = (0..300).map(|_| heap.oalloc(1, size).unwrap()).collect();
         all.iter().for_each(|at| fill(*at, size, 1));
         heap.flush().unwrap();
-        all.iter().for_each(|at| heap.free(*at).unwrap());
-        for _ in 0..300 {
+        // Of small objects those stay that lie in one stored object with what is freed.
+        all.iter().step_by(2).for_each(|at| heap.free(*at).unwrap());
+        for _ in 0..150 {
             let at = heap.oalloc(1, size).unwrap();
             assert!((0..size).all(|index| load(at, index) == 0), "size {size}");
         }
