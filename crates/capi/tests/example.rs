@@ -60,6 +60,28 @@ fn example_of_far_memory_in_c_runs_on_a_file() {
 }
 
 #[test]
+fn tree_in_far_memory_has_its_keys() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = dir.path().join("tree");
+    if !compile("examples/c/varve_alloc_btree.c", dir.path(), &program) {
+        return;
+    }
+    for mode in ["malloc", "objects", "pages"] {
+        let output = Command::new(&program)
+            .arg(mode)
+            .arg(dir.path())
+            .args(["20000", "5000", "3"])
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        if text.starts_with("the heap: Operation not permitted") {
+            return eprintln!("SKIPPED: {text}");
+        }
+        good(&output, mode);
+    }
+}
+
+#[test]
 fn header_is_good_c_and_cpp_by_itself() {
     for header in ["varve.h", "varve_cache.h", "varve_alloc.h"] {
         check_header(header);
