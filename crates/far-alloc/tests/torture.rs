@@ -65,6 +65,9 @@ fn step(
     bytes: &mut [u8],
     counts: &Counts,
 ) {
+    if all.len() < OBJECTS / THREADS {
+        all.extend(make(heap, random));
+    }
     let pick = random.usize(..all.len());
     let known = &mut all[pick];
     let bytes = &mut bytes[..known.len];
@@ -102,7 +105,6 @@ fn step(
             let known = all.swap_remove(pick);
             heap.free(known.at).unwrap();
             add(&counts.freed);
-            all.extend(make(heap, random));
         }
         _ if known.is_bytes => {
             let len = 1 + random.usize(..60_000);
@@ -200,8 +202,9 @@ fn objects_keep_their_bytes_through_everything() {
     let seconds = std::env::var("VARVE_FAR_SECONDS")
         .ok()
         .and_then(|text| text.parse().ok())
-        .unwrap_or(4);
-    let bad = Bad::new(128);
+        .unwrap_or(4u64);
+    // A block whose write fails is not used any more.
+    let bad = Bad::new(128 + 4 * seconds as u32);
     let Some(heap) = heap_over(bad.clone(), MEMORY) else {
         return;
     };
