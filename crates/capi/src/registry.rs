@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use varve_cache::{Cache, Hit, PutStream};
 use varve_embed::PoolHere;
+use varve_far_alloc::FarAlloc;
 use varve_ipc::DirEntry;
 use varve_libfs::Posix;
 use varve_libfs::posix::PosixTransaction;
@@ -93,6 +94,7 @@ pub(crate) static CACHES: Handles<Cache> = Handles::new(4);
 pub(crate) static CACHE_HITS: Handles<Hit> = Handles::new(5);
 /// `None` if the stream was ended while another thread was using it.
 pub(crate) static CACHE_STREAMS: Handles<Mutex<Option<PutStream>>> = Handles::new(6);
+pub(crate) static ALLOCS: Handles<FarAlloc> = Handles::new(7);
 
 #[cfg(test)]
 mod tests {

@@ -45,8 +45,45 @@ fn example_of_the_cache_in_c_runs_on_files_of_its_own() {
 }
 
 #[test]
+fn example_of_far_memory_in_c_runs_on_a_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = dir.path().join("example");
+    if !compile("examples/c/varve_alloc_example.c", dir.path(), &program) {
+        return;
+    }
+    let output = Command::new(&program).arg(dir.path()).output().unwrap();
+    if output.status.code() == Some(77) {
+        return eprintln!("SKIPPED: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    good(&output, "example of far memory");
+    assert!(String::from_utf8_lossy(&output.stdout).ends_with("all went well\n"));
+}
+
+#[test]
+fn tree_in_far_memory_has_its_keys() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = dir.path().join("tree");
+    if !compile("examples/c/varve_alloc_btree.c", dir.path(), &program) {
+        return;
+    }
+    for mode in ["malloc", "objects", "pages"] {
+        let output = Command::new(&program)
+            .arg(mode)
+            .arg(dir.path())
+            .args(["20000", "5000", "3"])
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        if text.starts_with("the heap: Operation not permitted") {
+            return eprintln!("SKIPPED: {text}");
+        }
+        good(&output, mode);
+    }
+}
+
+#[test]
 fn header_is_good_c_and_cpp_by_itself() {
-    for header in ["varve.h", "varve_cache.h"] {
+    for header in ["varve.h", "varve_cache.h", "varve_alloc.h"] {
         check_header(header);
     }
 }
@@ -154,7 +191,7 @@ fn told(tool: &str, option: &str) -> Option<String> {
 #[test]
 fn library_exports_what_the_header_declares_and_is_asked_for_by_its_number() {
     let Some(symbols) = told("nm", "-D") else { return };
-    let header = ["varve.h", "varve_cache.h"]
+    let header = ["varve.h", "varve_cache.h", "varve_alloc.h"]
         .map(|header| std::fs::read_to_string(format!("{ROOT}/crates/capi/include/{header}")).unwrap())
         .concat();
     let exported: Vec<&str> = symbols

@@ -1,4 +1,4 @@
-//! `include/varve.h` and `include/varve_cache.h` are what cbindgen makes of the sources, and say everything
+//! `include/varve.h`, `varve_cache.h` and `varve_alloc.h` are what cbindgen makes of the sources, and say everything
 //! that the library exports.
 //! `VARVE_BLESS=1 cargo test -p varve-capi --test header` writes them anew.
 #![allow(clippy::unwrap_used)]
@@ -12,7 +12,9 @@ fn sources() -> Vec<String> {
         .unwrap()
         .map(|file| file.unwrap().path())
         .collect();
-    files.push(Path::new(env!("CARGO_MANIFEST_DIR")).join("src/cache.rs"));
+    for file in ["src/cache.rs", "src/alloc.rs"] {
+        files.push(Path::new(env!("CARGO_MANIFEST_DIR")).join(file));
+    }
     files.sort();
     files
         .iter()
@@ -25,6 +27,7 @@ fn headers_are_up_to_date() {
     for (header, config, source) in [
         ("varve.h", "cbindgen.toml", "src/ffi/mod.rs"),
         ("varve_cache.h", "cbindgen-cache.toml", "src/cache.rs"),
+        ("varve_alloc.h", "cbindgen-alloc.toml", "src/alloc.rs"),
     ] {
         let dir = Path::new(env!("CARGO_MANIFEST_DIR"));
         let config = cbindgen::Config::from_file(dir.join(config)).unwrap();
@@ -50,7 +53,7 @@ fn headers_are_up_to_date() {
 #[test]
 fn every_exported_function_is_declared_once_and_documented() {
     let include = Path::new(env!("CARGO_MANIFEST_DIR")).join("include");
-    let header = ["varve.h", "varve_cache.h"]
+    let header = ["varve.h", "varve_cache.h", "varve_alloc.h"]
         .map(|header| std::fs::read_to_string(include.join(header)).unwrap())
         .concat();
     let mut exported = BTreeSet::new();

@@ -28,11 +28,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Not here: pointers that fault (`oalloc` and a C header over userfaultfd). [`FarHeap::alloc`], `read`,
-//! `write` and
-//! `free` are what they will call; checkpoints are not here either. Knows no process, no fault, no clock, no
-//! pool; forbids
-//! unsafe.
+//! Not here: pointers that fault (`varve-far-alloc`, over [`FarSlots`]), and checkpoints. Knows no process, no
+//! fault, no clock, no pool; forbids unsafe.
 
 #![forbid(unsafe_code)]
 
@@ -58,6 +55,8 @@ mod handle;
 
 mod vec;
 
+mod slots;
+
 mod map;
 
 pub use error::Error;
@@ -66,5 +65,6 @@ pub use heap::{Cleaned, Config, FarHeap, MEMORY_MIN_BYTES, ObjectId, Stats};
 pub use layout::{BLOCK_BYTES, OBJECT_MAX_BYTES};
 pub use log::LogStats;
 pub use map::FarMap;
+pub use slots::{FarSlots, Reserved};
 pub use value::Plain;
 pub use vec::FarVec;

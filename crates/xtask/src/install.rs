@@ -108,7 +108,7 @@ pub fn library(options: &InstallOptions, built: &Path) -> Result<(), String> {
         std::fs::read_to_string(&template).map_err(|error| format!("{}: {error}", template.display()))?;
     put(built, &options.to("lib").join(SONAME))?;
     link(SONAME, &options.to("lib/libvarve.so"))?;
-    for header in ["varve.h", "varve_cache.h"] {
+    for header in ["varve.h", "varve_cache.h", "varve_alloc.h"] {
         let include = format!("include/{header}");
         put(&capi.join(&include), &options.to(&include))?;
     }

@@ -17,7 +17,7 @@ Usage: cargo xtask install [--prefix DIR] [--destdir DIR] [--mount-helper]
        cargo xtask links [--root DIR]
        cargo xtask structure [--places] [--figures] [--root DIR]
 
-install: builds the release and puts varve, libvarve.so, varve.h, varve_cache.h and varve.pc under the prefix, /usr/local if not
+install: builds the release and puts varve, libvarve.so, varve.h, varve_cache.h, varve_alloc.h and varve.pc under the prefix, /usr/local if not
 given; --destdir (or DESTDIR) is put before it and into no file. --mount-helper links mount.varve and
 mount.fuse.varve in /sbin to varve, for mount(8) and /etc/fstab.
 

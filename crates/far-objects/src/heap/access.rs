@@ -53,6 +53,21 @@ impl Core {
         }
     }
 
+    /// As [`Self::read_with`] if that needs no device; `None` otherwise.
+    pub(crate) fn read_in_memory<R>(&self, key: Key, look: impl FnOnce(&[u8]) -> R) -> Option<R> {
+        let (mut shard, at) = self.lock(key);
+        match shard.get(at, key.slot)? {
+            (Entry::Frame(frame), _) => {
+                shard.hits += 1;
+                let frame = shard.frames.get_mut(frame);
+                frame.touch();
+                Some(look(frame.data()))
+            }
+            (Entry::Empty, len) => Some(look(&ZEROS[..len])),
+            (Entry::At(_), _) => None,
+        }
+    }
+
     /// Gives the bytes of an object to `change`, which must not use the heap; with `Replace`, they are any
     /// bytes.
     pub(crate) fn write_with<R>(

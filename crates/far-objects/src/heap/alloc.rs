@@ -165,6 +165,39 @@ impl Core {
         Ok(())
     }
 
+    /// A table for whom it is made for; ended by [`Self::end_table`].
+    pub(crate) fn new_table(&self, slots: usize, len_bytes: usize) -> Result<u32, Error> {
+        self.add_table(&mut self.pools.lock(), slots, len_bytes)
+    }
+
+    /// Ends a table whose objects are all dropped.
+    pub(crate) fn end_table(&self, number: u32) {
+        self.drop_table(&mut self.pools.lock(), number);
+    }
+
+    /// Promises a stored object its room in the log, and notes its length.
+    pub(crate) fn promise(&self, key: Key, len_bytes: usize) -> Result<(), Error> {
+        self.log.promise(1, len_bytes)?;
+        // What a write left that was under way when the slot was vacated.
+        self.drop_object(key);
+        self.set_len(key, len_bytes);
+        Ok(())
+    }
+
+    /// Drops a stored object and takes its promise back.
+    pub(crate) fn unpromise(&self, key: Key) {
+        if let Some((_, len_bytes)) = self.entry(key) {
+            self.drop_object(key);
+            self.log.release(1, len_bytes);
+        }
+    }
+
+    /// Bytes of a stored object.
+    pub(crate) fn stored_bytes(&self, key: Key) -> Result<usize, Error> {
+        let (_, len) = self.entry(key).ok_or(Error::NotAllocated(key.number()))?;
+        Ok(len)
+    }
+
     fn entry(&self, key: Key) -> Option<(Entry, usize)> {
         let (shard, at) = self.lock(key);
         shard.get(at, key.slot)

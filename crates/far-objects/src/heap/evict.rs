@@ -43,7 +43,7 @@ impl Core {
     /// # Errors
     /// `MemoryLimit` where nothing more can leave; `Io` or `Full` where it cannot because the device does not
     /// take it.
-    pub(super) fn take_memory(&self, bytes: u64) -> Result<Taken<'_>, Error> {
+    pub(crate) fn take_memory(&self, bytes: u64) -> Result<Taken<'_>, Error> {
         let mut idle = 0;
         let mut failed = None;
         while !self.budget.try_take(bytes) {

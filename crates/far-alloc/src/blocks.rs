@@ -1,0 +1,184 @@
+//! The coalescing allocator (section 3.2.4): best fit over numbered units, in near memory. Pure.
+//!
+//! Used twice: for pages of the heap's addresses, and for 16-byte units of memory pages. Records lie beside
+//! the memory, not in headers in it, so that freeing reads no page and wrong pointers are found out.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+/// Units of one range, free or in blocks.
+#[derive(Debug, Default)]
+pub(crate) struct Blocks {
+    free: BTreeMap<u32, u32>,
+    by_len: BTreeSet<(u32, u32)>,
+    used: BTreeMap<u32, u32>,
+}
+
+/// What became of a block that was given back.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Freed {
+    /// Its units.
+    pub(crate) block: Range<u32>,
+    /// The free units that it is part of now.
+    pub(crate) around: Range<u32>,
+}
+
+impl Blocks {
+    pub(crate) fn new(units: u32) -> Self {
+        let mut all = Self::default();
+        if units != 0 {
+            all.insert_free(0, units);
+        }
+        all
+    }
+
+    fn insert_free(&mut self, start: u32, len: u32) {
+        self.free.insert(start, len);
+        self.by_len.insert((len, start));
+    }
+
+    fn remove_free(&mut self, start: u32) -> u32 {
+        let len = self.free.remove(&start).unwrap_or_default();
+        self.by_len.remove(&(len, start));
+        len
+    }
+
+    /// Takes a block: of the smallest free piece that is long enough.
+    pub(crate) fn take(&mut self, len: u32) -> Option<u32> {
+        let (_, start) = *self.by_len.range((len.max(1), 0)..).next()?;
+        let whole = self.remove_free(start);
+        if whole > len {
+            self.insert_free(start + len, whole - len);
+        }
+        self.used.insert(start, len);
+        Some(start)
+    }
+
+    /// Units of the block that begins there.
+    pub(crate) fn len_of(&self, start: u32) -> Option<u32> {
+        self.used.get(&start).copied()
+    }
+
+    /// Gives a block back. `None` if none begins there.
+    pub(crate) fn give_back(&mut self, start: u32) -> Option<Freed> {
+        let len = self.used.remove(&start)?;
+        Some(self.free_range(start, len))
+    }
+
+    fn free_range(&mut self, start: u32, len: u32) -> Freed {
+        let block = start..start + len;
+        let mut around = block.clone();
+        if let Some((&before, &before_len)) = self.free.range(..start).next_back()
+            && before + before_len == start
+        {
+            self.remove_free(before);
+            around.start = before;
+        }
+        if self.free.contains_key(&block.end) {
+            around.end += self.remove_free(block.end);
+        }
+        self.insert_free(around.start, around.end - around.start);
+        Freed { block, around }
+    }
+
+    /// Makes a block shorter, and gives what became free.
+    pub(crate) fn shrink(&mut self, start: u32, len: u32) -> Option<Freed> {
+        let before = self.used.get_mut(&start)?;
+        let end = start + *before;
+        if len == 0 || start + len >= end {
+            return None;
+        }
+        *before = len;
+        Some(self.free_range(start + len, end - start - len))
+    }
+
+    /// Makes a block longer where it is. False if what follows is not free.
+    pub(crate) fn grow(&mut self, start: u32, len: u32) -> bool {
+        let Some(before) = self.used.get(&start).copied() else {
+            return false;
+        };
+        let end = start + before;
+        let missing = len.saturating_sub(before);
+        let Some(after) = self.free.get(&end).copied().filter(|after| *after >= missing) else {
+            return false;
+        };
+        self.remove_free(end);
+        if after > missing {
+            self.insert_free(end + missing, after - missing);
+        }
+        self.used.insert(start, before + missing);
+        true
+    }
+
+    /// Whether no block is in use.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.used.is_empty()
+    }
+
+    /// Memory of the records: entries of 8 bytes in tree nodes of 11 that are at least half full.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        const ENTRY_BYTES: usize = 24;
+        ((self.used.len() + 2 * self.free.len()) * ENTRY_BYTES) as u64
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn blocks_never_overlap_and_free_pieces_are_joined(
+            steps in proptest::collection::vec((0u8..4, any::<u16>(), 1u32..40), 1..300)
+        ) {
+            const UNITS: u32 = 500;
+            let mut blocks = Blocks::new(UNITS);
+            let mut model: BTreeMap<u32, u32> = BTreeMap::new();
+            for (kind, pick, len) in steps {
+                let chosen = model.keys().nth(usize::from(pick) % model.len().max(1)).copied();
+                match (kind, chosen) {
+                    (0 | 1, _) => {
+                        if let Some(start) = blocks.take(len) {
+                            prop_assert!(start + len <= UNITS);
+                            model.insert(start, len);
+                        }
+                    }
+                    (2, Some(start)) => {
+                        let freed = blocks.give_back(start).unwrap();
+                        prop_assert_eq!(freed.block, start..start + model.remove(&start).unwrap());
+                        prop_assert!(blocks.give_back(start).is_none());
+                    }
+                    (_, Some(start)) => {
+                        let before = model[&start];
+                        if len < before {
+                            blocks.shrink(start, len).unwrap();
+                            model.insert(start, len);
+                        } else if blocks.grow(start, len) {
+                            model.insert(start, len);
+                        }
+                    }
+                    _ => {}
+                }
+                let mut end = 0;
+                for (start, len) in &model {
+                    prop_assert!(*start >= end, "blocks overlap");
+                    prop_assert_eq!(blocks.len_of(*start), Some(*len));
+                    end = start + len;
+                }
+                let used: u32 = model.values().sum();
+                let free: u32 = blocks.free.values().sum();
+                prop_assert_eq!(used + free, UNITS);
+                let pieces: Vec<_> = blocks.free.iter().collect();
+                prop_assert!(pieces.windows(2).all(|two| two[0].0 + two[0].1 < *two[1].0));
+                prop_assert_eq!(blocks.by_len.len(), blocks.free.len());
+            }
+            for start in model.into_keys() {
+                blocks.give_back(start);
+            }
+            prop_assert!(blocks.is_empty());
+            prop_assert_eq!(blocks.take(UNITS), Some(0));
+        }
+    }
+}
