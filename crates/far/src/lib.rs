@@ -9,6 +9,8 @@
 pub mod page;
 pub mod wire;
 
+pub mod userfault;
+
 pub mod codec;
 
 pub mod temperature;

@@ -3,12 +3,10 @@
 
 use super::calls::{call, close, receive, send, wake};
 use std::sync::atomic::{AtomicU32, Ordering};
-use varve_far::wire;
+use varve_far::{userfault, wire};
 
 const STACK_BYTES: usize = 64 << 10;
 const PAGE: usize = 4096;
-/// `UFFDIO_MOVE`.
-const UFFDIO_MOVE: usize = 0xc028_aa05;
 /// Whom the thread becomes when the program starts as root.
 const NOBODY: usize = 65_534;
 
@@ -267,7 +265,7 @@ fn command(what: u64, uffd: i32, first: u64, second: u64, len: u64) -> isize {
                     libc::SYS_ioctl,
                     [
                         uffd as usize,
-                        UFFDIO_MOVE,
+                        userfault::MOVE as usize,
                         argument.as_mut_ptr() as usize,
                         0,
                         0,

@@ -4,30 +4,11 @@ use super::{PAGE_BYTES, check};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use varve_far::Page;
-
-const API: libc::c_ulong = 0xc018_aa3f;
-const REGISTER: libc::c_ulong = 0xc020_aa00;
-const WAKE: libc::c_ulong = 0x8010_aa02;
-const COPY: libc::c_ulong = 0xc028_aa03;
-const ZEROPAGE: libc::c_ulong = 0xc020_aa04;
-const MOVE: libc::c_ulong = 0xc028_aa05;
-const WRITEPROTECT: libc::c_ulong = 0xc018_aa06;
-const POISON: libc::c_ulong = 0xc020_aa08;
-/// Of `/dev/userfaultfd`.
-const NEW: libc::c_ulong = 0xaa00;
-
-const FEATURE_WP: u64 = 1;
-const FEATURE_SIGBUS: u64 = 1 << 7;
-const FEATURE_POISON: u64 = 1 << 14;
-const FEATURE_MOVE: u64 = 1 << 16;
-
-const MODE_MISSING: u64 = 1;
-const MODE_WP: u64 = 2;
-const COPY_MODE_WP: u64 = 2;
-
-const EVENT_PAGEFAULT: u8 = 0x12;
-const FLAG_WRITE: u64 = 1;
-const FLAG_WP: u64 = 2;
+use varve_far::userfault::{
+    API, COPY, COPY_MODE_WP, EVENT_PAGEFAULT, FEATURE_MOVE, FEATURE_PAGEFAULT_FLAG_WP, FEATURE_POISON,
+    FEATURE_SIGBUS, FLAG_WP, FLAG_WRITE, MODE_MISSING, MODE_WP, MOVE, NEW, POISON, REGISTER, VERSION, WAKE,
+    WRITEPROTECT, ZEROPAGE,
+};
 
 /// Tries of a call that another change of the mappings disturbed.
 const TRIES: usize = 1000;
@@ -50,7 +31,7 @@ pub(crate) struct Uffd {
 impl Uffd {
     /// One that serves missing pages and write protection, in system calls too.
     pub(crate) fn for_faults() -> io::Result<Self> {
-        Self::open(FEATURE_WP | FEATURE_POISON | FEATURE_MOVE)
+        Self::open(FEATURE_PAGEFAULT_FLAG_WP | FEATURE_POISON | FEATURE_MOVE)
     }
 
     /// One for memory that pages are moved to and nobody waits for: touching what is not there is SIGBUS.
@@ -74,7 +55,7 @@ impl Uffd {
         // SAFETY: the descriptor is new and nobody else's; it fits an int.
         let fd = unsafe { OwnedFd::from_raw_fd(check(fd)? as libc::c_int) };
         let all = Self { fd };
-        all.call(API, &mut [0xaa, features, 0])?;
+        all.call(API, &mut [VERSION, features, 0])?;
         Ok(all)
     }
 

@@ -3,26 +3,15 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
+use varve_far::userfault::{
+    API, COPY, EVENT_PAGEFAULT, FEATURE_EVENT_FORK, FEATURE_EVENT_REMAP, FEATURE_EVENT_REMOVE,
+    FEATURE_EVENT_UNMAP, FEATURE_MOVE, FEATURE_POISON, MODE_MISSING, NEW, POISON, REGISTER, UNREGISTER,
+    VERSION, WAKE, ZEROPAGE,
+};
 use varve_far::{PAGE_BYTES, Page};
 
 use super::check;
 use crate::types::Pid;
-
-const API: libc::c_ulong = 0xc018_aa3f;
-const REGISTER: libc::c_ulong = 0xc020_aa00;
-const UNREGISTER: libc::c_ulong = 0x8010_aa01;
-const WAKE: libc::c_ulong = 0x8010_aa02;
-const COPY: libc::c_ulong = 0xc028_aa03;
-const ZEROPAGE: libc::c_ulong = 0xc020_aa04;
-const POISON: libc::c_ulong = 0xc020_aa08;
-
-const MODE_MISSING: u64 = 1;
-const FEATURE_EVENT_FORK: u64 = 1 << 1;
-const FEATURE_EVENT_REMAP: u64 = 1 << 2;
-const FEATURE_EVENT_REMOVE: u64 = 1 << 3;
-const FEATURE_EVENT_UNMAP: u64 = 1 << 6;
-const FEATURE_POISON: u64 = 1 << 14;
-const FEATURE_MOVE: u64 = 1 << 16;
 
 /// A message of 32 bytes: the event in the first one, three words from byte 8 on.
 #[repr(C)]
@@ -98,7 +87,6 @@ impl Faults {
     /// # Errors
     /// The kernel's error.
     pub fn of_this_process(device: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-        const NEW: libc::c_ulong = 0xaa00;
         // SAFETY: the call takes flags and gives a descriptor that nobody else owns.
         let fd = check(libc::c_long::from(unsafe {
             libc::ioctl(device.as_raw_fd(), NEW, libc::O_CLOEXEC | libc::O_NONBLOCK)
@@ -118,7 +106,7 @@ impl Faults {
             | FEATURE_EVENT_UNMAP
             | FEATURE_POISON
             | FEATURE_MOVE;
-        let mut api = [0xaa, features, 0];
+        let mut api = [VERSION, features, 0];
         // SAFETY: three words are the `uffdio_api` that the number encodes.
         unsafe { ioctl(fd.as_fd(), API, &mut api) }?;
         Ok(Self { fd })
@@ -211,7 +199,7 @@ impl Faults {
 fn event(message: &Message) -> Option<Event> {
     let [first, second, third] = message.words;
     Some(match message.event {
-        0x12 => Event::Fault(second),
+        EVENT_PAGEFAULT => Event::Fault(second),
         0x13 => {
             // SAFETY: the kernel made this descriptor in this process for the reader of the event.
             let fd = unsafe { OwnedFd::from_raw_fd(first as u32 as libc::c_int) };

@@ -3,14 +3,12 @@
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
+use varve_far::userfault::{
+    API, FEATURE_WP_ASYNC, FEATURE_WP_UNPOPULATED, MODE_WP, REGISTER, UNREGISTER, VERSION,
+};
+
 use super::check;
 
-const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
-const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
-const UFFDIO_UNREGISTER: libc::c_ulong = 0x8010_aa01;
-const FEATURE_WP_UNPOPULATED: u64 = 1 << 13;
-const FEATURE_WP_ASYNC: u64 = 1 << 15;
-const MODE_WP: u64 = 2;
 const USER_MODE_ONLY: libc::c_int = 1;
 
 #[repr(C)]
@@ -52,13 +50,13 @@ impl WriteTracking {
         // SAFETY: see above; it fits an int.
         let fd = unsafe { OwnedFd::from_raw_fd(fd as libc::c_int) };
         let mut api = Api {
-            api: 0xaa,
+            api: VERSION,
             features: FEATURE_WP_ASYNC | FEATURE_WP_UNPOPULATED,
             ioctls: 0,
         };
         // SAFETY: `api` has the size that the ioctl number encodes and lives over the call.
         check(libc::c_long::from(unsafe {
-            libc::ioctl(fd.as_raw_fd(), UFFDIO_API, &raw mut api)
+            libc::ioctl(fd.as_raw_fd(), API, &raw mut api)
         }))?;
         Ok(Self { fd })
     }
@@ -76,7 +74,7 @@ impl WriteTracking {
         };
         // SAFETY: `register` has the size that the ioctl number encodes and lives over the call. In
         // asynchronous mode the kernel resolves faults itself, so no access to the range can hang.
-        let result = unsafe { libc::ioctl(self.fd.as_raw_fd(), UFFDIO_REGISTER, &raw mut register) };
+        let result = unsafe { libc::ioctl(self.fd.as_raw_fd(), REGISTER, &raw mut register) };
         check(libc::c_long::from(result)).map(drop)
     }
 
@@ -87,7 +85,7 @@ impl WriteTracking {
     pub fn unregister(&self, start: u64, len_bytes: u64) -> io::Result<()> {
         let mut range = [start, len_bytes];
         // SAFETY: two u64 are the `uffdio_range` that the ioctl number encodes.
-        let result = unsafe { libc::ioctl(self.fd.as_raw_fd(), UFFDIO_UNREGISTER, range.as_mut_ptr()) };
+        let result = unsafe { libc::ioctl(self.fd.as_raw_fd(), UNREGISTER, range.as_mut_ptr()) };
         check(libc::c_long::from(result)).map(drop)
     }
 }
