@@ -130,7 +130,7 @@ impl OpenFile {
         if self.clone_by_copy(to, range, cred)? {
             return Ok(());
         }
-        self.share(to, range, false, cred)
+        self.clone_range_to(offset, to, to_offset, len, cred)
     }
 
     /// Clones a small range by copying it; `false`: it is to be shared, since it is large, has holes, cannot be read, or
