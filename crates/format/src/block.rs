@@ -38,6 +38,8 @@ pub enum BlockKind {
     PoolState = 0x08,
     /// Checksums of a sealed unit, at its end, on its own tier.
     UnitFooter = 0x09,
+    /// Rows of devices.
+    DeviceTable = 0x0a,
     /// Lowest level of an extent tree.
     ExtentLeaf = 0x10,
     /// Inner level of an extent tree.
@@ -62,7 +64,7 @@ pub enum BlockKind {
 
 impl BlockKind {
     /// All kinds, in the order of their numbers.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 20] = [
         Self::InodeTable,
         Self::Bitmap,
         Self::SessionTable,
@@ -72,6 +74,7 @@ impl BlockKind {
         Self::OrphanTable,
         Self::PoolState,
         Self::UnitFooter,
+        Self::DeviceTable,
         Self::ExtentLeaf,
         Self::ExtentNode,
         Self::DirLeaf,

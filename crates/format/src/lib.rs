@@ -9,6 +9,7 @@ mod attr;
 pub mod block;
 mod charge;
 pub mod dax;
+pub mod device;
 mod dirent;
 mod extent;
 pub mod features;

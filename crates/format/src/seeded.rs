@@ -213,6 +213,18 @@ pub enum Bug {
     ReplyAcrossRecall,
     /// Other sessions change what a mount's session held, as soon as that session was sealed.
     ChangeAfterSealedMount,
+
+    // Several devices a tier.
+    /// The row of a device that is added is durable before its label.
+    RowBeforeLabel,
+    /// The label of a device that is added is not flushed before its row is durable.
+    LabelNotFlushed,
+    /// The superblock does not get the feature of the first device that is added.
+    DevicesNotInSuperblock,
+    /// A device is taken out while blocks that were freed on it may still be read.
+    TakenOutWhileRead,
+    /// Of several devices of a tier, only the first is flushed before the commit.
+    OneDeviceFlushed,
 }
 
 #[cfg(all(feature = "test-support", debug_assertions))]

@@ -1,6 +1,7 @@
 //! The superblock: the tiers of a pool and the places of its fixed areas. Everything that changes often is in
 //! the pool state block.
 
+use crate::features::Incompat;
 use crate::{BLOCK_SIZE, Features, Tier};
 use std::mem::{offset_of, size_of};
 use zerocopy::little_endian::{I64, U32, U64};
@@ -14,6 +15,8 @@ pub const FORMAT_VERSION: u32 = 3;
 pub const FEATURES_VERSION: u32 = 3;
 /// First version whose pools may have metadata on SSD and HDD; in older ones all of it is in NVM.
 pub const COLD_METADATA_VERSION: u32 = 2;
+/// Most blocks of the area of device rows.
+pub const DEVICE_TABLE_BLOCKS_MAX: u64 = 64;
 /// Smallest NVM tier, in bytes.
 pub const NVM_MIN_BYTES: u64 = 4 << 20;
 
@@ -228,6 +231,7 @@ impl Superblock {
             return Err(SuperblockError::Features(unserved));
         }
         let none = Area::default();
+        let has_devices = self.incompat.get() & Incompat::DEVICES.bits() != 0;
         let stray = [
             ("another kind of checksums", self.checksum_kind != Self::CRC32C),
             (
@@ -235,12 +239,24 @@ impl Superblock {
                 self.tag_kind != 0 || self.tags_state != 0 || self.tag != [0; 16],
             ),
             ("places of tags", self.tags != [none; 3] || self.keys != none),
-            ("more devices", self.devices != none),
+            ("more devices", !has_devices && self.devices != none),
+            (
+                "device rows where none can be",
+                has_devices && !self.has_place_of_devices(),
+            ),
         ];
         match stray.into_iter().find(|(_, is_there)| *is_there) {
             Some((what, _)) => Err(SuperblockError::Stray(what)),
             None => Ok(()),
         }
+    }
+
+    /// Whether the area of the device rows is one that can be.
+    fn has_place_of_devices(&self) -> bool {
+        let area = &self.devices;
+        (1..=DEVICE_TABLE_BLOCKS_MAX).contains(&area.blocks.get())
+            && area.start.get() >= self.first_free.get()
+            && area.end() <= self.tier(Tier::Nvm).blocks.get()
     }
 
     /// Returns the superblock converted to this program's version.
@@ -341,7 +357,7 @@ mod tests {
     #[test]
     fn fields_without_their_feature_are_refused() {
         type Change = fn(&mut Superblock);
-        let changes: [Change; 8] = [
+        let changes: [Change; 9] = [
             |block| block.checksum_kind = 0,
             |block| block.checksum_kind = 2,
             |block| block.tag_kind = 1,
@@ -350,6 +366,7 @@ mod tests {
             |block| block.tags[2] = Area::new(7, 1),
             |block| block.keys = Area::new(7, 1),
             |block| block.devices = Area::new(7, 1),
+            |block| block.incompat.set(Incompat::DEVICES.bits()),
         ];
         for change in changes {
             let mut block = newest();
