@@ -30,6 +30,7 @@ mod mapped;
 #[allow(unsafe_code)]
 pub mod pmem;
 pub mod sim;
+pub mod span;
 pub mod stats;
 #[allow(unsafe_code)]
 pub mod sys;

@@ -1,0 +1,426 @@
+//! Several block devices as one: each has a run of the whole's bytes. The one place that knows which device a
+//! byte of a tier lies on. Decides nothing about content, and keeps no redundancy.
+//!
+//! What is asked of several devices at once is done on all of them at the same time. A device that fails
+//! fails alone: errors name it, and the others go on.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use crate::error::{DeviceName, MediaError};
+use crate::traits::{BlockDevice, DeviceInfo, DeviceState, MediumKind};
+
+/// Most devices of one span.
+pub const SPAN_DEVICES_MAX: usize = 64;
+
+/// One device and its run.
+pub struct SpanPart {
+    /// Its first byte in the whole.
+    pub first_byte: u64,
+    /// Bytes of the whole that lie on it.
+    pub len_bytes: u64,
+    /// Byte of the device at which its run begins.
+    pub data_offset: u64,
+    /// The device; `None`: it is gone, and nothing lies in its run.
+    pub device: Option<Arc<dyn BlockDevice>>,
+}
+
+/// A part, and which of its writes are durable.
+struct Part {
+    given: SpanPart,
+    /// Writes that returned, and how many of them the last flush covers.
+    written: AtomicU64,
+    flushed: AtomicU64,
+    /// Its history must be the same in each run of a test.
+    simulated: bool,
+    /// Nothing more is written to it.
+    given_up: AtomicBool,
+}
+
+impl Part {
+    fn end(&self) -> u64 {
+        self.given.first_byte.saturating_add(self.given.len_bytes)
+    }
+
+    fn device(&self) -> Result<&Arc<dyn BlockDevice>, MediaError> {
+        self.given.device.as_ref().ok_or_else(|| MediaError::Refused {
+            device: DeviceName::from("a device that was removed"),
+            why: "nothing can be on it any more".into(),
+        })
+    }
+
+    /// The device, and where a byte of the whole lies on it.
+    fn at(&self, off: u64) -> Result<(&Arc<dyn BlockDevice>, u64), MediaError> {
+        let on_device = off - self.given.first_byte + self.given.data_offset;
+        Ok((self.device()?, on_device))
+    }
+
+    /// The device for a write.
+    fn at_for_write(&self, off: u64) -> Result<(&Arc<dyn BlockDevice>, u64), MediaError> {
+        let found = self.at(off)?;
+        match self.given_up.load(Ordering::Acquire) {
+            false => Ok(found),
+            true => Err(MediaError::Failed {
+                device: found.0.name(),
+                reason: "an earlier write to it failed".into(),
+            }),
+        }
+    }
+
+    fn note_write(&self) {
+        self.written.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Whether something was written that no flush covers.
+    fn waits(&self) -> bool {
+        let given_up = self.given_up.load(Ordering::Acquire);
+        !given_up && self.flushed.load(Ordering::Acquire) < self.written.load(Ordering::Acquire)
+    }
+
+    fn flush(&self) -> Result<(), MediaError> {
+        let written = self.written.load(Ordering::Acquire);
+        self.device()?.flush()?;
+        self.flushed.fetch_max(written, Ordering::AcqRel);
+        Ok(())
+    }
+}
+
+/// The whole. Parts are added at its end and never taken away.
+pub struct Span {
+    parts: Box<[OnceLock<Part>]>,
+    count: AtomicUsize,
+}
+
+impl Span {
+    /// Makes a whole of these parts, which lie one after the other from byte 0 on.
+    ///
+    /// # Errors
+    /// As [`add`](Self::add).
+    pub fn new(parts: impl IntoIterator<Item = SpanPart>) -> Result<Self, MediaError> {
+        let span = Self {
+            parts: (0..SPAN_DEVICES_MAX).map(|_| OnceLock::new()).collect(),
+            count: AtomicUsize::new(0),
+        };
+        parts.into_iter().try_for_each(|part| span.add(part))?;
+        Ok(span)
+    }
+
+    /// Adds a part at the end. Call by one thread at a time.
+    ///
+    /// # Errors
+    /// `Refused`: it does not follow the last, its device is too short, or there are too many.
+    pub fn add(&self, part: SpanPart) -> Result<(), MediaError> {
+        let name = part
+            .device
+            .as_ref()
+            .map_or_else(|| DeviceName::from("a device"), |device| device.name());
+        let refuse = |why: String| {
+            Err(MediaError::Refused {
+                device: name.clone(),
+                why: why.into(),
+            })
+        };
+        if part.first_byte != self.len_bytes() {
+            return refuse(format!("it does not follow at byte {}", self.len_bytes()));
+        }
+        let needed = part.data_offset.saturating_add(part.len_bytes);
+        if let Some(device) = &part.device
+            && device.len_bytes() < needed
+        {
+            return refuse(format!(
+                "it has {} bytes, and {needed} are needed",
+                device.len_bytes()
+            ));
+        }
+        let count = self.count.load(Ordering::Acquire);
+        let added = self.parts.get(count).is_some_and(|place| {
+            let device = part.device.as_ref();
+            let part = Part {
+                simulated: device.is_some_and(|device| device.info().kind == MediumKind::Sim),
+                given: part,
+                written: AtomicU64::new(0),
+                flushed: AtomicU64::new(0),
+                given_up: AtomicBool::new(false),
+            };
+            place.set(part).is_ok()
+        });
+        if !added {
+            return refuse(format!("a tier has at most {SPAN_DEVICES_MAX} devices"));
+        }
+        self.count.store(count + 1, Ordering::Release);
+        Ok(())
+    }
+
+    /// Returns the device of each part, `None` where it is gone.
+    pub fn devices(&self) -> Vec<Option<Arc<dyn BlockDevice>>> {
+        self.parts().map(|part| part.given.device.clone()).collect()
+    }
+
+    /// Refuses all writes to a part from here on, and leaves it out when all is flushed: what was written to
+    /// it and is not durable is given up. It is read as before.
+    pub fn give_up(&self, index: usize) {
+        if let Some(part) = self.parts().nth(index) {
+            part.given_up.store(true, Ordering::Release);
+        }
+    }
+
+    fn parts(&self) -> impl Iterator<Item = &Part> {
+        let count = self.count.load(Ordering::Acquire);
+        self.parts[..count].iter().filter_map(OnceLock::get)
+    }
+
+    fn part(&self, off: u64, len: u64) -> Result<&Part, MediaError> {
+        let end = off.saturating_add(len);
+        let found = self
+            .parts()
+            .find(|part| part.given.first_byte <= off && off < part.end().max(part.given.first_byte + 1));
+        match found {
+            Some(part) if end <= part.end() => Ok(part),
+            _ => Err(MediaError::OutOfRange {
+                device: self.name(),
+                off,
+                len,
+                size_bytes: found.map_or(self.len_bytes(), Part::end),
+            }),
+        }
+    }
+
+    /// Runs `each` for these parts: at the same time, unless they are simulated. The first error counts.
+    fn on_all(
+        &self,
+        parts: &[&Part],
+        each: &(dyn Fn(usize) -> Result<(), MediaError> + Sync),
+    ) -> Result<(), MediaError> {
+        if parts.len() < 2 || parts.iter().any(|part| part.simulated) {
+            return (0..parts.len()).try_for_each(each);
+        }
+        std::thread::scope(|scope| {
+            let others: Vec<_> = (1..parts.len())
+                .map(|index| scope.spawn(move || each(index)))
+                .collect();
+            let mut result = each(0);
+            for other in others {
+                let ended = other.join();
+                result = result.and(ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+            }
+            result
+        })
+    }
+
+    /// Returns which parts the ranges lie on, and the numbers of the ranges on each.
+    fn split(
+        &self,
+        ranges: impl Iterator<Item = (u64, usize)>,
+    ) -> Result<Vec<(&Part, Vec<usize>)>, MediaError> {
+        let mut out: Vec<(&Part, Vec<usize>)> = Vec::new();
+        for (index, (off, len)) in ranges.enumerate() {
+            let part = self.part(off, len as u64)?;
+            match out.iter_mut().find(|(other, _)| std::ptr::eq(*other, part)) {
+                Some((_, indices)) => indices.push(index),
+                None => out.push((part, vec![index])),
+            }
+        }
+        Ok(out)
+    }
+}
+
+impl BlockDevice for Span {
+    fn len_bytes(&self) -> u64 {
+        self.parts().last().map_or(0, Part::end)
+    }
+
+    fn read(&self, off: u64, out: &mut [u8]) -> Result<(), MediaError> {
+        let (device, at) = self.part(off, out.len() as u64)?.at(off)?;
+        device.read(at, out)
+    }
+
+    fn write(&self, off: u64, src: &[u8]) -> Result<(), MediaError> {
+        let part = self.part(off, src.len() as u64)?;
+        let (device, at) = part.at_for_write(off)?;
+        let written = device.write(at, src);
+        // Also what a failed write has left must not be taken for durable.
+        part.note_write();
+        written
+    }
+
+    fn write_durable(&self, off: u64, src: &[u8]) -> Result<(), MediaError> {
+        let (device, at) = self.part(off, src.len() as u64)?.at_for_write(off)?;
+        device.write_durable(at, src)
+    }
+
+    fn flush(&self) -> Result<(), MediaError> {
+        let waiting: Vec<&Part> = self.parts().filter(|part| part.waits()).collect();
+        self.on_all(&waiting, &|index| waiting[index].flush())
+    }
+
+    fn trim(&self, off: u64, len: u64) -> Result<(), MediaError> {
+        let (device, at) = self.part(off, len)?.at(off)?;
+        device.trim(at, len)
+    }
+
+    fn read_batch(&self, ranges: &mut [(u64, &mut [u8])]) -> Result<(), MediaError> {
+        let split = self.split(ranges.iter().map(|(off, out)| (*off, out.len())))?;
+        if let [(part, _)] = split[..] {
+            let device = part.device()?;
+            let shift = |off: u64| part.at(off).map(|(_, at)| at);
+            let moved = ranges.iter_mut().map(|(off, out)| Ok((shift(*off)?, &mut **out)));
+            let mut moved: Vec<(u64, &mut [u8])> = moved.collect::<Result<_, MediaError>>()?;
+            return device.read_batch(&mut moved);
+        }
+        let mut slots: Vec<Option<&mut [u8]>> = Vec::new();
+        let mut offs = Vec::new();
+        for (off, out) in ranges.iter_mut() {
+            slots.push(Some(&mut **out));
+            offs.push(*off);
+        }
+        let mut work = Vec::new();
+        for (part, indices) in &split {
+            let mut moved = Vec::new();
+            for index in indices {
+                if let Some(out) = slots[*index].take() {
+                    moved.push((part.at(offs[*index])?.1, out));
+                }
+            }
+            work.push(parking_lot::Mutex::new(moved));
+        }
+        let parts: Vec<&Part> = split.iter().map(|(part, _)| *part).collect();
+        self.on_all(&parts, &|index| {
+            parts[index].device()?.read_batch(&mut work[index].lock())
+        })
+    }
+
+    fn write_batch(&self, ranges: &[(u64, &[u8])]) -> Result<(), MediaError> {
+        let split = self.split(ranges.iter().map(|(off, src)| (*off, src.len())))?;
+        let parts: Vec<&Part> = split.iter().map(|(part, _)| *part).collect();
+        self.on_all(&parts, &|index| {
+            let (part, indices) = &split[index];
+            let moved = indices
+                .iter()
+                .map(|range| Ok((part.at_for_write(ranges[*range].0)?.1, ranges[*range].1)));
+            let moved: Vec<(u64, &[u8])> = moved.collect::<Result<_, MediaError>>()?;
+            let written = part.device()?.write_batch(&moved);
+            part.note_write();
+            written
+        })
+    }
+
+    fn state(&self) -> DeviceState {
+        let states = self.parts().filter_map(|part| part.given.device.as_ref());
+        states
+            .map(|device| device.state())
+            .find(|state| *state != DeviceState::Ok)
+            .unwrap_or(DeviceState::Ok)
+    }
+
+    fn info(&self) -> DeviceInfo {
+        let infos = self.parts().filter_map(|part| part.given.device.as_ref());
+        let infos: Vec<DeviceInfo> = infos.map(|device| device.info()).collect();
+        let join = |texts: Vec<&str>| texts.join(" + ");
+        match &infos[..] {
+            [one] => one.clone(),
+            _ => DeviceInfo {
+                name: join(infos.iter().map(|info| info.name.as_str()).collect()).into(),
+                kind: infos.first().map_or(MediumKind::Block, |info| info.kind),
+                backend: join(infos.iter().map(|info| info.backend.as_str()).collect()),
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::emulated::{DiskModel, EmulatedDisk};
+    use crate::sim::SimWorld;
+
+    fn of(world: &SimWorld) -> Span {
+        let part = |first_byte, len_bytes, data_offset, name: &str| SpanPart {
+            first_byte,
+            len_bytes,
+            data_offset,
+            device: world.block(name).map(|device| device as _),
+        };
+        Span::new([
+            part(0, 8192, 0, "a"),
+            part(8192, 16384, 4096, "b"),
+            part(24576, 4096, 4096, "gone"),
+        ])
+        .unwrap()
+    }
+
+    fn world() -> SimWorld {
+        let world = SimWorld::new();
+        world.add_block("a", 8192);
+        world.add_block("b", 20480);
+        world
+    }
+
+    #[test]
+    fn each_byte_lies_on_its_device_and_no_range_crosses() {
+        let world = world();
+        let span = of(&world);
+        assert_eq!(span.len_bytes(), 28672);
+        span.write(4096, &[1; 4096]).unwrap();
+        span.write_batch(&[(0, &[2; 4096]), (8192, &[3; 8192])]).unwrap();
+        let mut out = [[0; 4096]; 2];
+        let [one, other] = &mut out;
+        span.read_batch(&mut [(12288, &mut one[..]), (4096, &mut other[..])])
+            .unwrap();
+        assert_eq!((out[0], out[1]), ([3; 4096], [1; 4096]));
+        let mut raw = [0; 4096];
+        world.block("b").unwrap().read(4096, &mut raw).unwrap();
+        assert_eq!(raw, [3; 4096]);
+        for (off, len) in [(4096, 8192), (20480, 8192), (28672, 4096)] {
+            let error = span.write(off, &vec![0; len]).unwrap_err();
+            assert!(matches!(error, MediaError::OutOfRange { .. }), "{error}");
+        }
+        let gone = span.read(24576, &mut raw).unwrap_err();
+        assert!(gone.to_string().contains("was removed"), "{gone}");
+    }
+
+    #[test]
+    fn flush_reaches_what_was_written_and_nothing_else() {
+        let world = world();
+        let disks = ["a", "b"].map(|name| {
+            Arc::new(EmulatedDisk::new(
+                world.block(name).unwrap() as _,
+                DiskModel::NONE,
+            ))
+        });
+        let part = |first_byte, data_offset, index: usize| SpanPart {
+            first_byte,
+            len_bytes: 8192,
+            data_offset,
+            device: Some(Arc::clone(&disks[index]) as _),
+        };
+        let span = Span::new([part(0, 0, 0), part(8192, 4096, 1)]).unwrap();
+        let flushes = || [disks[0].counts().flushes, disks[1].counts().flushes];
+        span.flush().unwrap();
+        assert_eq!(flushes(), [0, 0]);
+        span.write(8192, &[1; 4096]).unwrap();
+        span.flush().unwrap();
+        span.flush().unwrap();
+        assert_eq!(flushes(), [0, 1]);
+        span.write_batch(&[(0, &[2; 4096]), (12288, &[3; 4096])]).unwrap();
+        span.flush().unwrap();
+        assert_eq!(flushes(), [1, 2]);
+    }
+
+    #[test]
+    fn parts_that_do_not_fit_are_refused() {
+        let world = world();
+        let span = of(&world);
+        let part = |first_byte, len_bytes| SpanPart {
+            first_byte,
+            len_bytes,
+            data_offset: 0,
+            device: world.block("a").map(|device| device as _),
+        };
+        for (first, len) in [(0, 4096), (28672, 12288)] {
+            assert!(span.add(part(first, len)).is_err());
+        }
+        span.add(part(28672, 8192)).unwrap();
+        assert_eq!((span.len_bytes(), span.devices().len()), (36864, 4));
+    }
+}
