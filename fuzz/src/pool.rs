@@ -71,6 +71,7 @@ impl Media {
             journal: Arc::clone(&self.journal) as _,
             ssd: Some(Arc::clone(ssd) as _),
             hdd: Some(Arc::clone(hdd) as _),
+            more: Vec::new(),
         }
     }
 

@@ -119,6 +119,7 @@ pub fn run() -> Result<(), Box<dyn Error>> {
         journal: world.add_region("journal", SimMedium::Dax, 1 << 20, 1 << 20),
         ssd: Some(mirror.clone()),
         hdd: None,
+        more: Vec::new(),
     };
     Store::mkfs(&devices, &MkfsOptions::default())?;
     let (store, _) = Store::open(devices, OpenOptions::default())?;

@@ -73,6 +73,7 @@ impl SimPool {
             journal: world.region(JOURNAL).ok_or_else(|| missing(JOURNAL))?,
             ssd: world.block(SSD).map(|device| device as _),
             hdd: world.block(HDD).map(|device| device as _),
+            more: Vec::new(),
         })
     }
 

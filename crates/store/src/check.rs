@@ -89,6 +89,8 @@ impl Store {
     }
 
     pub(crate) fn check_since(&self, begun: u64) -> Result<Vec<Finding>> {
+        // No device is added or taken out meanwhile.
+        let _sharing = self.sharing.lock();
         let _writer = self.writer.lock();
         let snapshot = self.trusting_snapshot();
         let mut usage = Usage {
@@ -96,6 +98,9 @@ impl Store {
             references: References::default(),
             findings: self.check_fixed()?,
         };
+        for block in self.layout.tables_among_data() {
+            usage.claim(self, Tier::Nvm, block, Ino(0));
+        }
         self.check_runs(begun, &snapshot, &mut usage)?;
         let mut inodes = HashMap::new();
         let mut names = Vec::new();
@@ -466,7 +471,8 @@ impl Store {
             let mut leak: Option<(u64, u64)> = None;
             let mut bits: Option<(BlockNo, std::sync::Arc<varve_format::Block>)> = None;
             let space = self.space.lock();
-            for block in 0..self.layout.blocks(tier) {
+            let runs = self.layout.live_runs(tier).map(|(_, run)| run.first..run.end());
+            for block in runs.flatten() {
                 let (at, bit) = self.layout.bit(tier, block);
                 if bits.as_ref().is_none_or(|(loaded, _)| *loaded != at) {
                     bits = match self.cache.load(at, false) {
@@ -521,13 +527,12 @@ impl Store {
             if unit_blocks == 0 {
                 continue;
             }
-            let open = reader.open_unit(tier)?;
-            for unit in 0..self.layout.blocks(tier) / unit_blocks {
+            for unit in self.layout.live_units(tier) {
                 // An unreadable row was reported before.
                 let Ok(row) = reader.unit_row(tier, unit) else {
                     continue;
                 };
-                if (row.state == UnitRow::OPEN) != (open == Some(unit)) {
+                if (row.state == UnitRow::OPEN) != reader.is_open_unit(tier, unit)? {
                     usage.findings.push(Finding::Table {
                         what: format!("{} unit {unit}: its row and the pool state disagree", tier.name()),
                     });

@@ -78,6 +78,15 @@ pub enum StoreError {
     /// A device failed.
     #[error(transparent)]
     Media(#[from] MediaError),
+    /// One of several devices of a tier failed to write: it takes nothing more, the others go on. The
+    /// transaction never was; another try goes to the other devices.
+    #[error("{device} takes no writes any more, others of its tier go on: {reason}")]
+    DeviceLost {
+        /// The device.
+        device: String,
+        /// Its error.
+        reason: Arc<str>,
+    },
     /// A tree is damaged.
     #[error(transparent)]
     Tree(#[from] TreeError),
@@ -170,6 +179,13 @@ impl StoreError {
     #[must_use]
     pub fn stops_writing(&self) -> bool {
         self.is_device() && !self.is_failed_read()
+    }
+
+    /// Returns whether one of several devices failed, so that the same change goes to others when it is tried
+    /// again.
+    #[must_use]
+    pub const fn is_device_lost(&self) -> bool {
+        matches!(self, Self::DeviceLost { .. })
     }
 
     /// Returns whether a device could not read, which is no reason to stop writing.

@@ -21,6 +21,7 @@
 mod cache;
 pub mod check;
 mod demotion;
+mod devices;
 mod error;
 mod evacuation;
 mod free_inodes;
@@ -42,6 +43,7 @@ pub use evacuation::Recalled;
 pub use journal::OP_ROOM;
 pub use payload::{Payload, PayloadSource, PayloadUnavailable};
 pub use pool::Store;
+pub use tx::devices::{DeviceStatus, DeviceUse};
 pub use tx::{ShareRange, Tx, Unshared};
 pub use types::{
     DataTarget, Devices, DirItem, MappedPart, MkfsOptions, NumberedBlocks, OpenOptions, OpenReport,

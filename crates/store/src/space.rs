@@ -44,6 +44,22 @@ impl Bits {
         bits
     }
 
+    /// Adds clear bits at the end, up to `len`.
+    fn grow(&mut self, len: u64) {
+        for at in self.len..(self.words.len() as u64 * 64).min(len) {
+            self.set(at, false);
+        }
+        let mut grown = Self::new(len);
+        let last = grown.words.last().copied();
+        grown.words[..self.words.len()].copy_from_slice(&self.words);
+        if let (true, Some(last)) = (!len.is_multiple_of(64), last)
+            && let Some(word) = grown.words.last_mut()
+        {
+            *word |= last;
+        }
+        *self = grown;
+    }
+
     fn get(&self, at: u64) -> bool {
         self.words[(at / 64) as usize] >> (at % 64) & 1 == 1
     }
@@ -87,6 +103,54 @@ impl Bits {
 /// A run shorter than this (and than wanted) is passed over for space that was never used.
 const LONG_RUN: u64 = 64;
 
+/// Whether a device takes new blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Service {
+    /// It does.
+    Open,
+    /// Only when nothing else has room: it is being emptied.
+    LastResort,
+    /// Never: it failed, or is gone.
+    Closed,
+}
+
+/// One device of a slower tier.
+#[derive(Debug, Clone, Copy)]
+struct Lane {
+    /// Its units, from `first` to before `end`.
+    first: u64,
+    end: u64,
+    /// The open unit; allocation continues at `cursor`.
+    open: Option<u64>,
+    cursor: u64,
+    free: u64,
+    service: Service,
+    /// Blocks that it may still give before others have their turn.
+    left: u64,
+    /// Virtual time of its next turn: the lowest is next. A turn costs the more, the less is free.
+    pass: u64,
+}
+
+impl Lane {
+    const fn new(first: u64, end: u64, unit_blocks: u64, free: u64) -> Self {
+        Self {
+            first,
+            end,
+            open: None,
+            cursor: first * unit_blocks,
+            free,
+            service: Service::Open,
+            left: 0,
+            pass: 0,
+        }
+    }
+}
+
+/// Virtual time of a turn on a device with one free block.
+const TURN: u64 = 1 << 40;
+/// Turns on a device until its unit is full, if all went there.
+const TURNS_A_UNIT: u64 = 64;
+
 /// One tier.
 #[derive(Debug)]
 struct TierSpace {
@@ -94,6 +158,7 @@ struct TierSpace {
     total: u64,
     free: u64,
     pending: u64,
+    /// NVM: where allocation continues.
     cursor: u64,
     /// The block after the last one known to have been in use.
     high: u64,
@@ -101,15 +166,16 @@ struct TierSpace {
     unit_data: u64,
     /// Busy data blocks of each unit.
     live: Vec<u32>,
-    open: Option<u64>,
+    /// The devices of a slower tier.
+    lanes: Vec<Lane>,
     empty: BTreeSet<u64>,
 }
 
 /// Allocator state to restore when a transaction is given up.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Saved {
-    cursor: [u64; 3],
-    open: [Option<u64>; 3],
+    cursor: u64,
+    lanes: [Vec<Lane>; 2],
 }
 
 /// The unit of a tier to be opened next.
@@ -150,9 +216,8 @@ impl Space {
             if blocks == 0 {
                 return None;
             }
-            let mut busy = Bits::new(blocks);
-            let unit_blocks = layout.unit_blocks(tier);
             let mut space = if tier == Tier::Nvm {
+                let mut busy = Bits::new(blocks);
                 (0..layout.first_free()).for_each(|block| busy.set(block, true));
                 TierSpace {
                     busy,
@@ -164,29 +229,27 @@ impl Space {
                     unit_blocks: 0,
                     unit_data: 0,
                     live: Vec::new(),
-                    open: None,
+                    lanes: Vec::new(),
                     empty: BTreeSet::new(),
                 }
             } else {
-                let data = layout.unit_data_blocks(tier);
-                let units = blocks / unit_blocks;
-                for unit in 0..units {
-                    (unit * unit_blocks + data..(unit + 1) * unit_blocks)
-                        .for_each(|block| busy.set(block, true));
-                }
-                TierSpace {
-                    busy,
-                    total: units * data,
+                let mut space = TierSpace {
+                    busy: Bits::default(),
+                    total: 0,
                     free: 0,
                     pending: 0,
                     cursor: 0,
                     high: 0,
-                    unit_blocks,
-                    unit_data: data,
-                    live: vec![0; units as usize],
-                    open: None,
-                    empty: (0..units).collect(),
+                    unit_blocks: layout.unit_blocks(tier),
+                    unit_data: layout.unit_data_blocks(tier),
+                    live: Vec::new(),
+                    lanes: Vec::new(),
+                    empty: BTreeSet::new(),
+                };
+                for run in layout.runs(tier) {
+                    space.add_lane(run.blocks, run.is_gone());
                 }
+                space
             };
             space.free = space.total;
             Some(space)
@@ -232,15 +295,81 @@ impl Space {
         }
     }
 
-    /// Sets the open unit, also when the pool is opened: allocation continues at its first free block.
-    pub(crate) fn set_open(&mut self, tier: Tier, unit: Option<u64>) {
+    /// Adds a device of `blocks` blocks at the end of a tier.
+    pub(crate) fn add_lane(&mut self, tier: Tier, blocks: u64) {
         if let Some(space) = self.tier(tier) {
-            space.open = unit;
+            space.add_lane(blocks, false);
+        }
+    }
+
+    /// Sets whether a device takes new blocks.
+    pub(crate) fn set_service(&mut self, tier: Tier, lane: usize, service: Service) {
+        if let Some(space) = self.tier(tier)
+            && let Some(lane) = space.lanes.get_mut(lane)
+        {
+            lane.service = service;
+        }
+    }
+
+    /// Returns whether a device takes new blocks.
+    pub(crate) fn service(&self, tier: Tier, lane: usize) -> Service {
+        let lanes = self.tiers[tier as usize].as_ref().map(|space| &space.lanes);
+        let lane = lanes.and_then(|lanes| lanes.get(lane));
+        lane.map_or(Service::Closed, |lane| lane.service)
+    }
+
+    /// Returns the blocks of a device: those that can hold data, those that are free, and those that were
+    /// freed and are not released yet.
+    pub(crate) fn lane_blocks(&self, tier: Tier, lane: usize) -> (u64, u64, u64) {
+        let Some(space) = &self.tiers[tier as usize] else {
+            return (0, 0, 0);
+        };
+        let Some(lane) = space.lanes.get(lane) else {
+            return (0, 0, 0);
+        };
+        let own = lane.first * space.unit_blocks..lane.end * space.unit_blocks;
+        let pending = self.pending.iter().flatten();
+        let pending = pending.filter(|freed| freed.span.tier == tier && own.contains(&freed.span.start));
+        let pending = pending.map(|freed| freed.span.len).sum();
+        ((lane.end - lane.first) * space.unit_data, lane.free, pending)
+    }
+
+    /// Returns whether a device of the tier is to be emptied or has failed.
+    pub(crate) fn has_last_resort(&self) -> bool {
+        let lanes = self.tiers.iter().flatten().flat_map(|space| &space.lanes);
+        lanes.into_iter().any(|lane| lane.service == Service::LastResort)
+    }
+
+    /// Sets the open unit of a device, also when the pool is opened: allocation continues at its first free
+    /// block.
+    pub(crate) fn set_open(&mut self, tier: Tier, lane: usize, unit: Option<u64>) {
+        if let Some(space) = self.tier(tier)
+            && let Some(lane) = space.lanes.get_mut(lane)
+        {
+            lane.open = unit;
             if let Some(unit) = unit {
-                space.cursor = unit * space.unit_blocks;
+                lane.cursor = unit * space.unit_blocks;
                 space.empty.remove(&unit);
             }
         }
+    }
+
+    /// Returns the devices of a tier in the order in which they are asked for a block. Only those that are
+    /// emptied with `last_resort`, only the others without.
+    pub(crate) fn lanes(&self, tier: Tier, last_resort: bool) -> Vec<usize> {
+        let Some(space) = &self.tiers[tier as usize] else {
+            return Vec::new();
+        };
+        let wanted = match last_resort {
+            true => Service::LastResort,
+            false => Service::Open,
+        };
+        let mut order: Vec<usize> = (0..space.lanes.len())
+            .filter(|lane| space.lanes[*lane].service == wanted)
+            .collect();
+        // Who has begun its turn ends it.
+        order.sort_by_key(|lane| (space.lanes[*lane].left == 0, space.lanes[*lane].pass));
+        order
     }
 
     /// Returns the NVM blocks that only metadata may take. Metadata is changed only in NVM, so a pool whose
@@ -307,56 +436,54 @@ impl Space {
         Some(span)
     }
 
-    /// Allocates up to `want` blocks in the open unit of a tier; `None` if it is full, or none is open.
-    pub(crate) fn alloc_unit(&mut self, tier: Tier, want: u64) -> Option<Span> {
+    /// Allocates up to `want` blocks in the open unit of a device; `None` if it is full, or none is open.
+    /// Where others share the load, at most up to the end of its turn.
+    pub(crate) fn alloc_unit(&mut self, tier: Tier, lane: usize, want: u64) -> Option<Span> {
         let space = self.tier(tier)?;
-        let unit = space.open?;
+        let want = want.min(space.turn(lane));
+        let Lane { open, cursor, .. } = *space.lanes.get(lane)?;
+        let unit = open?;
         let end = unit * space.unit_blocks + space.unit_data;
-        let start = space.busy.next_clear(space.cursor, end)?;
+        let start = space.busy.next_clear(cursor, end)?;
         let len = space.busy.clear_run(start, end.min(start + want));
         let span = Span { tier, start, len };
         space.take(span);
-        space.cursor = start + len;
+        space.lanes[lane].cursor = start + len;
+        space.took(lane, len);
         Some(span)
     }
 
-    /// Returns the unit to open next: an empty one while more than the reserved one is left, else the one
-    /// with most holes.
-    pub(crate) fn next_unit(&mut self, tier: Tier, reserve: bool) -> Option<NextUnit> {
+    /// Returns the unit of a device to open next: an empty one while the tier has more than the reserved one,
+    /// else the device's with most holes.
+    pub(crate) fn next_unit(&mut self, tier: Tier, lane: usize, reserve: bool) -> Option<NextUnit> {
         let space = self.tier(tier)?;
-        if space.empty.len() > usize::from(!reserve) {
+        let Lane {
+            first, end, cursor, ..
+        } = *space.lanes.get(lane)?;
+        if space.lanes[lane].service != Service::Open || space.empty_units() > u64::from(!reserve) {
             // After the open one, so that units are used in turn.
-            let after = space.cursor / space.unit_blocks;
-            let unit = space
-                .empty
-                .range(after..)
-                .next()
-                .or_else(|| space.empty.first())
-                .copied();
-            return unit.map(NextUnit::Empty);
+            let after = cursor / space.unit_blocks;
+            let mut units = space.empty.range(after..end).chain(space.empty.range(first..end));
+            if let Some(unit) = units.next() {
+                return Some(NextUnit::Empty(*unit));
+            }
         }
-        let open = space.open;
-        let (unit, live) = (0..)
-            .zip(&space.live)
-            .filter(|(unit, _)| Some(*unit) != open && !space.empty.contains(unit))
+        let (unit, live) = (first..end)
+            .zip(&space.live[first as usize..end as usize])
+            .filter(|(unit, _)| !space.is_open(*unit) && !space.empty.contains(unit))
             .min_by_key(|(_, live)| **live)?;
         (u64::from(*live) < space.unit_data).then_some(NextUnit::Holes(unit))
     }
 
-    /// Makes `unit` the open one.
-    pub(crate) fn open_unit(&mut self, tier: Tier, unit: u64) {
-        self.set_open(tier, Some(unit));
-    }
-
     pub(crate) fn save(&self) -> Saved {
-        let mut saved = Saved::default();
-        for (index, tier) in self.tiers.iter().enumerate() {
-            if let Some(tier) = tier {
-                saved.cursor[index] = tier.cursor;
-                saved.open[index] = tier.open;
-            }
+        let lanes = |tier: Tier| {
+            let space = self.tiers[tier as usize].as_ref();
+            space.map_or_else(Vec::new, |space| space.lanes.clone())
+        };
+        Saved {
+            cursor: self.tiers[0].as_ref().map_or(0, |nvm| nvm.cursor),
+            lanes: [lanes(Tier::Ssd), lanes(Tier::Hdd)],
         }
-        saved
     }
 
     /// Undoes the changes of a transaction; `spans` are its allocations.
@@ -364,15 +491,22 @@ impl Space {
         for span in spans {
             self.give_back(*span);
         }
-        for (index, tier) in self.tiers.iter_mut().enumerate() {
-            if let Some(tier) = tier {
-                tier.cursor = saved.cursor[index];
-                tier.open = saved.open[index];
-                let open = tier.open;
-                for unit in 0..tier.live.len() as u64 {
-                    if tier.live[unit as usize] == 0 && Some(unit) != open {
-                        tier.empty.insert(unit);
-                    }
+        if let Some(nvm) = self.tier(Tier::Nvm) {
+            nvm.cursor = saved.cursor;
+        }
+        for (tier, lanes) in [Tier::Ssd, Tier::Hdd].into_iter().zip(saved.lanes) {
+            let Some(tier) = self.tier(tier) else { continue };
+            for (lane, saved) in tier.lanes.iter_mut().zip(lanes) {
+                // What was given back counts, and a device that failed meanwhile stays out of service.
+                *lane = Lane {
+                    free: lane.free,
+                    service: lane.service,
+                    ..saved
+                };
+            }
+            for unit in 0..tier.live.len() as u64 {
+                if tier.live[unit as usize] == 0 && !tier.is_open(unit) {
+                    tier.empty.insert(unit);
                 }
             }
         }
@@ -473,7 +607,7 @@ impl Space {
                 .iter()
                 .map(|tier| self.reserve_share(*tier))
                 .sum::<u64>();
-        let free: u64 = self.tiers.iter().flatten().map(|tier| tier.free).sum();
+        let free: u64 = self.tiers.iter().flatten().map(TierSpace::offered).sum();
         free.saturating_sub(keep).saturating_sub(self.reserved)
     }
 
@@ -513,12 +647,13 @@ impl Space {
         let marks = kept.into_iter().zip(self.avoided);
         for ((out, tier), (kept, avoided)) in stats.tiers.iter_mut().zip(&self.tiers).zip(marks) {
             if let Some(tier) = tier {
+                // Free blocks of devices that take none do not count as room.
                 *out = TierStats {
-                    total: tier.total,
-                    free: tier.free,
+                    total: tier.total - (tier.free - tier.offered()),
+                    free: tier.offered(),
                     pending: tier.pending,
                     unit_blocks: tier.unit_blocks,
-                    empty_units: tier.empty.len() as u64,
+                    empty_units: tier.empty_units(),
                     kept,
                     avoided,
                 };
@@ -544,7 +679,7 @@ impl Space {
     /// readers are done.
     pub(crate) fn slower_room(&self) -> u64 {
         let slower = self.tiers[1..].iter().flatten();
-        slower.map(|tier| tier.free + tier.pending).sum()
+        slower.map(|tier| tier.offered() + tier.pending).sum()
     }
 
     /// Returns the NVM blocks that can be given out now, the reserve included.
@@ -557,7 +692,7 @@ impl Space {
     pub(crate) fn is_short_of_units(&self, tier: Tier) -> bool {
         self.tiers[tier as usize]
             .as_ref()
-            .is_some_and(|space| space.empty.len() <= 1)
+            .is_some_and(|space| space.empty_units() <= 1)
     }
 
     /// Returns whether a block can be given out.
@@ -597,7 +732,87 @@ impl TierSpace {
         if let Some(unit) = span.start.checked_div(self.unit_blocks) {
             self.live[unit as usize] += span.len as u32;
             self.empty.remove(&unit);
+            if let Some(lane) = self.lane_of(unit) {
+                lane.free -= span.len;
+            }
         }
+    }
+
+    fn lane_of(&mut self, unit: u64) -> Option<&mut Lane> {
+        self.lanes
+            .iter_mut()
+            .find(|lane| (lane.first..lane.end).contains(&unit))
+    }
+
+    /// Adds a device at the end; `gone`: its numbers are there and nothing else.
+    fn add_lane(&mut self, blocks: u64, gone: bool) {
+        let first = self.live.len() as u64;
+        let units = blocks / self.unit_blocks;
+        let end = first + units;
+        self.busy.grow(end * self.unit_blocks);
+        self.live.resize(end as usize, 0);
+        for unit in first..end {
+            let data = if gone { 0 } else { self.unit_data };
+            (unit * self.unit_blocks + data..(unit + 1) * self.unit_blocks)
+                .for_each(|block| self.busy.set(block, true));
+        }
+        let free = if gone { 0 } else { units * self.unit_data };
+        let mut lane = Lane::new(first, end, self.unit_blocks, free);
+        // It does not catch up on what others gave before.
+        let passes = self.lanes.iter().filter(|lane| lane.service == Service::Open);
+        lane.pass = passes.map(|lane| lane.pass).min().unwrap_or(0);
+        if gone {
+            lane.service = Service::Closed;
+        } else {
+            self.empty.extend(first..end);
+        }
+        self.lanes.push(lane);
+        self.total += free;
+        self.free += free;
+    }
+
+    /// Free blocks of devices that take new ones.
+    fn offered(&self) -> u64 {
+        let kept = self.lanes.iter().filter(|lane| lane.service != Service::Open);
+        self.free - kept.map(|lane| lane.free).sum::<u64>()
+    }
+
+    /// Empty units of devices that take new blocks.
+    fn empty_units(&self) -> u64 {
+        let kept = self.lanes.iter().filter(|lane| lane.service != Service::Open);
+        let kept: usize = kept
+            .map(|lane| self.empty.range(lane.first..lane.end).count())
+            .sum();
+        (self.empty.len() - kept) as u64
+    }
+
+    fn is_open(&self, unit: u64) -> bool {
+        self.lanes.iter().any(|lane| lane.open == Some(unit))
+    }
+
+    /// Returns the blocks that a device may give now: without limit if no other shares the load.
+    fn turn(&self, lane: usize) -> u64 {
+        let open = |lane: &&Lane| lane.service == Service::Open;
+        match (self.lanes.iter().filter(open).count() > 1, self.lanes[lane].left) {
+            (false, _) => u64::MAX,
+            (true, 0) => (self.unit_blocks / TURNS_A_UNIT).max(1),
+            (true, left) => left,
+        }
+    }
+
+    /// A device gave `len` blocks of its turn. Turns go to the devices in proportion to what is free on them
+    /// (stride scheduling: Waldspurger and Weihl, 1995).
+    fn took(&mut self, lane: usize, len: u64) {
+        let turn = self.turn(lane);
+        let lane = &mut self.lanes[lane];
+        if turn == u64::MAX {
+            lane.left = 0;
+            return;
+        }
+        if lane.left == 0 {
+            lane.pass += TURN / lane.free.max(1);
+        }
+        lane.left = turn - len;
     }
 
     fn give(&mut self, span: Span) {
@@ -609,6 +824,10 @@ impl TierSpace {
             }
         }
         self.free += span.len;
+        let unit = span.start.checked_div(self.unit_blocks);
+        if let Some(lane) = unit.and_then(|unit| self.lane_of(unit)) {
+            lane.free += span.len;
+        }
     }
 
     /// Returns the unit of `span` if it became empty; it can be opened again from its start.
@@ -617,7 +836,7 @@ impl TierSpace {
             return None;
         }
         let unit = span.start / self.unit_blocks;
-        if self.live[unit as usize] > 0 || self.open == Some(unit) || !self.empty.insert(unit) {
+        if self.live[unit as usize] > 0 || self.is_open(unit) || !self.empty.insert(unit) {
             return None;
         }
         Some(Span {
@@ -651,6 +870,21 @@ impl TierSpace {
 #[cfg(test)]
 mod tests {
     use super::Bits;
+
+    #[test]
+    fn bits_grow_by_clear_ones() {
+        let mut bits = Bits::default();
+        bits.grow(80);
+        bits.set(79, true);
+        assert_eq!(bits.next_clear(79, 200), None);
+        bits.grow(100);
+        assert_eq!(
+            (bits.get(79), bits.next_clear(79, 200), bits.clear_run(80, 500)),
+            (true, Some(80), 20)
+        );
+        bits.grow(300);
+        assert_eq!((bits.clear_run(80, 500), bits.next_clear(0, 500)), (220, Some(0)));
+    }
 
     #[test]
     fn bits_find_runs_across_words() {

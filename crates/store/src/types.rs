@@ -17,6 +17,8 @@ pub struct Devices {
     pub ssd: Option<Arc<dyn BlockDevice>>,
     /// Disk, if any.
     pub hdd: Option<Arc<dyn BlockDevice>>,
+    /// Further devices of these tiers, in any order: their labels tell which they are.
+    pub more: Vec<(Tier, Arc<dyn BlockDevice>)>,
 }
 
 impl Devices {
@@ -51,19 +53,23 @@ impl PoolMediaStats {
         &self.journal
     }
 
-    /// Wraps the devices so that their faults are counted here.
+    /// Wraps NVM and journal so that their faults are counted here.
     pub(crate) fn over(&self, devices: Devices) -> Devices {
         let region =
             |inner, stats: &Arc<MediaStats>| Arc::new(CountingRegion::new(inner, Arc::clone(stats))) as _;
-        let block = |inner, tier: Tier| {
-            Arc::new(CountingDevice::new(inner, Arc::clone(&self.tiers[tier as usize]))) as _
-        };
         Devices {
             nvm: region(devices.nvm, &self.tiers[Tier::Nvm as usize]),
             journal: region(devices.journal, &self.journal),
-            ssd: devices.ssd.map(|device| block(device, Tier::Ssd)),
-            hdd: devices.hdd.map(|device| block(device, Tier::Hdd)),
+            ..devices
         }
+    }
+
+    /// Wraps the device of a slower tier so that its faults are counted here.
+    pub(crate) fn over_tier(&self, tier: Tier, device: Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice> {
+        Arc::new(CountingDevice::new(
+            device,
+            Arc::clone(&self.tiers[tier as usize]),
+        ))
     }
 }
 

@@ -12,6 +12,7 @@ use varve_ipc::{ClientKind, ManualClock, Page, Service};
 use varve_kernelfs::placement::{At, Catalog, Cause, Job, Move, Placement, Written};
 use varve_kernelfs::{Config, KernelError, KernelFs, LogStore, Parts, PolicyName, SessionArea, SimLogs};
 use varve_libfs::{Fs, FsOptions, MountError};
+use varve_media::BlockDevice;
 use varve_media::faulty::{FaultScript, FaultyDevice, FaultyRegion};
 use varve_media::sim::{SimMedium, SimWorld};
 use varve_media::{MediaError, Region};
@@ -273,7 +274,17 @@ pub fn devices(world: &SimWorld) -> Result<Devices, RigError> {
         journal: region("journal")?,
         ssd: world.block("ssd").map(|device| device as _),
         hdd: world.block("hdd").map(|device| device as _),
+        more: more(world),
     })
+}
+
+/// Further devices of the tiers.
+fn more(world: &SimWorld) -> Vec<(Tier, Arc<dyn BlockDevice>)> {
+    let named = [(Tier::Ssd, "ssd-2"), (Tier::Hdd, "hdd-2")];
+    let there = named
+        .into_iter()
+        .filter_map(|(tier, name)| Some((tier, world.block(name)? as _)));
+    there.collect()
 }
 
 /// Faults of each medium of a rig. Scripts are shared: a test fills them while the pool is in use. A restart
@@ -301,6 +312,7 @@ impl Faults {
             journal: region(devices.journal, &self.journal),
             ssd: devices.ssd.map(|device| block(device, &self.ssd)),
             hdd: devices.hdd.map(|device| block(device, &self.hdd)),
+            more: devices.more,
         }
     }
 

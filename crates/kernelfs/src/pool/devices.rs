@@ -14,6 +14,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use varve_format::Tier;
 use varve_media::block::nvme::Places;
 use varve_media::emulated::{DiskModel, EmulatedDisk, EmulatedRegion, NvmModel};
 use varve_media::host::host_capacity;
@@ -92,6 +93,7 @@ pub(super) fn create(pool: &HostPool, again: bool) -> Result<Devices, KernelErro
         journal,
         ssd,
         hdd,
+        more: Vec::new(),
     })
 }
 
@@ -216,6 +218,7 @@ pub(super) fn open(pool: &HostPool) -> Result<Opened, KernelError> {
             journal: slowed(pool, journal),
             ssd: tier(pool, Emulated::Ssd, false)?,
             hdd: tier(pool, Emulated::Hdd, false)?,
+            more: Vec::new(),
         },
         arena,
     })
@@ -272,6 +275,7 @@ pub(super) fn for_trying(devices: Devices) -> Devices {
         journal: Arc::new(ScratchRegion::new(devices.journal)),
         ssd: devices.ssd.map(scratch),
         hdd: devices.hdd.map(scratch),
+        more: over_all(devices.more, scratch),
     }
 }
 
@@ -284,7 +288,17 @@ pub(super) fn for_looking(devices: Devices) -> Devices {
         journal: Arc::new(ScratchRegion::new(devices.journal)),
         ssd: devices.ssd.map(read_only),
         hdd: devices.hdd.map(read_only),
+        more: over_all(devices.more, read_only),
     }
+}
+
+/// Wraps further devices.
+fn over_all(
+    devices: Vec<(Tier, Arc<dyn BlockDevice>)>,
+    over: impl Fn(Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice>,
+) -> Vec<(Tier, Arc<dyn BlockDevice>)> {
+    let each = devices.into_iter();
+    each.map(|(tier, device)| (tier, over(device))).collect()
 }
 
 /// Opens or makes a slower tier's device, if the pool has it.

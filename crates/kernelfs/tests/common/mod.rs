@@ -140,7 +140,20 @@ pub fn devices(sim: &SimWorld) -> Devices {
         journal: sim.region("journal").unwrap(),
         ssd: sim.block("ssd").map(|device| device as _),
         hdd: sim.block("hdd").map(|device| device as _),
+        more: more_of(sim),
     }
+}
+
+/// Further devices of the tiers.
+fn more_of(sim: &SimWorld) -> Vec<(varve_format::Tier, Arc<dyn varve_media::BlockDevice>)> {
+    let named = [
+        (varve_format::Tier::Ssd, "ssd-2"),
+        (varve_format::Tier::Hdd, "hdd-2"),
+    ];
+    let there = named
+        .into_iter()
+        .filter_map(|(tier, name)| Some((tier, sim.block(name)? as _)));
+    there.collect()
 }
 
 fn start(sim: &SimWorld, logs: &Arc<SimLogs>, clock: &Arc<ManualClock>, config: &Config) -> Arc<KernelFs> {

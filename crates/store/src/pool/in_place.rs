@@ -1,15 +1,15 @@
 //! Overwrites in place as seen by the open pool: whether the feature is on, reads beside overwrites, and
 //! files that an earlier daemon may have left torn. `tx::in_place` makes the writes.
 
-use super::{Store, write_superblocks};
+use super::{Store, write_devices_area, write_superblocks};
 use crate::Result;
 use crate::seeded::{Bug, armed};
 use parking_lot::Mutex;
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
-use varve_format::features::LogIncompat;
+use varve_format::features::{Incompat, LogIncompat};
 use varve_format::session::{GrantRow, SessionState};
-use varve_format::superblock::{FEATURES_VERSION, SUPERBLOCK_BLOCKS, Superblock};
+use varve_format::superblock::{Area, FEATURES_VERSION, SUPERBLOCK_BLOCKS, Superblock};
 use varve_format::{BLOCK_BYTES, Ino};
 
 /// Attempts of a read beside overwrites before it excludes the writer.
@@ -106,6 +106,20 @@ impl Store {
         write_superblocks(&self.devices, sb, &SUPERBLOCK_BLOCKS)?;
         *superblock = Some(sb);
         Ok(sb)
+    }
+
+    /// Sets the feature of several devices a tier, with the place of their rows. Durable when this returns.
+    pub(crate) fn write_devices(&self, area: Area) -> Result<()> {
+        let mut superblock = self.in_place.superblock.lock();
+        let old = superblock.unwrap_or(self.layout.sb);
+        let mut sb = old;
+        sb.incompat.set(sb.incompat.get() | Incompat::DEVICES.bits());
+        sb.devices = area;
+        sb.sequence.set(sb.sequence.get().saturating_add(1));
+        let sb = sb.sealed();
+        write_devices_area(&self.devices, &old, sb)?;
+        *superblock = Some(sb);
+        Ok(())
     }
 
     /// Returns the superblock as it is on media.

@@ -15,25 +15,29 @@ mod superblock;
 mod verified;
 pub(crate) mod writer;
 
-pub(crate) use open::journal_id;
+pub(crate) use open::{journal_id, with_spans};
 pub(crate) use snapshot::{Committed, Snapshot};
-pub(crate) use superblock::{bad_superblocks, read_superblock, refuse_unknown, write_superblocks};
+pub(crate) use superblock::{
+    bad_superblocks, read_superblock, refuse_unknown, write_devices_area, write_superblocks,
+};
 
 use crate::cache::MetaCache;
 use crate::layout::Layout;
 use crate::seeded::{Bug, armed};
-use crate::space::Space;
+use crate::space::{Service, Space};
 use crate::{Devices, Pass, Passes, PendingFrees, PoolMediaStats, Result, SpaceStats, StoreError, TierIo};
 use demotion_state::DemotionState;
 use in_place::InPlaceState;
 use lru::LruCache;
 use parking_lot::{Mutex, RwLock};
 use shared_blocks::SharedBlocks;
+use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use varve_extent_tree::TreeError;
 use varve_format::{BlockNo, HashKey, Tier, TxId};
+use varve_media::span::Span;
 use varve_media::stats::MediaFaultKind;
 use varve_media::{BlockDevice, Verified};
 use writer::Writer;
@@ -73,6 +77,10 @@ pub struct Store {
     in_place: InPlaceState,
     /// Held while the feature of shared extents is set.
     pub(crate) sharing: Mutex<()>,
+    /// The devices of SSD and HDD.
+    pub(crate) spans: [Option<Arc<Span>>; 2],
+    /// Devices that failed while others of their tier go on, by tier and number, and why.
+    lost: Mutex<BTreeMap<(Tier, usize), Arc<str>>>,
     latched: OnceLock<Arc<str>>,
     /// Number of calls that ended the running checks.
     checks_over: AtomicU64,
@@ -105,13 +113,54 @@ impl Store {
     /// Returns the offset in NVM of the checksums of its data blocks, in bytes.
     #[must_use]
     pub fn nvm_checksums_at(&self) -> u64 {
-        self.layout.checksum(Tier::Nvm, 0).block.offset_bytes()
+        self.layout.checksum(Tier::Nvm, 0, 0).block.offset_bytes()
     }
 
     pub(crate) fn device(&self, tier: Tier) -> Result<&Arc<dyn BlockDevice>> {
         self.devices
             .block_device(tier)
             .ok_or_else(|| StoreError::Damaged(format!("the pool has no {} tier", tier.name())))
+    }
+
+    /// Takes the device out of service on which a write or flush of a tier failed, if others of the tier go on:
+    /// the error is one of the transaction only then.
+    pub(crate) fn lose_device(&self, tier: Tier, error: StoreError) -> StoreError {
+        let (StoreError::Media(fault), Some(span)) = (&error, &self.spans[tier as usize - 1]) else {
+            return error;
+        };
+        if !error.stops_writing() {
+            return error;
+        }
+        let devices = span.devices();
+        let named = |device: &Arc<dyn BlockDevice>| device.name() == *fault.device();
+        let failed = devices
+            .iter()
+            .position(|device| device.as_ref().is_some_and(named));
+        let Some(lane) = failed else { return error };
+        let mut space = self.space.lock();
+        let takes_more = |other: usize| other != lane && space.service(tier, other) == Service::Open;
+        if !(0..devices.len()).any(takes_more) {
+            return error;
+        }
+        space.set_service(tier, lane, Service::Closed);
+        drop(space);
+        span.give_up(lane);
+        let reason: Arc<str> = error.to_string().into();
+        let device = fault.device().to_string();
+        if self
+            .lost
+            .lock()
+            .insert((tier, lane), Arc::clone(&reason))
+            .is_none()
+        {
+            tracing::error!(device, %reason, "a device takes no writes any more; others of its tier go on");
+        }
+        StoreError::DeviceLost { device, reason }
+    }
+
+    /// Returns why a device is out of service, if it is.
+    pub(crate) fn lost(&self, tier: Tier, lane: usize) -> Option<Arc<str>> {
+        self.lost.lock().get(&(tier, lane)).cloned()
     }
 
     /// Returns the newest committed transaction. Takes no lock.

@@ -6,20 +6,22 @@ use super::superblock::{interrupted_superblocks, read_superblock, write_superblo
 use super::writer::{Slots, Writer};
 use super::{FOOTERS_CACHED, Store};
 use crate::cache::MetaCache;
+use crate::devices::{Rows, attach, read_rows};
 use crate::free_inodes::FreeInodes;
 use crate::journal::Journal;
 use crate::layout::Layout;
 use crate::seeded::{Bug, armed};
-use crate::space::Space;
+use crate::space::{Service, Space};
 use crate::{Devices, OpenOptions, OpenReport, PoolMediaStats, Result, StoreError};
 use lru::LruCache;
 use parking_lot::{Mutex, RwLock};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
+use varve_format::device::DeviceRow;
 use varve_format::journal::Range;
-use varve_format::space::BITS_PER_BLOCK;
 use varve_format::superblock::Superblock;
 use varve_format::{BLOCK_HEADER_SIZE, BlockKind, Ino, Tier};
+use varve_media::span::Span;
 
 impl Store {
     /// Opens a pool: replays the journal, reads tables and bitmaps.
@@ -68,9 +70,13 @@ impl Store {
         if changed || scan.uneven {
             journal.advance_tail()?;
         }
+        let rows = read_rows(&*devices.nvm, &sb)?;
+        let spans = attach(&devices, &layout, rows.as_ref())?;
+        let devices = with_spans(devices, &spans, &media_stats);
         let mut store = Self::assemble(devices, layout, journal, &options);
         store.media_stats = media_stats;
-        store.load_space()?;
+        store.spans = spans;
+        store.load_space(rows.as_ref())?;
         store.load_rows()?;
         store.note_torn()?;
         let state = store.snapshot().reader().state()?;
@@ -122,22 +128,21 @@ impl Store {
             demotion: Mutex::default(),
             in_place: InPlaceState::default(),
             sharing: Mutex::new(()),
+            spans: [None, None],
+            lost: Mutex::default(),
             devices,
             layout,
         }
     }
 
     /// Reads the bitmaps.
-    fn load_space(&self) -> Result<()> {
+    fn load_space(&self, rows: Option<&Rows>) -> Result<()> {
         let snapshot = self.snapshot();
         let state = snapshot.reader().state()?;
         let mut space = self.space.lock();
         space.avoid(state.evacuations.map(|row| row.is_job()));
         for tier in Tier::ALL {
-            let blocks = self.layout.blocks(tier);
-            let mut first = 0;
-            while first < blocks {
-                let (at, _) = self.layout.bit(tier, first);
+            for (at, first, count) in self.layout.bitmap_blocks(tier) {
                 let bytes = self.cache.load(at, false)?;
                 varve_format::BlockHeader::of(&bytes)
                     .expect(BlockKind::Bitmap, Ino(0), at)
@@ -147,16 +152,25 @@ impl Store {
                     .filter(|(_, value)| **value != 0)
                 {
                     for bit in (0..8).filter(|bit| value >> bit & 1 == 1) {
-                        let block = first + byte * 8 + bit;
-                        if block < blocks && self.layout.usable(tier, block) {
-                            space.mark(tier, block);
+                        let index = byte * 8 + bit;
+                        if index < count && self.layout.usable(tier, first + index) {
+                            space.mark(tier, first + index);
                         }
                     }
                 }
-                first += BITS_PER_BLOCK;
             }
-            if tier != Tier::Nvm && blocks > 0 {
-                space.set_open(tier, state.open_unit[tier as usize].get().checked_sub(1));
+            if tier == Tier::Nvm {
+                continue;
+            }
+            for (run, _) in self.layout.live_runs(tier) {
+                space.set_open(tier, run, snapshot.reader().open_unit(tier, run)?);
+            }
+        }
+        let emptying = rows.into_iter().flatten();
+        for (_, row) in emptying.filter(|(_, row)| row.state == DeviceRow::EMPTYING) {
+            if let Some(tier) = row.tier() {
+                let run = self.layout.run_of(tier, row.first.get()).0;
+                space.set_service(tier, run, Service::LastResort);
             }
         }
         Ok(())
@@ -171,6 +185,25 @@ impl Store {
             return Err(StoreError::Damaged("a session or a lease has two rows".into()));
         }
         Ok(())
+    }
+}
+
+/// Puts the one device of each slower tier in the place of those that were given.
+pub(crate) fn with_spans(
+    devices: Devices,
+    spans: &[Option<Arc<Span>>; 2],
+    stats: &PoolMediaStats,
+) -> Devices {
+    let one = |tier: Tier, span: &Option<Arc<Span>>| {
+        let span = Arc::clone(span.as_ref()?);
+        Some(stats.over_tier(tier, span))
+    };
+    let [ssd, hdd] = spans;
+    Devices {
+        ssd: one(Tier::Ssd, ssd),
+        hdd: one(Tier::Hdd, hdd),
+        more: Vec::new(),
+        ..devices
     }
 }
 

@@ -8,10 +8,10 @@ use crate::layout::Layout;
 use crate::{Devices, Result, Store, StoreError};
 use varve_format::features::{Incompat, LogIncompat};
 use varve_format::superblock::{
-    FORMAT_VERSION, SUPERBLOCK_BLOCKS, SUPERBLOCK_SIZE, Superblock, SuperblockError,
+    Area, FORMAT_VERSION, SUPERBLOCK_BLOCKS, SUPERBLOCK_SIZE, Superblock, SuperblockError,
 };
 use varve_format::{BLOCK_BYTES, BLOCK_SIZE, BlockNo, Features};
-use zerocopy::IntoBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
 impl Store {
     /// Upgrades a pool to the format version that this program writes. Returns its old version. Durable when
@@ -113,11 +113,41 @@ pub(crate) fn interrupted_superblocks(devices: &Devices, good: &Superblock) -> R
             let mut words = bytes.chunks(WORD_BYTES).zip(sources);
             words.all(|(word, (one, other))| word == one || word == other)
         };
-        if others.iter().any(mixes) {
+        if others.iter().any(mixes) || is_of_devices(&bytes, good) {
             interrupted.push(number);
         }
     }
     Ok(interrupted)
+}
+
+/// Whether these bytes are of a copy to which the place of the device rows was being written, which nothing else
+/// tells: sequence number and feature were durable before ([`write_devices_area`]).
+fn is_of_devices(bytes: &[u8; SUPERBLOCK_SIZE], good: &Superblock) -> bool {
+    let Ok(mut copy) = Superblock::read_from_bytes(bytes) else {
+        return false;
+    };
+    let with = good.incompat.get() | Incompat::DEVICES.bits();
+    if copy.sequence.get() != good.sequence.get().saturating_add(1) || copy.incompat.get() != with {
+        return false;
+    }
+    copy.sequence = good.sequence;
+    copy.incompat = good.incompat;
+    copy.devices = good.devices;
+    copy.crc32c = good.crc32c;
+    copy == *good
+}
+
+/// Writes a superblock that says where the device rows are to both copies, one after the other. Durable when
+/// this returns. The feature is durable in a copy before its area, so that a copy that a crash left behind is
+/// told from a damaged one.
+pub(crate) fn write_devices_area(devices: &Devices, old: &Superblock, new: Superblock) -> Result<()> {
+    for number in SUPERBLOCK_BLOCKS {
+        let mut before = *old;
+        (before.sequence, before.incompat) = (new.sequence, new.incompat);
+        write_superblocks(devices, before, &[number])?;
+        write_superblocks(devices, new, &[number])?;
+    }
+    Ok(())
 }
 
 /// Returns the superblocks from which one write of the features leads to this one, or to which one leads.
@@ -136,6 +166,13 @@ fn neighbours(good: &Superblock) -> Vec<Superblock> {
             other.log_incompat.set(good.log_incompat.get() ^ log_incompat);
             out.push(other.sealed());
         }
+        let mut other = *good;
+        other.sequence.set(sequence);
+        other.incompat.set(good.incompat.get() ^ Incompat::DEVICES.bits());
+        out.push(other.sealed());
+        // Before the first device was added.
+        other.devices = Area::default();
+        out.push(other.sealed());
     }
     out
 }

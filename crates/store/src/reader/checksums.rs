@@ -62,7 +62,7 @@ pub(crate) fn sums<V: View>(reader: &MetaReader<'_, V>, tier: Tier, start: u64, 
         )));
     }
     if tier == Tier::Nvm {
-        return reader.table_checksums(tier, start, count).map(Sums::Known);
+        return reader.table_checksums(tier, 0, start, count).map(Sums::Known);
     }
     let unit_blocks = reader.layout.unit_blocks(tier);
     let (unit, index) = (start / unit_blocks, start % unit_blocks);
@@ -72,8 +72,9 @@ pub(crate) fn sums<V: View>(reader: &MetaReader<'_, V>, tier: Tier, start: u64, 
             tier.name()
         )));
     }
-    if reader.open_unit(tier)? == Some(unit) {
-        return reader.table_checksums(tier, index, count).map(Sums::Known);
+    let run = reader.layout.run_of(tier, start).0;
+    if reader.open_unit(tier, run)? == Some(unit) {
+        return reader.table_checksums(tier, run, index, count).map(Sums::Known);
     }
     let row = reader.unit_row(tier, unit)?;
     if row.state != UnitRow::SEALED {

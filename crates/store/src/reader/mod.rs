@@ -6,9 +6,11 @@ pub(crate) mod checksums;
 use crate::cache::{InodeFile, MetaCache};
 use crate::layout::Layout;
 use crate::{DirItem, MappedPart, Result, StoreError};
+use std::mem::offset_of;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use varve_extent_tree::{Directory, ExtentTree, Mapping, MetaRead, SharedRuns, Xattrs};
+use varve_format::device::DeviceRow;
 use varve_format::inode::{Content, INODE_SIZE, INODES_PER_BLOCK, Inode, InodeSlot};
 use varve_format::space::UnitRow;
 use varve_format::state::{POOL_STATE_SIZE, PoolState};
@@ -18,6 +20,7 @@ use varve_format::{
     FileBlock, HashKey, Ino, InodeKey, SharedRoot, Tier, TreeRoot, sum_of_metadata, verify_block,
 };
 use zerocopy::FromBytes;
+use zerocopy::little_endian::U64;
 
 /// Owner of the inode file's tree and of the fixed areas.
 pub(crate) const POOL_INO: Ino = Ino(0);
@@ -403,11 +406,11 @@ impl<V: View> MetaReader<'_, V> {
         })?
     }
 
-    /// Returns `count` checksums of a tier's NVM table, from `index` on.
-    pub(crate) fn table_checksums(&self, tier: Tier, index: u64, count: u64) -> Result<Vec<u32>> {
+    /// Returns `count` checksums of a device's NVM table, from `index` on.
+    pub(crate) fn table_checksums(&self, tier: Tier, run: usize, index: u64, count: u64) -> Result<Vec<u32>> {
         let mut out = Vec::with_capacity(count as usize);
         while (out.len() as u64) < count {
-            let place = self.layout.checksum(tier, index + out.len() as u64);
+            let place = self.layout.checksum(tier, run, index + out.len() as u64);
             self.view.read(place.block, |bytes| {
                 expect(bytes, BlockKind::ChecksumTable, POOL_INO, place.block)?;
                 let left = count as usize - out.len();
@@ -423,9 +426,25 @@ impl<V: View> MetaReader<'_, V> {
         Ok(out)
     }
 
-    /// Returns the open unit of a tier.
-    pub(crate) fn open_unit(&self, tier: Tier) -> Result<Option<u64>> {
-        Ok(self.state()?.open_unit[tier as usize].get().checked_sub(1))
+    /// Returns the open unit of a device.
+    pub(crate) fn open_unit(&self, tier: Tier, run: usize) -> Result<Option<u64>> {
+        let place = self.layout.runs(tier).nth(run).and_then(|run| run.row);
+        let number = match place {
+            None => self.state()?.open_unit[tier as usize],
+            Some(place) => {
+                let at = offset_of!(DeviceRow, open_unit);
+                self.row(place, BlockKind::DeviceTable, |bytes| {
+                    U64::read_from_prefix(&bytes[at..]).map_or(U64::ZERO, |(number, _)| number)
+                })?
+            }
+        };
+        Ok(number.get().checked_sub(1))
+    }
+
+    /// Returns whether a unit is the open one of its device.
+    pub(crate) fn is_open_unit(&self, tier: Tier, unit: u64) -> Result<bool> {
+        let run = self.layout.run_of(tier, unit * self.layout.unit_blocks(tier)).0;
+        Ok(self.open_unit(tier, run)? == Some(unit))
     }
 
     /// Calls `f` with the bytes of a fixed row.

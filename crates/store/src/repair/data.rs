@@ -83,7 +83,7 @@ impl Store {
         let mut tx = self.begin()?;
         tx.use_reserve();
         let core = &mut tx.core;
-        let sum = core.reader().table_checksums(Tier::Nvm, block.0, 1)?;
+        let sum = core.reader().table_checksums(Tier::Nvm, 0, block.0, 1)?;
         let span = [Tier::Ssd, Tier::Hdd]
             .into_iter()
             .filter(|tier| self.layout.blocks(*tier) > 0)

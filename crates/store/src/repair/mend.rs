@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use varve_format::features::Incompat;
 use varve_format::inode::{INODE_SIZE, INODES_PER_BLOCK};
 use varve_format::session::{GRANT_ROW_SIZE, GrantRow, SESSION_ROW_SIZE, SessionRow};
-use varve_format::space::{BITS_PER_BLOCK, CHECKSUMS_PER_BLOCK, UnitRow};
+use varve_format::space::{CHECKSUMS_PER_BLOCK, UnitRow};
 use varve_format::state::PoolState;
 use varve_format::{
     BLOCK_BYTES, BLOCK_HEADER_SIZE, BLOCK_SIZE, Block, BlockHeader, BlockKind, BlockNo, Extent, ExtentFlags,
@@ -68,14 +68,13 @@ impl Store {
                     space.mark(tier, block);
                 }
             }
-            if let Some(state) = &survey.state {
-                let open = state.open_unit[tier as usize].get().checked_sub(1);
-                let units = self
-                    .layout
-                    .blocks(tier)
-                    .checked_div(self.layout.unit_blocks(tier))
-                    .unwrap_or(0);
-                space.set_open(tier, open.filter(|unit| *unit < units));
+            for (run, _) in self.layout.live_runs(tier).filter(|_| tier != Tier::Nvm) {
+                // Of a tier's first device only if the pool state is whole.
+                if let Ok(open) = self.snapshot().reader().open_unit(tier, run)
+                    && (run > 0 || survey.state.is_some())
+                {
+                    space.set_open(tier, run, open);
+                }
             }
         }
     }
@@ -123,15 +122,11 @@ impl Store {
     /// lost.
     fn rebuilt_bits(&self, survey: &Survey, at: BlockNo, block: &mut Block) {
         for tier in Tier::ALL {
-            let (start, _) = self.layout.bit(tier, 0);
-            let first = at.0.wrapping_sub(start.0).wrapping_mul(BITS_PER_BLOCK);
             let used = &survey.claims[tier as usize];
-            let blocks = self.layout.blocks(tier);
-            if first >= blocks || self.layout.bit(tier, first).0 != at {
-                continue;
-            }
-            for bit in (0..BITS_PER_BLOCK.min(blocks - first)).filter(|bit| used.has(first + bit)) {
-                block[BLOCK_HEADER_SIZE + (bit / 8) as usize] |= 1 << (bit % 8);
+            for (_, first, count) in self.layout.bitmap_blocks(tier).filter(|(it, ..)| *it == at) {
+                for bit in (0..count).filter(|bit| used.has(first + bit)) {
+                    block[BLOCK_HEADER_SIZE + (bit / 8) as usize] |= 1 << (bit % 8);
+                }
             }
         }
     }
@@ -144,23 +139,22 @@ impl Store {
         block: &mut Block,
         report: &mut RepairReport,
     ) -> Result<()> {
-        for tier in Tier::ALL {
-            let area = self.layout.sb.tier(tier).checksums;
+        let runs = Tier::ALL
+            .into_iter()
+            .flat_map(|tier| self.layout.live_runs(tier).map(move |run| (tier, run)));
+        for (tier, (number, run)) in runs {
+            let area = run.checksums;
             if !(area.start.get()..area.end()).contains(&at.0) {
                 continue;
             }
             let index = (at.0 - area.start.get()) * CHECKSUMS_PER_BLOCK;
-            let base = match (tier, &survey.state) {
-                (Tier::Nvm, _) => 0,
-                (_, Some(state)) => match state.open_unit[tier as usize].get().checked_sub(1) {
-                    Some(unit) => unit * self.layout.unit_blocks(tier),
-                    None => return Ok(()),
-                },
-                (_, None) => match self.open_by_rows(tier) {
-                    Some(unit) => unit * self.layout.unit_blocks(tier),
-                    None => return Ok(()),
-                },
+            let open = match (tier, &survey.state) {
+                (Tier::Nvm, _) => Some(0),
+                (_, None) if number == 0 => self.open_by_rows(tier),
+                _ => self.snapshot().reader().open_unit(tier, number)?,
             };
+            let Some(open) = open else { return Ok(()) };
+            let base = open * self.layout.unit_blocks(tier);
             let first = base + index;
             // In NVM only data gets checksums. A node with a checksum here would be taken for data if this
             // repair were interrupted and the pointers to the node were lost.
@@ -194,9 +188,11 @@ impl Store {
         }
     }
 
+    /// Returns the open unit of a tier's first device, as the unit rows say.
     fn open_by_rows(&self, tier: Tier) -> Option<u64> {
         let unit_blocks = self.layout.unit_blocks(tier);
-        let units = self.layout.blocks(tier).checked_div(unit_blocks)?;
+        let blocks = self.layout.sb.tier(tier).blocks.get();
+        let units = blocks.checked_div(unit_blocks)?;
         let snapshot = self.snapshot();
         (0..units).find(|unit| {
             snapshot
@@ -224,6 +220,10 @@ impl Store {
             state.features.incompat.set(may_share);
             state.next_shared = U64::new(survey.numbers_end().saturating_add(NUMBER_LEAP));
         }
+        if self.layout.device_table().is_some() {
+            let incompat = state.features.incompat.get() | Incompat::DEVICES.bits();
+            state.features.incompat.set(incompat);
+        }
         Ok(state)
     }
 
@@ -232,20 +232,17 @@ impl Store {
     /// the unit be opened again without checksums of its data.
     fn rebuilt_units(&self, survey: &Survey, at: BlockNo, block: &mut Block) -> Result<()> {
         for tier in [Tier::Ssd, Tier::Hdd] {
-            let area = self.layout.sb.tier(tier).units;
-            if !(area.start.get()..area.end()).contains(&at.0) {
-                continue;
-            }
-            let unit_blocks = self.layout.unit_blocks(tier);
-            for unit in 0..self.layout.blocks(tier) / unit_blocks {
+            for unit in self.layout.live_units(tier) {
                 let place = self.layout.unit_row(tier, unit);
                 if place.block != at {
                     continue;
                 }
-                let open = survey
-                    .state
-                    .as_ref()
-                    .is_some_and(|state| state.open_unit[tier as usize].get() == unit + 1);
+                let first = unit * self.layout.unit_blocks(tier) < self.layout.sb.tier(tier).blocks.get();
+                let open = match &survey.state {
+                    Some(state) if first => state.open_unit[tier as usize].get() == unit + 1,
+                    None if first => false,
+                    _ => self.snapshot().reader().is_open_unit(tier, unit)?,
+                };
                 let mut row = UnitRow::default();
                 if open {
                     row.state = UnitRow::OPEN;
@@ -316,13 +313,11 @@ impl Store {
     /// Sets the bits of `wanted`, clears all others.
     fn mend_bits(&self, survey: &Survey, wanted: &[BlockSet; 3], report: &mut RepairReport) -> Result<()> {
         for tier in Tier::ALL {
-            let blocks = self.layout.blocks(tier);
             let (mut set, mut cleared) = (0_u64, 0_u64);
-            for first in (0..blocks).step_by(BITS_PER_BLOCK as usize) {
-                let (at, _) = self.layout.bit(tier, first);
+            for (at, first, count) in self.layout.bitmap_blocks(tier) {
                 let old = self.cache.load(at, false)?;
                 let mut body = old[BLOCK_HEADER_SIZE..].to_vec();
-                for bit in 0..BITS_PER_BLOCK.min(blocks - first) {
+                for bit in 0..count {
                     if !self.layout.usable(tier, first + bit) {
                         continue;
                     }
@@ -436,11 +431,8 @@ impl Store {
         let old = state;
         state.inodes_used = U64::new(used);
         for tier in [Tier::Ssd, Tier::Hdd] {
-            let units = self
-                .layout
-                .blocks(tier)
-                .checked_div(self.layout.unit_blocks(tier))
-                .unwrap_or(0);
+            let blocks = self.layout.sb.tier(tier).blocks.get();
+            let units = blocks.checked_div(self.layout.unit_blocks(tier)).unwrap_or(0);
             let open = &mut state.open_unit[tier as usize];
             if open.get() > units {
                 *open = U64::new(0);
@@ -483,18 +475,11 @@ impl Store {
     /// Corrects unit rows by the pool state, and footers by the rows.
     fn mend_units(&self, survey: &Survey, report: &mut RepairReport) -> Result<()> {
         for tier in [Tier::Ssd, Tier::Hdd] {
-            let Some(units) = self
-                .layout
-                .blocks(tier)
-                .checked_div(self.layout.unit_blocks(tier))
-            else {
-                continue;
-            };
-            let open = self.snapshot().reader().open_unit(tier)?;
-            for unit in 0..units {
+            for unit in self.layout.live_units(tier) {
+                let open = self.snapshot().reader().is_open_unit(tier, unit)?;
                 let row = self.snapshot().reader().unit_row(tier, unit)?;
                 let used = self.is_used(survey, tier, unit);
-                if open == Some(unit) {
+                if open {
                     if row.state != UnitRow::OPEN {
                         self.put_unit_row(
                             tier,

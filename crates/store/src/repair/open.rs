@@ -1,10 +1,11 @@
 //! Opens a pool that may be damaged: repairs superblock copies and the journal, examines nothing else.
 
 use super::RepairReport;
+use crate::devices::{attach, read_rows};
 use crate::journal::Journal;
 use crate::layout::Layout;
-use crate::pool::{bad_superblocks, journal_id, read_superblock, refuse_unknown};
-use crate::{Devices, OpenOptions, Result, Store, StoreError};
+use crate::pool::{bad_superblocks, journal_id, read_superblock, refuse_unknown, with_spans};
+use crate::{Devices, OpenOptions, PoolMediaStats, Result, Store, StoreError};
 use std::sync::Arc;
 use varve_format::journal::Range;
 use varve_format::{Ino, Tier, TxId};
@@ -26,8 +27,18 @@ impl Store {
         let layout = Layout::validate(sb, devices)?;
         refuse_unknown(devices, &sb)?;
         let bad = bad_superblocks(devices, &sb)?;
-        let journal = open_journal(devices, &layout, report)?;
-        let mut store = Self::assemble(devices.clone(), layout, journal, &OpenOptions::default());
+        // Before anything is given up of what waits in the journal.
+        let all_there = || {
+            let layout = Layout::validate(sb, devices)?;
+            let rows = read_rows(&*devices.nvm, &sb)?;
+            attach(devices, &layout, rows.as_ref()).map(drop)
+        };
+        let journal = open_journal(devices, &layout, report, &all_there)?;
+        let rows = read_rows(&*devices.nvm, &sb)?;
+        let spans = attach(devices, &layout, rows.as_ref())?;
+        let attached = with_spans(devices.clone(), &spans, &PoolMediaStats::default());
+        let mut store = Self::assemble(attached, layout, journal, &OpenOptions::default());
+        store.spans = spans;
         // An old copy of the superblock does not list later features, whose data would be taken for damage.
         if let Err(error @ StoreError::Superblock { .. }) = store.snapshot().reader().state() {
             return Err(error);
@@ -43,7 +54,12 @@ impl Store {
     }
 }
 
-fn open_journal(devices: &Devices, layout: &Layout, report: &mut RepairReport) -> Result<Journal> {
+fn open_journal(
+    devices: &Devices,
+    layout: &Layout,
+    report: &mut RepairReport,
+    all_there: &dyn Fn() -> Result<()>,
+) -> Result<Journal> {
     let nvm = Arc::clone(&devices.nvm);
     let (id, len) = (journal_id(&layout.sb), layout.sb.journal_bytes.get());
     let nvm_blocks = layout.blocks(Tier::Nvm);
@@ -53,6 +69,7 @@ fn open_journal(devices: &Devices, layout: &Layout, report: &mut RepairReport) -
     let (mut journal, scan) = match opened {
         Ok(opened) => opened,
         Err(StoreError::Journal(what)) if what != crate::journal::STRANGER => {
+            all_there()?;
             // Without its header the journal does not tell which records are in place; all of them are,
             // unless the power failed meanwhile.
             let newest = Journal::newest_in_ring(&devices.journal, id, len)?;
@@ -71,6 +88,7 @@ fn open_journal(devices: &Devices, layout: &Layout, report: &mut RepairReport) -
     };
     let damage = scan.damage.is_some();
     if let Some(damage) = scan.damage {
+        all_there()?;
         journal.skip_damage(nvm_blocks, &mut apply)?;
         report.mended(format!("{damage}: left out, the later ones put in place"));
         report.lost(

@@ -12,7 +12,6 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ops::Range;
 use varve_extent_tree::{CheckVisitor, ExtentTree, TreeError};
 use varve_format::inode::{Content, INODE_SIZE, INODES_PER_BLOCK, Inode, InodeSlot};
-use varve_format::space::BITS_PER_BLOCK;
 use varve_format::state::PoolState;
 use varve_format::{
     BLOCK_HEADER_SIZE, Block, BlockHeader, BlockKind, BlockNo, Extent, FileKind, Generation, Ino, InodeKey,
@@ -185,6 +184,7 @@ impl Store {
         }
         nodes.extend(survey.inode_file.values().copied());
         nodes.extend(survey.runs.nodes());
+        nodes.extend(self.layout.tables_among_data().map(BlockNo));
         self.claim_metadata(&nodes, &mut survey);
         self.claim_runs(&mut survey)?;
         self.claim_data(&mut survey);
@@ -196,19 +196,7 @@ impl Store {
     /// Returns fixed blocks whose checksum, kind or place is wrong.
     pub(crate) fn bad_fixed(&self) -> Result<BTreeMap<u64, (BlockKind, String)>> {
         let mut bad = BTreeMap::new();
-        let sb = &self.layout.sb;
-        let mut areas = vec![
-            (sb.state, BlockKind::PoolState),
-            (sb.sessions, BlockKind::SessionTable),
-            (sb.grants, BlockKind::GrantTable),
-        ];
-        for tier in Tier::ALL {
-            let row = sb.tier(tier);
-            areas.push((row.bitmap, BlockKind::Bitmap));
-            areas.push((row.checksums, BlockKind::ChecksumTable));
-            areas.push((row.units, BlockKind::UnitTable));
-        }
-        for (area, kind) in areas {
+        for (area, kind) in self.layout.tables() {
             for number in area.start.get()..area.end() {
                 let at = BlockNo(number);
                 let fault = match self.cache.load(at, false) {
@@ -237,9 +225,7 @@ impl Store {
 
     fn load_marks(&self, survey: &mut Survey) {
         for tier in Tier::ALL {
-            let blocks = self.layout.blocks(tier);
-            for first in (0..blocks).step_by(BITS_PER_BLOCK as usize) {
-                let (at, _) = self.layout.bit(tier, first);
+            for (at, first, count) in self.layout.bitmap_blocks(tier) {
                 if survey.bad_fixed.contains_key(&at.0) {
                     continue;
                 }
@@ -248,8 +234,8 @@ impl Store {
                 };
                 for (byte, value) in (0_u64..).zip(&bytes[BLOCK_HEADER_SIZE..]) {
                     for bit in (0..8).filter(|bit| value >> bit & 1 == 1) {
-                        let block = first + byte * 8 + bit;
-                        if block < blocks && self.layout.usable(tier, block) {
+                        let (index, block) = (byte * 8 + bit, first + byte * 8 + bit);
+                        if index < count && self.layout.usable(tier, block) {
                             survey.marked[tier as usize].add(block);
                         }
                     }

@@ -20,9 +20,17 @@ pub(super) fn commit(tx: Tx<'_>, store: &Store) -> Result<()> {
     Ok(())
 }
 
+thread_local! {
+    /// A device that the pool of `prepared` does not know yet.
+    pub(super) static SECOND: RefCell<Option<Arc<dyn BlockDevice>>> = const { RefCell::new(None) };
+}
+
 /// A pool with something in it.
 pub(super) fn prepared(medium: SimMedium) -> Rig {
     let rig = Rig::sized(medium, 256 << 10, 4 << 20);
+    // Not a part of the pool before a test adds it.
+    let second = rig.world.add_block("ssd-2", 4 << 20);
+    SECOND.set(Some(second as _));
     let mut tx = rig.store.begin().unwrap();
     let dir = make(&mut tx, ROOT_INO, "d", 0o040_755).unwrap();
     for i in 0..12_u64 {

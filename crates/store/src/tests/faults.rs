@@ -39,6 +39,7 @@ fn faulty() -> Faulty {
             .ssd
             .map(|device| Arc::new(FaultyDevice::new(device, ssd.clone())) as _),
         hdd: devices.hdd,
+        more: devices.more,
     };
     rig.store = Store::open(devices, OpenOptions::default()).unwrap().0;
     Faulty {
@@ -286,7 +287,7 @@ fn unit_in_use_whose_row_says_that_it_is_empty_is_not_opened_until_it_is_repaire
     leave_holes(&store, |tx, _| tx.commit().map(drop)).unwrap();
     let before = dump(&store);
     let units = store.layout.blocks(Tier::Ssd) / SSD_UNIT;
-    let open_unit = store.snapshot().reader().open_unit(Tier::Ssd).unwrap();
+    let open_unit = store.snapshot().reader().open_unit(Tier::Ssd, 0).unwrap();
     for unit in (0..units).filter(|unit| Some(*unit) != open_unit) {
         let mut tx = store.begin().unwrap();
         tx.core

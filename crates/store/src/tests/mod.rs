@@ -6,6 +6,7 @@ mod crash;
 mod demotion;
 mod demotion_damage;
 mod demotion_full;
+mod devices;
 mod evacuation;
 mod faults;
 mod gather;
@@ -22,6 +23,7 @@ use crate::{
     Content, DataTarget, Devices, MkfsOptions, OpenOptions, Progress, Result, ShareRange, Store, Tx,
 };
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use varve_format::{BLOCK_BYTES, FileBlock, FileKind, Ino, InodeAttr, InodeKey, ROOT_INO, Tier};
 use varve_media::BlockDevice;
 use varve_media::sim::{SimMedium, SimWorld};
@@ -41,7 +43,17 @@ pub(super) fn devices_of(world: &SimWorld) -> Devices {
         journal: world.region("journal").unwrap(),
         ssd: world.block("ssd").map(|device| device as _),
         hdd: world.block("hdd").map(|device| device as _),
+        more: more_of(world),
     }
+}
+
+/// Further devices of the tiers.
+fn more_of(world: &SimWorld) -> Vec<(Tier, Arc<dyn BlockDevice>)> {
+    let named = [(Tier::Ssd, "ssd-2"), (Tier::Ssd, "ssd-3"), (Tier::Hdd, "hdd-2")];
+    let there = named
+        .into_iter()
+        .filter_map(|(tier, name)| Some((tier, world.block(name)? as _)));
+    there.collect()
 }
 
 pub(super) fn open(world: &SimWorld) -> Result<Store> {

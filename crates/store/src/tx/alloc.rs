@@ -67,11 +67,16 @@ impl TxState<'_> {
                 }
                 self.store.checkpoint_with(&mut self.writer)?;
             }
-            for tier in order {
-                if let Some(span) = self.alloc_on(*tier, target.reserve, want)? {
-                    self.spans.push(span);
-                    self.set_bits(span, true)?;
-                    return Ok(span);
+            for last_resort in [false, true] {
+                if last_resort && (target.only || !self.store.space.lock().has_last_resort()) {
+                    break;
+                }
+                for tier in order {
+                    if let Some(span) = self.alloc_on(*tier, last_resort, target.reserve, want)? {
+                        self.spans.push(span);
+                        self.set_bits(span, true)?;
+                        return Ok(span);
+                    }
                 }
             }
         }
@@ -87,28 +92,47 @@ impl TxState<'_> {
             order.retain(|tier| !self.moves.ahead || !space.is_avoided(*tier));
             order.sort_by_key(|tier| space.is_avoided(*tier));
         }
-        for tier in order {
-            if let Some(span) = self.alloc_on(tier, false, 1)? {
-                self.spans.push(span);
-                self.set_bits(span, true)?;
+        for last_resort in [false, true] {
+            if last_resort && (self.moves.ahead || !self.store.space.lock().has_last_resort()) {
+                break;
+            }
+            for tier in &order {
+                if let Some(span) = self.alloc_on(*tier, last_resort, false, 1)? {
+                    self.spans.push(span);
+                    self.set_bits(span, true)?;
+                    return Ok(Some(span));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Allocates at most `want` blocks on a tier, in one run. With `last_resort` on a device that is emptied,
+    /// else on one that is not.
+    fn alloc_on(&mut self, tier: Tier, last_resort: bool, reserve: bool, want: u64) -> Result<Option<Span>> {
+        if self.layout().blocks(tier) == 0 {
+            return Ok(None);
+        }
+        if tier == Tier::Nvm {
+            let allowed = !last_resort;
+            let span = allowed.then(|| self.store.space.lock().alloc_nvm(want, true, reserve, None));
+            return Ok(span.flatten());
+        }
+        let lanes = self.store.space.lock().lanes(tier, last_resort);
+        for lane in lanes {
+            if let Some(span) = self.alloc_on_device(tier, lane, reserve, want)? {
                 return Ok(Some(span));
             }
         }
         Ok(None)
     }
 
-    pub(super) fn alloc_on(&mut self, tier: Tier, reserve: bool, want: u64) -> Result<Option<Span>> {
-        if self.layout().blocks(tier) == 0 {
-            return Ok(None);
-        }
-        if tier == Tier::Nvm {
-            return Ok(self.store.space.lock().alloc_nvm(want, true, reserve, None));
-        }
+    fn alloc_on_device(&mut self, tier: Tier, lane: usize, reserve: bool, want: u64) -> Result<Option<Span>> {
         for _ in 0..2 {
-            if let Some(span) = self.store.space.lock().alloc_unit(tier, want) {
+            if let Some(span) = self.store.space.lock().alloc_unit(tier, lane, want) {
                 return Ok(Some(span));
             }
-            let next = self.store.space.lock().next_unit(tier, reserve);
+            let next = self.store.space.lock().next_unit(tier, lane, reserve);
             let Some(next) = next else {
                 return Ok(None);
             };
@@ -118,8 +142,8 @@ impl TxState<'_> {
                 // The checksums of the unit would not fit in this record.
                 return Ok(None);
             }
-            self.seal_open_unit(tier)?;
-            self.open_unit(tier, next)?;
+            self.seal_open_unit(tier, lane)?;
+            self.open_unit(tier, lane, next)?;
         }
         Ok(None)
     }

@@ -143,8 +143,13 @@ impl TxState<'_> {
             self.store.devices.nvm.sync(low, high - low)?;
         }
         for tier in [Tier::Ssd, Tier::Hdd] {
-            if self.touched[tier as usize] && !armed(Bug::NoDeviceFlush) {
-                self.store.device(tier)?.flush()?;
+            if self.touched[tier as usize] && armed(Bug::OneDeviceFlushed) {
+                let span = self.store.spans[tier as usize - 1].as_ref();
+                let first = span.and_then(|span| span.devices().into_iter().flatten().next());
+                first.map_or(Ok(()), |device| device.flush())?;
+            } else if self.touched[tier as usize] && !armed(Bug::NoDeviceFlush) {
+                let flushed = self.store.device(tier)?.flush();
+                flushed.map_err(|error| self.store.lose_device(tier, error.into()))?;
             }
         }
         Ok(())

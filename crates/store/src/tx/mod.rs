@@ -7,6 +7,7 @@
 mod alloc;
 mod commit;
 mod data;
+pub(crate) mod devices;
 mod in_place;
 mod inode;
 mod migrate;

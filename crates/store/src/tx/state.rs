@@ -92,7 +92,9 @@ pub(crate) struct TxState<'s> {
     pub(super) nvm_written: usize,
     pub(super) deferred: Vec<(Tier, u64, Vec<u8>)>,
     /// Data blocks of a device that wait for those that follow them.
-    pub(super) gathered: Gathered,
+    pub(super) gathered: Vec<Gathered>,
+    /// Buffers of blocks that have been written.
+    pub(super) spare_buffers: Vec<Vec<u8>>,
     /// Blocks to overwrite in place.
     pub(super) in_place: InPlace,
     /// Buffer for fetched bytes.
@@ -130,7 +132,8 @@ impl<'s> TxState<'s> {
             nvm_range: None,
             nvm_written: 0,
             deferred: Vec::new(),
-            gathered: Gathered::default(),
+            gathered: Vec::new(),
+            spare_buffers: Vec::new(),
             in_place: InPlace::default(),
             fetched: Vec::new(),
             merged: Vec::new(),
@@ -284,7 +287,10 @@ impl Drop for TxState<'_> {
         if self.done {
             return;
         }
-        self.store.space.lock().restore(self.saved, &self.spans);
+        self.store
+            .space
+            .lock()
+            .restore(std::mem::take(&mut self.saved), &self.spans);
         for undo in std::mem::take(&mut self.undo).into_iter().rev() {
             undo(&mut self.writer);
         }

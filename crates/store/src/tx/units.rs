@@ -2,10 +2,13 @@
 //! checksums.
 
 use super::TxState;
+use crate::layout::Place;
 use crate::reader::POOL_INO;
 use crate::seeded::{Bug, armed};
 use crate::space::{NextUnit, Span};
 use crate::{Result, StoreError};
+use std::mem::offset_of;
+use varve_format::device::DeviceRow;
 use varve_format::space::{CHECKSUMS_PER_BLOCK, UNIT_ROW_SIZE, UnitRow, footer_blocks};
 use varve_format::{BLOCK_BYTES, BLOCK_HEADER_SIZE, BLOCK_SIZE, Block, BlockKind, BlockNo, Tier, init_block};
 use zerocopy::little_endian::{U32, U64};
@@ -18,19 +21,11 @@ const GATHERED_MAX: usize = 1 << 20;
 #[derive(Debug)]
 pub(crate) struct Gathered {
     tier: Tier,
+    /// The device.
+    run: usize,
     /// The first block.
     start: u64,
     bytes: Vec<u8>,
-}
-
-impl Default for Gathered {
-    fn default() -> Self {
-        Self {
-            tier: Tier::Hdd,
-            start: 0,
-            bytes: Vec::new(),
-        }
-    }
 }
 
 impl Gathered {
@@ -63,12 +58,12 @@ impl Gathered {
 }
 
 impl TxState<'_> {
-    pub(super) fn seal_open_unit(&mut self, tier: Tier) -> Result<()> {
-        let Some(unit) = self.reader().open_unit(tier)? else {
+    pub(crate) fn seal_open_unit(&mut self, tier: Tier, run: usize) -> Result<()> {
+        let Some(unit) = self.reader().open_unit(tier, run)? else {
             return Ok(());
         };
         let data = self.layout().unit_data_blocks(tier);
-        let sums = self.reader().table_checksums(tier, 0, data)?;
+        let sums = self.reader().table_checksums(tier, run, 0, data)?;
         self.seal_with(tier, unit, &sums)
     }
 
@@ -134,7 +129,7 @@ impl TxState<'_> {
         self.patch(layout.unit_row(tier, unit), row.as_bytes())
     }
 
-    pub(super) fn open_unit(&mut self, tier: Tier, next: NextUnit) -> Result<()> {
+    pub(super) fn open_unit(&mut self, tier: Tier, run: usize, next: NextUnit) -> Result<()> {
         let layout = self.layout();
         let unit = match next {
             NextUnit::Empty(unit) => unit,
@@ -146,7 +141,7 @@ impl TxState<'_> {
                     // another state have no owner.
                     if row.state == UnitRow::SEALED {
                         let sums = self.store.footer(tier, unit, &row)?;
-                        self.set_checksums(tier, 0, &sums)?;
+                        self.set_checksums(tier, run, 0, &sums)?;
                     } else if !self.store.trusting {
                         return Err(StoreError::Footer { tier, unit });
                     }
@@ -159,13 +154,26 @@ impl TxState<'_> {
             ..UnitRow::default()
         };
         self.patch(layout.unit_row(tier, unit), row.as_bytes())?;
-        self.change_state(|state| state.open_unit[tier as usize] = U64::new(unit + 1))?;
-        self.store.space.lock().open_unit(tier, unit);
+        self.note_open_unit(tier, run, Some(unit))?;
+        self.store.space.lock().set_open(tier, run, Some(unit));
         Ok(())
     }
 
-    /// Puts checksums into a tier's NVM table, from `index` on.
-    pub(super) fn set_checksums(&mut self, tier: Tier, index: u64, sums: &[u32]) -> Result<()> {
+    /// Records the open unit of a device.
+    pub(crate) fn note_open_unit(&mut self, tier: Tier, run: usize, unit: Option<u64>) -> Result<()> {
+        let number = U64::new(unit.map_or(0, |unit| unit + 1));
+        let place = self.layout().runs(tier).nth(run).and_then(|run| run.row);
+        match place {
+            None => self.change_state(|state| state.open_unit[tier as usize] = number),
+            Some(Place { block, offset }) => {
+                let offset = offset + offset_of!(DeviceRow, open_unit);
+                self.patch(Place { block, offset }, number.as_bytes())
+            }
+        }
+    }
+
+    /// Puts checksums into the NVM table of a device, from `index` on.
+    pub(super) fn set_checksums(&mut self, tier: Tier, run: usize, index: u64, sums: &[u32]) -> Result<()> {
         let mut done = 0;
         while done < sums.len() {
             let at = index + done as u64;
@@ -174,7 +182,7 @@ impl TxState<'_> {
                 .iter()
                 .flat_map(|sum| sum.to_le_bytes())
                 .collect();
-            self.patch(self.layout().checksum(tier, at), &bytes)?;
+            self.patch(self.layout().checksum(tier, run, at), &bytes)?;
             done += count;
         }
         Ok(())
@@ -219,11 +227,14 @@ impl TxState<'_> {
 
     /// Records checksums of blocks written in this transaction.
     pub(crate) fn note_checksums(&mut self, span: Span, sums: &[u32]) -> Result<()> {
-        let index = match span.tier {
-            Tier::Nvm => span.start,
-            tier => span.start % self.layout().unit_blocks(tier),
+        let (run, index) = match span.tier {
+            Tier::Nvm => (0, span.start),
+            tier => {
+                let run = self.layout().run_of(tier, span.start).0;
+                (run, span.start % self.layout().unit_blocks(tier))
+            }
         };
-        self.set_checksums(span.tier, index, sums)
+        self.set_checksums(span.tier, run, index, sums)
     }
 
     /// Writes bytes at a block of a tier.
@@ -235,36 +246,79 @@ impl TxState<'_> {
         self.put_now(tier, start, data)
     }
 
-    /// Adds data blocks to the write that waits, if they follow it; otherwise they wait in its place. Many
-    /// small runs that are side by side on a device become one write, so that reads of others between them
-    /// cost one way of the arm and not one each.
+    /// Adds data blocks to the write that waits for their device, if they follow it; otherwise they wait in its
+    /// place. Many small runs that are side by side on a device become one write, so that reads of others
+    /// between them cost one way of the arm and not one each; and the devices of a tier write at the same time.
     fn gather(&mut self, tier: Tier, start: u64, data: &[u8]) -> Result<()> {
         if armed(Bug::CommitBeforePayload) {
             return self.put_blocks(tier, start, data);
         }
-        if !self.gathered.is_followed_by(tier, start, data.len()) {
-            self.put_gathered()?;
-            if data.len() >= GATHERED_MAX {
-                return self.put_now(tier, start, data);
+        let run = self.layout().run_of(tier, start).0;
+        let own = |gathered: &Gathered| gathered.tier == tier && gathered.run == run;
+        let waiting = self.gathered.iter().position(own);
+        let other_tier = self.gathered.iter().any(|gathered| gathered.tier != tier);
+        let at = match waiting {
+            Some(at) if self.gathered[at].is_followed_by(tier, start, data.len()) => at,
+            None if !other_tier && !self.gathered.is_empty() && data.len() < GATHERED_MAX => {
+                self.begin_gathering(tier, run, start)
             }
-            (self.gathered.tier, self.gathered.start) = (tier, start);
-        }
-        self.gathered.bytes.extend_from_slice(data);
+            _ => {
+                self.put_gathered()?;
+                if data.len() >= GATHERED_MAX {
+                    return self.put_now(tier, start, data);
+                }
+                self.begin_gathering(tier, run, start)
+            }
+        };
+        self.gathered[at].bytes.extend_from_slice(data);
         self.touched[tier as usize] = true;
         Ok(())
     }
 
-    /// Writes the data blocks that wait.
+    fn begin_gathering(&mut self, tier: Tier, run: usize, start: u64) -> usize {
+        self.gathered.push(Gathered {
+            tier,
+            run,
+            start,
+            bytes: self.spare_buffers.pop().unwrap_or_default(),
+        });
+        self.gathered.len() - 1
+    }
+
+    /// Writes the data blocks that wait: those of several devices at the same time.
     pub(super) fn put_gathered(&mut self) -> Result<()> {
-        if self.gathered.bytes.is_empty() {
-            return Ok(());
-        }
-        let (tier, start) = (self.gathered.tier, self.gathered.start);
-        let mut bytes = std::mem::take(&mut self.gathered.bytes);
-        self.store.count_write(tier, bytes.len());
-        self.store.device(tier)?.write(start * BLOCK_BYTES, &bytes)?;
-        bytes.clear();
-        self.gathered.bytes = bytes;
+        let gathered = std::mem::take(&mut self.gathered);
+        let result = match &gathered[..] {
+            [] => return Ok(()),
+            [one] => self.put_one(one),
+            // All are of one tier.
+            [first, ..] => {
+                let parts: Vec<(u64, &[u8])> = gathered
+                    .iter()
+                    .map(|part| (part.start * BLOCK_BYTES, &part.bytes[..]))
+                    .collect();
+                let bytes = parts.iter().map(|(_, bytes)| bytes.len()).sum();
+                self.store.count_write(first.tier, bytes);
+                let device = self.store.device(first.tier)?;
+                device.write_batch(&parts).map_err(StoreError::from)
+            }
+        };
+        let result = match gathered.first() {
+            Some(first) => result.map_err(|error| self.store.lose_device(first.tier, error)),
+            None => result,
+        };
+        self.spare_buffers
+            .extend(gathered.into_iter().map(|mut gathered| {
+                gathered.bytes.clear();
+                gathered.bytes
+            }));
+        result
+    }
+
+    fn put_one(&self, gathered: &Gathered) -> Result<()> {
+        self.store.count_write(gathered.tier, gathered.bytes.len());
+        let device = self.store.device(gathered.tier)?;
+        device.write(gathered.start * BLOCK_BYTES, &gathered.bytes)?;
         Ok(())
     }
 
@@ -286,7 +340,8 @@ impl TxState<'_> {
         } else {
             self.put_gathered()?;
             self.store.count_write(tier, data.len());
-            self.store.device(tier)?.write(offset, data)?;
+            let written = self.store.device(tier)?.write(offset, data);
+            written.map_err(|error| self.store.lose_device(tier, error.into()))?;
         }
         Ok(())
     }
@@ -306,7 +361,10 @@ impl TxState<'_> {
         self.store.read_blocks(tier, start, out)?;
         match tier {
             Tier::Nvm => self.in_place.lay_over(start, out),
-            Tier::Ssd | Tier::Hdd => self.gathered.lay_over(tier, start, out),
+            Tier::Ssd | Tier::Hdd => {
+                let waiting = self.gathered.iter();
+                waiting.for_each(|gathered| gathered.lay_over(tier, start, out));
+            }
         }
         Ok(())
     }

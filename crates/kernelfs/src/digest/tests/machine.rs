@@ -82,6 +82,7 @@ fn devices(world: &SimWorld) -> Devices {
         journal: world.region("journal").unwrap(),
         ssd: world.block("ssd").map(|device| device as _),
         hdd: None,
+        more: Vec::new(),
     }
 }
 

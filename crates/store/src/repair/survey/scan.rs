@@ -63,13 +63,10 @@ impl Store {
     /// skipped.
     fn scan_units(&self, survey: &Survey, tier: Tier, f: &mut impl FnMut(BlockNo, &Block)) -> Result<()> {
         let unit_blocks = self.layout.unit_blocks(tier);
-        let Some(units) = self.layout.blocks(tier).checked_div(unit_blocks) else {
-            return Ok(());
-        };
         let snapshot = self.snapshot();
         let reader = snapshot.reader();
         let mut bytes: Box<Block> = Box::new([0; BLOCK_SIZE]);
-        for unit in 0..units {
+        for unit in self.layout.live_units(tier) {
             let data = self.layout.unit_data_blocks(tier);
             let wanted: Vec<u64> = (unit * unit_blocks..unit * unit_blocks + data)
                 .filter(|block| {
@@ -87,7 +84,10 @@ impl Store {
                     .footer(tier, unit, &row)
                     .map(|sums| sums.to_vec())
                     .unwrap_or_default(),
-                Ok((UnitRow::OPEN, _)) => reader.table_checksums(tier, 0, data).unwrap_or_default(),
+                Ok((UnitRow::OPEN, _)) => {
+                    let run = self.layout.run_of(tier, unit * unit_blocks).0;
+                    reader.table_checksums(tier, run, 0, data).unwrap_or_default()
+                }
                 _ => continue,
             };
             for block in wanted {
@@ -126,7 +126,7 @@ impl Store {
                 sums = Some((
                     first,
                     reader
-                        .table_checksums(Tier::Nvm, first, count)
+                        .table_checksums(Tier::Nvm, 0, first, count)
                         .unwrap_or_default(),
                 ));
             }
