@@ -9,7 +9,7 @@ use varve_format::{
 };
 
 /// Version of this protocol; it must be equal on both sides.
-pub const PROTOCOL_VERSION: u32 = 22;
+pub const PROTOCOL_VERSION: u32 = 23;
 
 /// Most processes in [`Owned::users`].
 pub const USERS_MAX: usize = 16;
@@ -736,6 +736,32 @@ pub enum Admin {
         /// What becomes of it.
         act: JobAct,
     },
+    /// Adds a device to a tier. `ENOSYS` where the pool has no settings.
+    AddDevice {
+        /// Tier.
+        tier: Tier,
+        /// Path or address, or the size of a file in the pool.
+        device: String,
+    },
+    /// Takes a device out of its tier, after its data has moved to others.
+    RemoveDevice {
+        /// Path, end of a path, or UUID.
+        device: String,
+        /// What becomes of it.
+        act: RemovalAct,
+    },
+}
+
+/// What becomes of a device that is taken out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RemovalAct {
+    /// It is emptied, and taken out then.
+    Begin {
+        /// Although the others do not take all that is on it.
+        partly: bool,
+    },
+    /// It stays, and takes new data again.
+    Cancel,
 }
 
 /// What becomes of a job of an operator.

@@ -65,6 +65,7 @@ pub use health::{HealthStatus, LogsStatus, MediumStatus};
 pub use kernel::{Hook, HostLeft, HostRoom, KernelFs, Parts, Tokens};
 pub use leases::{HolderStatus, LeaseDetail, WaitStatus};
 pub use logs::{LogStore, SessionArea, SimLogs};
+pub use ops::devices::{DeviceAsked, TierDevice};
 pub use ops::handshake::LocalSession;
 pub use ops::jobs::EvacuationAsked;
 pub use ops::pin::{PinsSet, PlacedExtent, PlacedFile};

@@ -5,9 +5,10 @@ use crate::error::{KernelError, no};
 use crate::health::Reporter;
 use crate::kernel::{Core, KernelFs, Parts};
 use crate::ops::acquire::Leasing;
+use crate::ops::devices::{DeviceAsked, DeviceOps};
 use crate::ops::digest::{Digests, TakeOver};
 use crate::ops::forward::Forwarding;
-use crate::ops::handshake::{Handshake, LocalSession};
+use crate::ops::handshake::{Handshake, LocalSession, random_bytes};
 use crate::ops::holds::HeldInodes;
 use crate::ops::jobs::Jobs;
 use crate::ops::lifecycle::{self, Shutdown, Upkeep};
@@ -28,7 +29,7 @@ use crate::session::state::Session;
 use crate::session::table::Phase;
 use std::sync::Arc;
 use varve_format::SessionId;
-use varve_ipc::{Admin, Hello, IpcError, Opened, Peer, Request, Response, Service, Tell};
+use varve_ipc::{Admin, Hello, IpcError, Opened, Peer, RemovalAct, Request, Response, Service, Tell};
 use varve_store::StoreError;
 
 impl KernelFs {
@@ -178,15 +179,36 @@ impl KernelFs {
         }
     }
 
+    /// Refuses operators' requests of others than root and the pool's owner.
+    ///
+    /// # Errors
+    /// EPERM.
+    pub(crate) fn may_administer(&self, peer: Peer) -> Result<(), IpcError> {
+        match self.env.is_privileged(peer.uid) {
+            true => Ok(()),
+            false => Err(no(libc::EPERM)),
+        }
+    }
+
+    /// Says what a device of this name is, after it was added.
+    pub(crate) fn device_named(&self, name: &str) -> DeviceAsked {
+        DeviceOps::of(self).named(name)
+    }
+
+    fn new_uuid(&self) -> Result<[u8; 16], IpcError> {
+        match &self.env.tokens {
+            Some(tokens) => Ok(tokens().to_le_bytes()),
+            None => random_bytes().map_err(|_| no(libc::EIO)),
+        }
+    }
+
     /// Carries out an operator's request. Root and the pool's owner only, except for the status.
     ///
     /// # Errors
     /// EPERM, EIO with the cause in the daemon's log, ENOSYS where no hook implements it.
     pub fn admin_request(&self, peer: Peer, admin: Admin) -> Result<Response, IpcError> {
         let _entered = self.lifecycle.begin_request()?;
-        if !self.env.is_privileged(peer.uid) {
-            return Err(no(libc::EPERM));
-        }
+        self.may_administer(peer)?;
         let json = match admin {
             Admin::Status => serde_json::to_string(&self.status()).map_err(|_| no(libc::EIO))?,
             Admin::DigestAll => {
@@ -241,6 +263,15 @@ impl KernelFs {
             Admin::Job { id, act } => {
                 let job = Jobs::of(self).act(id, act)?;
                 serde_json::to_string(&job).map_err(|_| no(libc::EIO))?
+            }
+            Admin::AddDevice { .. } => return Err(no(libc::ENOSYS)),
+            Admin::RemoveDevice { device, act } => {
+                let ops = DeviceOps::of(self);
+                let asked = match act {
+                    RemovalAct::Begin { partly } => ops.remove(&device, self.new_uuid()?, partly)?,
+                    RemovalAct::Cancel => ops.keep(&device)?,
+                };
+                serde_json::to_string(&asked).map_err(|_| no(libc::EIO))?
             }
             Admin::ApplyRules => {
                 let applied = Ruling::of(self).apply()?;

@@ -15,7 +15,7 @@ use varve_format::{
     BLOCK_BYTES, BLOCK_HEADER_SIZE, BLOCK_SIZE, Block, BlockHeader, BlockKind, BlockNo, Tier, verify_block,
 };
 use varve_media::span::{Span, SpanPart};
-use varve_media::{BlockDevice, Region};
+use varve_media::{BlockDevice, DeviceState, Region};
 use zerocopy::FromBytes;
 
 /// Device rows in use, with their numbers.
@@ -80,10 +80,13 @@ struct Candidate<'d> {
 impl Candidate<'_> {
     /// For a person: what it is instead of the device that is missing.
     fn told(&self, pool: [u8; 16]) -> String {
+        if let DeviceState::Failed { reason } = self.device.state() {
+            return reason.to_string();
+        }
         let what = match self.label {
             None => "no label of a Varve device",
             Some(label) if label.pool_uuid != pool => "the label of another pool",
-            Some(_) => "the label of another device of this pool",
+            Some(_) => "the label of a device of this pool that was taken out, or never put in",
         };
         format!("{} has {what}", self.device.name())
     }
@@ -254,6 +257,8 @@ fn missing(
     let mut told: Vec<String> = candidates
         .iter()
         .filter(|candidate| !candidate.taken && candidate.tier == tier)
+        // Of one with a label of this pool the row is another one.
+        .filter(|candidate| candidate.label.is_none_or(|label| label.pool_uuid != pool))
         .map(|candidate| candidate.told(pool))
         .collect();
     if let Some(first) = devices.block_device(tier)

@@ -7,6 +7,7 @@
 use crate::pool::Store;
 use crate::tx::TxState;
 use crate::{OP_ROOM, Result, StoreError, Tx};
+use std::ops::Range;
 use varve_extent_tree::{ExtentTree, MetaRead, Recall};
 use varve_format::inode::{Content, INODES_PER_BLOCK, InodeSlot};
 use varve_format::state::EvacuationRow;
@@ -108,6 +109,20 @@ impl Store {
     /// # Errors
     /// `Latched`, or a device failed. Metadata that cannot be read stays.
     pub fn recall_metadata(&self, tier: Tier, at: &mut u64, blocks: u64) -> Result<Recalled> {
+        self.recall_metadata_of(tier, 0..u64::MAX, at, blocks)
+    }
+
+    /// As [`recall_metadata`](Self::recall_metadata), of the metadata in blocks with these numbers.
+    ///
+    /// # Errors
+    /// As `recall_metadata`.
+    pub fn recall_metadata_of(
+        &self,
+        tier: Tier,
+        numbers: Range<u64>,
+        at: &mut u64,
+        blocks: u64,
+    ) -> Result<Recalled> {
         let (left, total) = self.space.lock().nvm();
         if left < total / ENOUGH {
             return Ok(Recalled {
@@ -118,7 +133,7 @@ impl Store {
         let limit = blocks.min(total / STEP).max(1);
         let mut tx = self.begin()?;
         tx.core.moves.demoting = true;
-        let recalled = tx.core.recall_from(tier, at, limit);
+        let recalled = tx.core.recall_from((tier, &numbers), at, limit);
         let moved = tx.core.moves.back;
         let ended = recalled.and_then(|over| {
             tx.commit()?;
@@ -170,14 +185,14 @@ impl Tx<'_> {
 
 impl TxState<'_> {
     /// Returns whether the last inode was passed.
-    fn recall_from(&mut self, tier: Tier, at: &mut u64, limit: u64) -> Result<bool> {
+    fn recall_from(&mut self, from: (Tier, &Range<u64>), at: &mut u64, limit: u64) -> Result<bool> {
         let end = self.reader().state()?.inode_blocks.get();
         for _ in 0..STEP_LOOKS {
             if *at >= end {
                 *at = 0;
                 return Ok(true);
             }
-            if !self.recall_at(tier, *at, limit)? {
+            if !self.recall_at(from, *at, limit)? {
                 return Ok(false);
             }
             *at += 1;
@@ -187,8 +202,12 @@ impl TxState<'_> {
 
     /// Brings what lies on a tier back of one block of the inode file, and of its inodes. Returns false if it
     /// was stopped before the end.
-    fn recall_at(&mut self, tier: Tier, index: u64, limit: u64) -> Result<bool> {
-        let wants = |block: BlockNo| block.home().is_some_and(|(home, _)| home == tier);
+    fn recall_at(&mut self, from: (Tier, &Range<u64>), index: u64, limit: u64) -> Result<bool> {
+        let (tier, numbers) = from;
+        let wants = |block: BlockNo| {
+            let home = block.home();
+            home.is_some_and(|(home, number)| home == tier && numbers.contains(&number))
+        };
         let mut stopped = false;
         let mut more = |core: &mut Self| {
             let goes_on = core.moves.back < limit

@@ -385,6 +385,8 @@ impl<'k> Digests<'k> {
                         unsure.store(true, Ordering::Release);
                         continue;
                     }
+                    // The other devices of its tier take the batch: each device is lost once.
+                    Err(error) if error.is_device_lost() => continue,
                     Err(error) => break Err(error),
                 }
                 if !batch.more || enough || reader.digested == before {

@@ -17,7 +17,9 @@ use varve_format::inode::{Content, Inode, InodeSlot};
 use varve_format::seeded::{Bug, armed};
 use varve_format::{BLOCK_BYTES, FileBlock, Ino, InodeKey, PinTo, Tier, TxId};
 use varve_ipc::Clock;
-use varve_store::{DataTarget, MappedPart, OP_ROOM, SharedPart, SpaceStats, Store, StoreError};
+use varve_store::{
+    DataTarget, DeviceStatus, DeviceUse, MappedPart, OP_ROOM, SharedPart, SpaceStats, Store, StoreError,
+};
 
 /// Most blocks of one transaction of moves, which commits nothing else: 1 MiB.
 const TX_BLOCKS: u64 = 256;
@@ -236,6 +238,11 @@ impl<'k> Mover<'k> {
         let space = self.store.space();
         let mut jobs = self.placer.pins.plan(&space, &catalog, self.step_blocks);
         jobs.extend(self.evacuate(&space, &catalog, self.left(&jobs)));
+        let devices = self.emptied_devices();
+        let left = self.left(&jobs);
+        let now_ms = self.placer.meters.now_ns() / 1_000_000;
+        let emptying = &self.placer.emptying;
+        jobs.extend(emptying.plan(&devices, &space, &Unheld(&catalog), now_ms, left));
         catalog.held = self.placer.pins.held();
         let left = self.left(&jobs);
         jobs.extend(self.placer.policy.plan(&space, &catalog, left));
@@ -246,8 +253,10 @@ impl<'k> Mover<'k> {
                 job.moves.clear();
                 job.waiting = Some(format!("waiting: {} is evacuated", job.to.name()));
             }
-            total += self.carry_job(&mut job);
+            let moved = self.carry_job(&mut job);
+            total += moved;
             self.placer.evacuations.stepped(&job);
+            emptying.stepped(&job, moved);
             shown.push(PlacementStatus {
                 from: job.from.name().into(),
                 to: job.to.name().into(),
@@ -257,6 +266,7 @@ impl<'k> Mover<'k> {
             });
         }
         total += self.evacuate_metadata(left);
+        total += self.take_devices_out(&devices, left);
         let (cooled, waiting) = self.cool_metadata();
         shown.extend(self.metadata_status(cooled, waiting));
         *self.placer.jobs.lock() = shown;
@@ -303,6 +313,61 @@ impl<'k> Mover<'k> {
             && let Err(error) = self.store.checkpoint()
         {
             self.faults.note_error(&error);
+        }
+        moved
+    }
+
+    /// Returns the devices of the pool, if some are to be emptied.
+    fn emptied_devices(&self) -> Vec<DeviceStatus> {
+        if !self.store.empties_devices() {
+            return Vec::new();
+        }
+        self.store.device_list().unwrap_or_else(|error| {
+            self.faults.note_error(&error);
+            Vec::new()
+        })
+    }
+
+    /// Moves metadata off devices that are emptied, at most about `most` blocks, and takes out those on which
+    /// nothing is any more. Returns the number of blocks.
+    fn take_devices_out(&self, devices: &[DeviceStatus], most: u64) -> u64 {
+        let emptying = &self.placer.emptying;
+        let mut moved = 0;
+        for mut due in emptying.metadata_due(devices) {
+            let recalled = self
+                .store
+                .recall_metadata_of(due.tier, due.numbers.clone(), &mut due.at, most);
+            match recalled {
+                Ok(step) => {
+                    moved += step.moved;
+                    let now_ms = self.placer.meters.now_ns() / 1_000_000;
+                    emptying.metadata_moved(&due, &step, now_ms);
+                }
+                Err(error) => self.faults.note_error(&error),
+            }
+        }
+        for device in devices
+            .iter()
+            .filter(|device| device.state == DeviceUse::Emptying)
+        {
+            if device.used() > 0 {
+                continue;
+            }
+            // Metadata that was freed is there until the journal's tail has passed.
+            let waits = device.pending > 0 && self.store.pending_frees().blocks == 0;
+            let taken = match waits {
+                true => self.store.checkpoint(),
+                false => Ok(()),
+            };
+            let taken = taken.and_then(|()| self.store.take_out(device.tier, device.numbers.0));
+            match taken {
+                Ok(true) => tracing::warn!(
+                    device = device.name,
+                    "nothing is on the device any more: it is not part of the pool and may be detached"
+                ),
+                Ok(false) | Err(StoreError::NotFound) => {}
+                Err(error) => self.faults.note_error(&error),
+            }
         }
         moved
     }
@@ -394,6 +459,10 @@ impl<'k> Mover<'k> {
                     match job.cause {
                         Cause::Pinned => self.placer.pins.failed(&bad),
                         Cause::Evacuated => self.placer.evacuations.failed(job.from, &bad),
+                        Cause::Removed => {
+                            job.waiting =
+                                Some("data that cannot be read: `varve scrub` names the files".into());
+                        }
                         _ => self.placer.policy.failed(&bad),
                     }
                     at += 1;
@@ -422,6 +491,7 @@ impl<'k> Mover<'k> {
         let ended = self.move_some(job, moves, most);
         let (done, tx) = match ended {
             Ok(done) => done,
+            Err((_, error)) if error.is_device_lost() => return Ended::NoRoom,
             Err((_, StoreError::NoSpace { .. })) => return Ended::NoRoom,
             Err((0, error)) => return Ended::Bad(error),
             Err((_, error)) if most == 1 || error.stops_writing() => return Ended::Bad(error),

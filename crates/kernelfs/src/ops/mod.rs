@@ -3,7 +3,7 @@
 //!
 //! An operation is a struct of references that [`KernelFs`](crate::KernelFs) lends for one call (`of`). An
 //! operation that needs another holds it as a field, and only one from an earlier line:
-//! - `jobs`, `map`, `rows`, `watch` need no other;
+//! - `devices`, `jobs`, `map`, `rows`, `watch` need no other;
 //! - `digest`, `read`, `status`;
 //! - `holds`, `migrate`, `pin`, `teardown`;
 //! - `record`, `recovery`, `release`, `reserve`, `rules`, `sharing`, `sync`;
@@ -11,6 +11,7 @@
 //! - `forward`, `handshake`, `numbers`.
 
 pub(crate) mod acquire;
+pub(crate) mod devices;
 pub(crate) mod digest;
 pub(crate) mod forward;
 pub(crate) mod handshake;

@@ -4,6 +4,7 @@ use crate::counters::Counters;
 use crate::health::{Health, LogsStatus, MediumStatus};
 use crate::kernel::{Env, KernelFs};
 use crate::leases::{LeaseDetail, WaitStatus};
+use crate::ops::devices::{DeviceOps, TierDevice};
 use crate::ops::jobs::Jobs;
 use crate::placement::jobs::Placer;
 use crate::placement::{DeviceFigures, JobStatus, MovedStatus, PlacementStatus, TierHeat};
@@ -203,6 +204,9 @@ pub struct Status {
     /// Jobs of operators (`varve jobs`).
     #[serde(default)]
     pub operator_jobs: Vec<JobStatus>,
+    /// The devices of SSD and HDD.
+    #[serde(default)]
+    pub devices: Vec<TierDevice>,
 }
 
 /// Output of `varve debug session`.
@@ -242,6 +246,7 @@ pub(crate) struct View<'k> {
     counters: &'k Counters,
     env: &'k Env,
     jobs: Jobs<'k>,
+    devices: DeviceOps<'k>,
 }
 
 impl<'k> View<'k> {
@@ -255,6 +260,7 @@ impl<'k> View<'k> {
             counters: &kernel.counters,
             env: &kernel.env,
             jobs: Jobs::of(kernel),
+            devices: DeviceOps::of(kernel),
         }
     }
 
@@ -350,6 +356,7 @@ impl<'k> View<'k> {
         let placement = self.placer.jobs();
         // A damaged pool state is told by `latched` and `fsck`.
         let operator_jobs = self.jobs.list().unwrap_or_default();
+        let devices = self.devices.list();
         let used = self.log_fill();
         let counters = &self.counters;
         let now_ms = || self.env.clock.monotonic_ms();
@@ -409,6 +416,7 @@ impl<'k> View<'k> {
             placement_policy: self.placer.policy.name().into(),
             placement,
             operator_jobs,
+            devices,
         }
     }
 

@@ -3,7 +3,7 @@
 
 use super::meter::Meters;
 use super::walk::Walk;
-use super::{Cause, Evacuations, Job, Pins, Placement};
+use super::{Cause, Emptying, Evacuations, Job, Pins, Placement};
 use crate::bell::Bell;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -70,6 +70,8 @@ pub(crate) struct Placer {
     pub(crate) pins: Pins,
     /// Operators' jobs, which come before wishes where these name a tier that is evacuated.
     pub(crate) evacuations: Evacuations,
+    /// Devices that operators take out.
+    pub(crate) emptying: Emptying,
     /// Operators' rules, which come before the policy and after commands; `None`: they cannot be read, and
     /// nothing changes what earlier ones have set.
     pub(crate) rules: Option<Rules>,
@@ -100,6 +102,7 @@ impl Placer {
             policy,
             pins: Pins::new(high),
             evacuations: Evacuations::new(high),
+            emptying: Emptying::new(high),
             rules,
             walk: Mutex::default(),
             turn: Mutex::default(),

@@ -3,6 +3,7 @@
 //! decides nothing. Operators' pins ([`Pins`]) come before the policy.
 
 mod driver;
+mod emptying;
 mod evacuations;
 mod fill;
 pub(crate) mod jobs;
@@ -12,6 +13,7 @@ mod units;
 pub(crate) mod walk;
 
 pub use driver::{Driver, STAY_MS};
+pub(crate) use emptying::Emptying;
 pub(crate) use evacuations::{Evacuations, used_blocks};
 pub use evacuations::{JobState, JobStatus};
 pub use jobs::{MovedStatus, PlacementStatus};
@@ -119,6 +121,8 @@ pub enum Cause {
     Pinned,
     /// An operator wants their tier empty.
     Evacuated,
+    /// An operator takes their device out.
+    Removed,
 }
 
 impl Cause {
@@ -133,6 +137,7 @@ impl Cause {
             Self::Metadata => "cold metadata",
             Self::Pinned => "pinned data",
             Self::Evacuated => "evacuated data",
+            Self::Removed => "data of a device that is taken out",
         }
     }
 }

@@ -56,9 +56,11 @@ impl HostDaemon {
         remarks.extend(smaller);
         let mut space = HostSpace::new();
         for (tier, path) in [(Tier::Ssd, pool.ssd_path()), (Tier::Hdd, pool.hdd_path())] {
-            if let Some(path) = path {
-                space.watch(tier, path);
-            }
+            let more = pool.spec().more.iter().filter(|(of, _)| *of == tier);
+            let more = more.filter_map(|(_, spec)| Some(pool.dir().join(spec.device()?.path()?)));
+            path.into_iter()
+                .chain(more)
+                .for_each(|path| space.watch(tier, path));
         }
         let logs = Arc::new(pool.logs_with(arena)?);
         logs.forget_segments();
@@ -75,6 +77,7 @@ impl HostDaemon {
                 super::files::TOML
             )));
         }
+        super::more::tidy(pool, &store);
         let mut parts = Parts::new(store, Arc::clone(&logs) as _, config, Arc::new(SystemClock));
         // A mistake in them must not keep a pool away whose daemon starts again.
         let unread = |error| remarks.push(format!("the placement rules are not applied: {error}"));

@@ -48,6 +48,7 @@ fn is_of_pool(name: &str) -> bool {
     ];
     let library = |rest: &str| rest.ends_with(".so") || rest.ends_with(".tmp") || rest.contains(".sites");
     IMAGES.contains(&name)
+        || super::more::is_image(name)
         || OTHERS.contains(&name)
         || name.strip_prefix("preload-").is_some_and(library)
         || name.strip_prefix(".preload-").is_some_and(library)
@@ -77,9 +78,14 @@ impl HostPool {
     /// Returns the files and devices outside of the pool's directory that hold its tiers, by name.
     #[must_use]
     pub fn outside(&self) -> Vec<String> {
-        let tiers = [&self.spec().ssd, &self.spec().hdd];
-        tiers
+        let more = self.spec().more.iter().map(|(_, device)| device);
+        let own = |spec: &&TierSpec| {
+            let name = spec.device().and_then(|device| device.path()?.file_name());
+            !name.is_some_and(|name| super::more::is_image(&name.to_string_lossy()))
+        };
+        [&self.spec().ssd, &self.spec().hdd]
             .into_iter()
+            .chain(more.filter(own))
             .filter_map(|tier| match tier {
                 TierSpec::Device(device) => Some(device.to_string()),
                 TierSpec::None | TierSpec::Size(_) => None,

@@ -4,6 +4,7 @@
 use super::arena::Arena;
 use super::files::HostPool;
 use super::live;
+use super::more;
 use super::readonly::{ReadOnlyDevice, ScratchDevice, ScratchRegion};
 use super::size;
 use super::spec::{NvmSpec, TierSpec};
@@ -80,6 +81,7 @@ pub(super) fn create(pool: &HostPool, again: bool) -> Result<Devices, KernelErro
             }
         }
     }
+    let more = more::open_new(pool, again)?;
     let logs = pool.logs_dir();
     match std::fs::create_dir(&logs) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
@@ -93,7 +95,7 @@ pub(super) fn create(pool: &HostPool, again: bool) -> Result<Devices, KernelErro
         journal,
         ssd,
         hdd,
-        more: Vec::new(),
+        more,
     })
 }
 
@@ -138,6 +140,7 @@ pub(super) fn format(pool: &HostPool, devices: &Devices, dir_hash_key: [u8; 16])
         ..MkfsOptions::default()
     };
     Store::mkfs(devices, &options)?;
+    more::add_all(devices)?;
     varve_media::host::sync_dir(pool.dir())
         .map_err(|error| KernelError::io(format!("cannot sync {}", pool.dir().display()), error))
 }
@@ -184,11 +187,13 @@ pub(super) fn open(pool: &HostPool) -> Result<Opened, KernelError> {
     for line in Places::default().give_back_abandoned() {
         tracing::warn!("{line}");
     }
+    // Where a tier has several devices, the store knows whether the first is needed.
+    let first = |tier, path: Option<PathBuf>| path.filter(|_| !pool.spec().has_more(tier));
     for path in [
         Some(pool.nvm_path()),
         Some(pool.journal_path()),
-        pool.ssd_path(),
-        pool.hdd_path(),
+        first(Tier::Ssd, pool.ssd_path()),
+        first(Tier::Hdd, pool.hdd_path()),
     ]
     .into_iter()
     .flatten()
@@ -218,7 +223,7 @@ pub(super) fn open(pool: &HostPool) -> Result<Opened, KernelError> {
             journal: slowed(pool, journal),
             ssd: tier(pool, Emulated::Ssd, false)?,
             hdd: tier(pool, Emulated::Hdd, false)?,
-            more: Vec::new(),
+            more: more::open(pool),
         },
         arena,
     })
@@ -303,10 +308,21 @@ fn over_all(
 
 /// Opens or makes a slower tier's device, if the pool has it.
 fn tier(pool: &HostPool, tier: Emulated, create: bool) -> Result<Option<Arc<dyn BlockDevice>>, KernelError> {
-    let (spec, path, model) = match tier {
-        Emulated::Hdd => (&pool.spec().hdd, pool.hdd_path(), DiskModel::HDD),
-        _ => (&pool.spec().ssd, pool.ssd_path(), DiskModel::SSD),
+    let (tier, spec, path) = match tier {
+        Emulated::Hdd => (Tier::Hdd, &pool.spec().hdd, pool.hdd_path()),
+        _ => (Tier::Ssd, &pool.spec().ssd, pool.ssd_path()),
     };
+    if let Some(path) = path.as_ref().filter(|path| !path.exists())
+        && pool.spec().has_more(tier)
+        && !create
+    {
+        tracing::warn!(
+            "the first {} device, {}, is not there",
+            tier.name(),
+            path.display()
+        );
+        return Ok(None);
+    }
     let options = BlockOptions {
         uring: pool.config().io_uring,
         direct: pool.config().o_direct,
@@ -325,11 +341,20 @@ fn tier(pool: &HostPool, tier: Emulated, create: bool) -> Result<Option<Arc<dyn 
         (TierSpec::Size(_), Some(path)) => Arc::new(FileDevice::open(&path, options)?),
         _ => return Ok(None),
     };
-    Ok(Some(if pool.config().emulate.contains(&tier) {
+    Ok(Some(slowed_disk(pool, tier, device)))
+}
+
+/// Slows a device of a tier down, if the pool's configuration says so.
+pub(super) fn slowed_disk(pool: &HostPool, tier: Tier, device: Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice> {
+    let (emulated, model) = match tier {
+        Tier::Hdd => (Emulated::Hdd, DiskModel::HDD),
+        _ => (Emulated::Ssd, DiskModel::SSD),
+    };
+    if pool.config().emulate.contains(&emulated) {
         Arc::new(EmulatedDisk::new(device, model))
     } else {
         device
-    }))
+    }
 }
 
 /// Slows NVM, its journal or a log down, if the pool's configuration says so.
@@ -344,7 +369,8 @@ fn slowed(pool: &HostPool, region: Arc<dyn Region>) -> Arc<dyn Region> {
 /// Returns the host's shortcomings, a line each: they cost speed only, but for bad parts of persistent
 /// memory.
 pub(super) fn remarks(pool: &HostPool, devices: &Devices) -> Vec<String> {
-    let tiers = [&devices.ssd, &devices.hdd].into_iter().flatten();
+    let more = devices.more.iter().map(|(_, device)| device);
+    let tiers = [&devices.ssd, &devices.hdd].into_iter().flatten().chain(more);
     let infos: Vec<DeviceInfo> = tiers.map(|device| device.info()).collect();
     let mut lines = remarks_on(&infos);
     if pool.spec().nvm.is_dax() {
@@ -419,7 +445,7 @@ fn check_space(pool: &HostPool, nvm_bytes: u64, journal_len: u64) -> Result<(), 
 }
 
 /// Refuses a file or block device that is in use, before anything is made.
-fn check_node(path: &Path) -> Result<(), KernelError> {
+pub(super) fn check_node(path: &Path) -> Result<(), KernelError> {
     let meta = std::fs::metadata(path).map_err(|error| {
         KernelError::io(
             format!(
@@ -453,7 +479,7 @@ fn check_node(path: &Path) -> Result<(), KernelError> {
 }
 
 /// Refuses a device that is not empty.
-fn check_empty(device: &dyn BlockDevice) -> Result<(), KernelError> {
+pub(super) fn check_empty(device: &dyn BlockDevice) -> Result<(), KernelError> {
     let mut start = vec![0; PROBE_BYTES.min(usize::try_from(device.len_bytes()).unwrap_or(PROBE_BYTES))];
     device.read(0, &mut start)?;
     if start.iter().all(|byte| *byte == 0) {

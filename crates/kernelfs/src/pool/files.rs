@@ -4,6 +4,7 @@
 use super::arena::Arena;
 use super::devices;
 use super::live;
+use super::more;
 use super::spec::{NvmSpec, PoolSpec, TierSpec};
 use crate::config::Emulated;
 use crate::{Config, KernelError};
@@ -43,14 +44,33 @@ const SOCKET_PATH_MAX: usize = 107 - ".new".len();
 #[serde(deny_unknown_fields)]
 struct TiersToml {
     nvm: String,
-    #[serde(default = "none")]
-    ssd: String,
-    #[serde(default = "none")]
-    hdd: String,
+    #[serde(default)]
+    ssd: OneOrMore,
+    #[serde(default)]
+    hdd: OneOrMore,
 }
 
-fn none() -> String {
-    "0".into()
+/// The devices of a tier.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(untagged)]
+enum OneOrMore {
+    One(String),
+    More(Vec<String>),
+}
+
+impl Default for OneOrMore {
+    fn default() -> Self {
+        Self::One("0".into())
+    }
+}
+
+impl OneOrMore {
+    fn as_slice(&self) -> &[String] {
+        match self {
+            Self::One(one) => std::slice::from_ref(one),
+            Self::More(list) => list,
+        }
+    }
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -127,7 +147,7 @@ fn parse_uuid(text: &str) -> Option<[u8; 16]> {
     (digits.len() == 32).then(|| pairs.try_into().ok()).flatten()
 }
 
-fn random_bytes() -> Result<[u8; 16], KernelError> {
+pub(super) fn random_bytes() -> Result<[u8; 16], KernelError> {
     let mut bytes = [0; 16];
     File::open("/dev/urandom")
         .and_then(|mut file| file.read_exact(&mut bytes))
@@ -188,10 +208,10 @@ impl HostPool {
         let Some(uuid) = parse_uuid(&file.uuid) else {
             return Err(wrong(format!("`uuid = \"{}\"` is not a UUID", file.uuid)));
         };
-        let spec = PoolSpec::parse(
+        let spec = PoolSpec::parse_lists(
             Some(&file.tiers.nvm),
-            Some(&file.tiers.ssd),
-            Some(&file.tiers.hdd),
+            file.tiers.ssd.as_slice(),
+            file.tiers.hdd.as_slice(),
         )
         .map_err(|what| wrong(format!("[tiers]: {what}")))?;
         let beside = toml_path.parent().filter(|parent| !parent.as_os_str().is_empty());
@@ -269,8 +289,7 @@ impl HostPool {
         let rules = Rules::new(specs).map_err(|error| wrong(error.to_string()))?;
         let lacks = |tier: &Tier| match tier {
             Tier::Nvm => false,
-            Tier::Ssd => matches!(self.spec.ssd, TierSpec::None),
-            Tier::Hdd => matches!(self.spec.hdd, TierSpec::None),
+            Tier::Ssd | Tier::Hdd => self.spec.devices_of(*tier).all(|spec| *spec == TierSpec::None),
         };
         let lacked = rules.tiers().find(lacks);
         match lacked {
@@ -325,6 +344,34 @@ impl HostPool {
         } else {
             &self.dir
         }
+    }
+
+    /// Reads the tiers that `varve.toml` names now.
+    pub(super) fn read_spec(&self) -> Result<PoolSpec, KernelError> {
+        Self::find(&self.dir).map(|pool| pool.spec)
+    }
+
+    /// Writes other devices of SSD and HDD to `varve.toml`; all else in it stays. Durable when this returns.
+    ///
+    /// # Errors
+    /// Its lines are not as Varve writes them; it cannot be written.
+    pub(super) fn write_tiers(&self, spec: &PoolSpec) -> Result<(), KernelError> {
+        let path = self.dir.join(TOML);
+        let text = std::fs::read_to_string(&path)
+            .map_err(|error| KernelError::io(format!("cannot read {}", path.display()), error))?;
+        let new = with_tiers(&text, spec);
+        let reads_back = Self::parse(&new, &path).is_ok_and(|pool| pool.spec == *spec);
+        if !reads_back {
+            let [ssd, hdd] = [Tier::Ssd, Tier::Hdd].map(|tier| tier_line(spec, tier));
+            return refuse(format!(
+                "the devices in [tiers] of {} are not on one line each: write them there as \
+                 {ssd} and {hdd}, and \
+                 try again",
+                path.display()
+            ));
+        }
+        write_durably(&self.dir.join(TOML_NEW), &new)?;
+        rename(&self.dir, TOML_NEW, TOML)
     }
 
     /// Returns the file or device node of the SSD tier, if there is one.
@@ -485,7 +532,9 @@ impl HostPool {
         let text = std::fs::read_to_string(&path)
             .map_err(|error| KernelError::io(format!("cannot read {}", path.display()), error))?;
         let _ = std::fs::remove_dir_all(&self.live);
+        let own = more::own_files(self);
         remove_images(&self.dir)?;
+        more::make_again(&own)?;
         let again = make_locked(&self.dir, &self.spec, self.live.parent(), Some(&text))?;
         drop(lock);
         Ok(Self {
@@ -590,6 +639,9 @@ fn make_locked(
 ) -> Result<HostPool, KernelError> {
     let uuid = uuid_v4(random_bytes()?);
     let parent = live_parent.unwrap_or(Path::new(live::DEFAULT_PARENT));
+    spec.check_new().map_err(KernelError::Pool)?;
+    let named = more::with_files(dir, spec).inspect_err(|_| drop(remove_images(dir)))?;
+    let spec = &named;
     let renamed = again.and_then(|text| with_uuid(text, &uuid));
     let text = renamed.unwrap_or_else(|| toml_text(spec, &uuid, live_parent));
     let new = dir.join(TOML_NEW);
@@ -637,7 +689,9 @@ fn check_empty(dir: &Path) -> Result<(), KernelError> {
         if HARMLESS.contains(&&*name) {
             continue;
         }
-        let ours = IMAGES.contains(&&*name) || [TOML_NEW, "sock", "pid", "up.pid"].contains(&&*name);
+        let ours = IMAGES.contains(&&*name)
+            || more::is_image(&name)
+            || [TOML_NEW, "sock", "pid", "up.pid"].contains(&&*name);
         if !(interrupted && ours) {
             return refuse(format!(
                 "{} is not empty ({name} is in it); give a new or an empty directory",
@@ -655,8 +709,11 @@ fn check_empty(dir: &Path) -> Result<(), KernelError> {
 
 /// Removes the files of tiers that lie in a pool's directory.
 fn remove_images(dir: &Path) -> Result<(), KernelError> {
-    for name in IMAGES {
-        match std::fs::remove_file(dir.join(name)) {
+    let listed = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let names = listed.filter_map(|entry| entry.file_name().into_string().ok());
+    let more = names.filter(|name| more::is_image(name));
+    for name in IMAGES.into_iter().map(str::to_owned).chain(more) {
+        match std::fs::remove_file(dir.join(&name)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 return Err(KernelError::io(
                     format!("cannot remove {name} in {}", dir.display()),
@@ -667,6 +724,11 @@ fn remove_images(dir: &Path) -> Result<(), KernelError> {
         }
     }
     Ok(())
+}
+
+/// Makes a random UUID.
+pub(crate) fn new_uuid() -> Result<[u8; 16], KernelError> {
+    random_bytes().map(uuid_v4)
 }
 
 fn uuid_v4(mut bytes: [u8; 16]) -> [u8; 16] {
@@ -684,6 +746,35 @@ fn with_uuid(text: &str, uuid: &[u8; 16]) -> Option<String> {
     Some(lines.join("\n") + "\n")
 }
 
+/// Returns the line of `varve.toml` for the devices of a tier.
+fn tier_line(spec: &PoolSpec, tier: Tier) -> String {
+    let quoted = |spec: &TierSpec| toml::Value::String(spec.to_string()).to_string();
+    let devices: Vec<String> = spec.devices_of(tier).map(quoted).collect();
+    match &devices[..] {
+        [one] => format!("{} = {one}", tier.name()),
+        more => format!("{} = [{}]", tier.name(), more.join(", ")),
+    }
+}
+
+/// Returns the text of a `varve.toml` with other devices of SSD and HDD.
+fn with_tiers(text: &str, spec: &PoolSpec) -> String {
+    let mut section = "";
+    let mut lines = Vec::new();
+    for line in text.lines() {
+        let trimmed = line.trim();
+        if trimmed.starts_with('[') {
+            section = trimmed;
+        }
+        let key = line.split_once('=').map(|(key, _)| key.trim());
+        let own = |tier: &Tier| section == "[tiers]" && key == Some(tier.name());
+        match [Tier::Ssd, Tier::Hdd].iter().find(|tier| own(tier)) {
+            Some(tier) => lines.push(tier_line(spec, *tier)),
+            None => lines.push(line.to_owned()),
+        }
+    }
+    lines.join("\n") + "\n"
+}
+
 fn toml_text(spec: &PoolSpec, uuid: &[u8; 16], live_parent: Option<&Path>) -> String {
     let quoted = |text: &str| toml::Value::String(text.to_owned()).to_string();
     let live = match live_parent {
@@ -694,13 +785,13 @@ fn toml_text(spec: &PoolSpec, uuid: &[u8; 16], live_parent: Option<&Path>) -> St
     };
     format!(
         "# A Varve pool. The sizes are those it was made with; changing them here does not change the pool.\n\
-         version = {LAYOUT_VERSION}\nuuid = \"{}\"\n{live}\n[tiers]\nnvm = {}\nssd = {}\nhdd = {}\n\n\
+         version = {LAYOUT_VERSION}\nuuid = \"{}\"\n{live}\n[tiers]\nnvm = {}\n{}\n{}\n\n\
          # Settings of the daemon, read when it starts. What is left out has its default, for example:\n\
          # lease_ms = 2000\n# digest_percent = 30\n[daemon]\n",
         uuid_text(uuid),
         quoted(&spec.nvm.to_string()),
-        quoted(&spec.ssd.to_string()),
-        quoted(&spec.hdd.to_string()),
+        tier_line(spec, Tier::Ssd),
+        tier_line(spec, Tier::Hdd),
     )
 }
 

@@ -3,11 +3,13 @@
 
 use super::files::HostPool;
 use super::logs::HostLogs;
+use super::more::add_device;
 use super::space::HostSpace;
-use crate::KernelFs;
+use crate::{DeviceAsked, KernelFs};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use std::sync::Arc;
-use varve_format::SessionId;
+use varve_format::{SessionId, Tier};
 use varve_ipc::{Admin, Hello, IpcError, Opened, Peer, Request, Response, Service, StatFs};
 use varve_store::SpaceStats;
 
@@ -18,6 +20,8 @@ pub struct HostService {
     logs: Arc<HostLogs>,
     space: HostSpace,
     remarks: Vec<String>,
+    /// Devices are added one after the other.
+    adding: Mutex<()>,
 }
 
 impl HostService {
@@ -42,6 +46,7 @@ impl HostService {
             logs,
             space,
             remarks,
+            adding: Mutex::new(()),
         }
     }
 
@@ -55,6 +60,18 @@ impl HostService {
             blocks: stat.blocks.saturating_sub(missing),
             blocks_free: stat.blocks_free.saturating_sub(missing),
             ..stat
+        }
+    }
+
+    /// Adds a device to the pool in service.
+    fn add_device(&self, tier: Tier, device: &str) -> DeviceAsked {
+        let _one_at_a_time = self.adding.lock();
+        match add_device(&self.pool, self.kernel.store(), tier, device) {
+            Ok(name) => {
+                tracing::info!(device = name, tier = tier.name(), "a device was added");
+                self.kernel.device_named(&name)
+            }
+            Err(error) => DeviceAsked::Refused(error.to_string()),
         }
     }
 
@@ -114,11 +131,18 @@ impl Service for HostService {
                 Response::Json(json) => Ok(Response::Json(self.amend(json))),
                 other => Ok(other),
             },
+            Request::Admin(Admin::AddDevice { .. }) => Err(IpcError::Errno(libc::ENOSYS)),
             request => self.kernel.call(session, request),
         }
     }
 
     fn admin(&self, peer: Peer, admin: Admin) -> Result<Response, IpcError> {
+        if let Admin::AddDevice { tier, device } = admin {
+            self.kernel.may_administer(peer)?;
+            let asked = self.add_device(tier, &device);
+            let json = serde_json::to_string(&asked).map_err(|_| IpcError::Errno(libc::EIO))?;
+            return Ok(Response::Json(json));
+        }
         let status = admin == Admin::Status;
         match self.kernel.admin(peer, admin)? {
             Response::Json(json) if status => Ok(Response::Json(self.amend(json))),

@@ -49,12 +49,19 @@ impl HostSpace {
         }
         // Files on one host file system share its free space.
         let mut hosts: Vec<(u64, u64, u64, u64)> = Vec::new();
-        for file in &self.files {
-            let tier = &stats.tiers[file.tier as usize];
-            let Ok(meta) = std::fs::metadata(&file.path) else {
+        for of in Tier::ALL {
+            let tier = &stats.tiers[of as usize];
+            // Those of one tier count as one, on the host of the first.
+            let files = self.files.iter().filter(|file| file.tier == of);
+            let mut files = files.filter_map(|file| Some((file, std::fs::metadata(&file.path).ok()?)));
+            let Some((file, meta)) = files.next() else {
                 continue;
             };
-            let (blocks, allocated) = (meta.len() / BLOCK_BYTES, meta.blocks() * 512 / BLOCK_BYTES);
+            let size = |meta: &std::fs::Metadata| [meta.len(), meta.blocks() * 512].map(|n| n / BLOCK_BYTES);
+            let [blocks, allocated] = files.fold(size(&meta), |[blocks, allocated], (_, meta)| {
+                let [more, given] = size(&meta);
+                [blocks + more, allocated + given]
+            });
             let slack = slack(tier, blocks, allocated);
             match hosts.iter_mut().find(|host| host.0 == meta.dev()) {
                 Some(host) => {

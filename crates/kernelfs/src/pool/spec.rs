@@ -3,6 +3,7 @@
 use super::size;
 use std::fmt;
 use std::path::PathBuf;
+use varve_format::Tier;
 use varve_media::DeviceSpec;
 use varve_media::block::SpdkAddress;
 
@@ -139,6 +140,17 @@ impl TierSpec {
     }
 }
 
+impl TierSpec {
+    /// The existing device, if it is one.
+    #[must_use]
+    pub const fn device(&self) -> Option<&DeviceSpec> {
+        match self {
+            Self::Device(device) => Some(device),
+            Self::None | Self::Size(_) => None,
+        }
+    }
+}
+
 impl fmt::Display for TierSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -158,6 +170,8 @@ pub struct PoolSpec {
     pub ssd: TierSpec,
     /// HDD.
     pub hdd: TierSpec,
+    /// Further devices of SSD and HDD. The first of such a tier may be gone, and `None` then.
+    pub more: Vec<(Tier, TierSpec)>,
 }
 
 impl Default for PoolSpec {
@@ -166,6 +180,7 @@ impl Default for PoolSpec {
             nvm: NvmSpec::File(1 << 30),
             ssd: TierSpec::Size(16 << 30),
             hdd: TierSpec::Size(64 << 30),
+            more: Vec::new(),
         }
     }
 }
@@ -195,22 +210,105 @@ impl PoolSpec {
     /// # Errors
     /// A message with the fault of one of them.
     pub fn parse(nvm: Option<&str>, ssd: Option<&str>, hdd: Option<&str>) -> Result<Self, String> {
+        Self::parse_lists(nvm, ssd.as_slice(), hdd.as_slice())
+    }
+
+    /// As [`parse`](Self::parse), with several devices a tier; none stands for the default.
+    ///
+    /// # Errors
+    /// A message with the fault of one of them.
+    pub fn parse_lists(
+        nvm: Option<&str>,
+        ssd: &[impl AsRef<str>],
+        hdd: &[impl AsRef<str>],
+    ) -> Result<Self, String> {
         let mut spec = Self::default();
         if let Some(text) = nvm {
             spec.nvm = NvmSpec::parse(text)?;
         }
-        if let Some(text) = ssd {
-            spec.ssd = TierSpec::parse("SSD", text)?;
+        let ssd: Result<Vec<_>, _> = ssd
+            .iter()
+            .map(|text| TierSpec::parse("SSD", text.as_ref()))
+            .collect();
+        let hdd: Result<Vec<_>, _> = hdd
+            .iter()
+            .map(|text| TierSpec::parse("HDD", text.as_ref()))
+            .collect();
+        for (tier, list) in [(Tier::Ssd, ssd?), (Tier::Hdd, hdd?)] {
+            let mut list = list.into_iter();
+            if let Some(first) = list.next() {
+                match tier {
+                    Tier::Hdd => spec.hdd = first,
+                    _ => spec.ssd = first,
+                }
+            }
+            for device in list {
+                if device == TierSpec::None {
+                    return Err(format!("{}: 0 is no further device", tier.name()));
+                }
+                spec.more.push((tier, device));
+            }
         }
-        if let Some(text) = hdd {
-            spec.hdd = TierSpec::parse("HDD", text)?;
-        }
-        if let (TierSpec::Device(one), TierSpec::Device(other)) = (&spec.ssd, &spec.hdd)
-            && is_same(one, other)
-        {
-            return Err(format!("{one} cannot be both SSD and HDD"));
+        let more = spec.more.iter().map(|(_, device)| device);
+        let devices: Vec<&DeviceSpec> = [&spec.ssd, &spec.hdd]
+            .into_iter()
+            .chain(more)
+            .filter_map(TierSpec::device)
+            .collect();
+        for (index, one) in devices.iter().enumerate() {
+            if devices[..index].iter().any(|other| is_same(one, other)) {
+                let tiers = spec.more.is_empty();
+                return Err(match tiers {
+                    true => format!("{one} cannot be both SSD and HDD"),
+                    false => format!("{one} is named twice"),
+                });
+            }
         }
         Ok(spec)
+    }
+
+    /// The first device of a slower tier.
+    #[must_use]
+    pub const fn first(&self, tier: Tier) -> &TierSpec {
+        match tier {
+            Tier::Hdd => &self.hdd,
+            _ => &self.ssd,
+        }
+    }
+
+    /// All devices of a slower tier.
+    pub fn devices_of(&self, tier: Tier) -> impl Iterator<Item = &TierSpec> {
+        let more = self.more.iter().filter(move |(of, _)| *of == tier);
+        std::iter::once(self.first(tier)).chain(more.map(|(_, device)| device))
+    }
+
+    /// Whether a tier has several devices, or had.
+    #[must_use]
+    pub fn has_more(&self, tier: Tier) -> bool {
+        self.more.iter().any(|(of, _)| *of == tier)
+    }
+
+    /// The devices of a slower tier, for a person.
+    #[must_use]
+    pub fn shown(&self, tier: Tier) -> String {
+        let devices: Vec<String> = self.devices_of(tier).map(ToString::to_string).collect();
+        devices.join(" + ")
+    }
+
+    /// Refuses what a new pool cannot have.
+    ///
+    /// # Errors
+    /// A message with the fault.
+    pub fn check_new(&self) -> Result<(), String> {
+        for tier in [Tier::Ssd, Tier::Hdd] {
+            if self.has_more(tier) && *self.first(tier) == TierSpec::None {
+                return Err(format!(
+                    "{}: the first device cannot be 0 where others follow",
+                    tier.name()
+                ));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -264,6 +362,21 @@ mod tests {
         assert_eq!(NvmSpec::parse("file:64M"), Ok(NvmSpec::File(64 << 20)));
         assert!(NvmSpec::is_open(None) && NvmSpec::is_open(Some("1G")));
         assert!(!NvmSpec::is_open(Some("file:1G")) && !NvmSpec::is_open(Some("dax:/dev/dax0.0")));
+    }
+
+    #[test]
+    fn tiers_have_several_devices() {
+        let spec = PoolSpec::parse_lists(None, &["1G", "/dev/sdz", "2G"], &["0"]).unwrap();
+        assert_eq!(spec.shown(varve_format::Tier::Ssd), "1G + /dev/sdz + 2G");
+        assert!(spec.has_more(varve_format::Tier::Ssd) && !spec.has_more(varve_format::Tier::Hdd));
+        assert_eq!(spec.check_new(), Ok(()));
+        let gone = PoolSpec::parse_lists(None, &["0", "/dev/sdz"], &["0"]).unwrap();
+        assert!(gone.check_new().is_err());
+        for (ssd, hdd) in [(vec!["/a", "/a"], vec!["0"]), (vec!["1G", "/a"], vec!["/a"])] {
+            let twice = PoolSpec::parse_lists(None, &ssd, &hdd).unwrap_err();
+            assert!(twice.contains("named twice"), "{twice}");
+        }
+        assert!(PoolSpec::parse_lists(None, &["1G", "0"], &["0"]).is_err());
     }
 
     #[test]

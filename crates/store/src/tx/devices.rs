@@ -49,6 +49,12 @@ pub struct DeviceStatus {
 }
 
 impl DeviceStatus {
+    /// Its UUID as text.
+    #[must_use]
+    pub fn uuid_text(&self) -> Option<String> {
+        self.uuid.as_ref().map(uuid_text)
+    }
+
     /// Blocks in use.
     #[must_use]
     pub const fn used(&self) -> u64 {
@@ -105,6 +111,12 @@ impl Store {
             }
         }
         Ok(out)
+    }
+
+    /// Whether a device is to be emptied.
+    #[must_use]
+    pub fn empties_devices(&self) -> bool {
+        self.space.lock().has_last_resort()
     }
 
     /// Adds a device to a tier that the pool has. Its content is overwritten. Durable when this returns; a

@@ -1,0 +1,361 @@
+//! Devices of a tier that come and go in service: what moves, what waits, sessions that read, writers beside,
+//! a device that fails, and what each point of a crash leaves.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::files::{FILE, blocks_on, body, content_is_right, make_empty, make_on, settle, sound};
+use common::{Client, World, devices};
+use std::sync::Arc;
+use varve_format::log::CHUNK_BYTES;
+use varve_format::{BLOCK_BYTES, FileBlock, InodeKey, LogOp, Pin, PinTo, PinnedBy, Tier};
+use varve_ipc::{Admin, IpcError, Link, Peer, RemovalAct, Request, Response, Upcall};
+use varve_kernelfs::{Config, DeviceAsked, KernelFs, Parts, PolicyName, TierDevice};
+use varve_media::faulty::{Fault, FaultOp, FaultRule, FaultScript, FaultyDevice};
+use varve_media::sim::Crash;
+use varve_store::{OpenOptions, ShareRange, Store};
+
+const FILE_BLOCKS: u64 = FILE as u64 / BLOCK_BYTES;
+
+/// A pool with two SSDs.
+fn world_of(ssd: u64, second: u64) -> World {
+    let config = Config {
+        log_initial_bytes: CHUNK_BYTES,
+        placement_policy: PolicyName::Hierarchy,
+        ..Config::default()
+    };
+    let tiers = [("ssd", ssd << 20), ("hdd", 96 << 20), ("ssd-2", second << 20)];
+    let world = World::with_tiers(config, &tiers);
+    let device = world.sim.block("ssd-2").unwrap() as _;
+    world
+        .kernel
+        .store()
+        .add_device(Tier::Ssd, &device, [5; 16])
+        .unwrap();
+    world
+}
+
+fn ask(kernel: &KernelFs, device: &str, act: RemovalAct) -> Result<DeviceAsked, IpcError> {
+    let device = device.to_owned();
+    match kernel.admin_request(Peer::this_process(), Admin::RemoveDevice { device, act })? {
+        Response::Json(json) => Ok(serde_json::from_str(&json).unwrap()),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn begin(kernel: &KernelFs, device: &str) -> DeviceAsked {
+    ask(kernel, device, RemovalAct::Begin { partly: false }).unwrap()
+}
+
+fn listed(kernel: &KernelFs) -> Vec<TierDevice> {
+    kernel.status().devices
+}
+
+fn ssds(kernel: &KernelFs) -> Vec<(String, String)> {
+    let of_tier = listed(kernel).into_iter().filter(|device| device.tier == "ssd");
+    of_tier.map(|device| (device.name, device.state)).collect()
+}
+
+fn all_right(kernel: &KernelFs, keys: &[InodeKey]) {
+    for (seed, key) in (0..).zip(keys) {
+        content_is_right(kernel, *key, seed);
+    }
+    sound(kernel);
+}
+
+/// Steps until a device is out of the pool.
+fn finish(world: &World, name: &str) {
+    for _ in 0..300 {
+        if listed(&world.kernel).iter().all(|device| device.name != name) {
+            return;
+        }
+        world.kernel.place();
+        world.clock.advance_ms(100);
+    }
+    panic!("it does not end: {:?}", listed(&world.kernel));
+}
+
+fn make_many(kernel: &KernelFs, files: u64) -> Vec<InodeKey> {
+    (0..files)
+        .map(|number| make_on(kernel, number, Tier::Ssd).unwrap())
+        .collect()
+}
+
+fn share(kernel: &KernelFs, from: InodeKey, to: InodeKey) {
+    kernel.store().share_extents().unwrap();
+    let mut tx = kernel.store().begin().unwrap();
+    let range = ShareRange {
+        from: from.ino,
+        from_block: FileBlock(0),
+        to: to.ino,
+        to_block: FileBlock(0),
+        blocks: FILE_BLOCKS,
+        size_bytes: FILE as u64,
+    };
+    assert_eq!(tx.share(&range, 0).unwrap(), FILE_BLOCKS);
+    tx.commit().unwrap();
+}
+
+#[test]
+fn device_is_emptied_in_service_and_taken_out() {
+    for name in ["ssd-2", "ssd"] {
+        let world = world_of(24, 24);
+        let kernel = &world.kernel;
+        let keys = make_many(kernel, 12);
+        // Shared, pinned to the tier, and excluded from moves: all of it has to go, and stays on the tier.
+        let clone = make_empty(kernel, b"clone").unwrap();
+        share(kernel, keys[0], clone);
+        for (key, to) in [(keys[1], PinTo::Tier(Tier::Ssd)), (keys[2], PinTo::Stay)] {
+            let mut tx = kernel.store().begin().unwrap();
+            let by = PinnedBy::Command;
+            tx.set_pin(key.ino, Pin { to, by }).unwrap();
+            tx.commit().unwrap();
+        }
+        kernel.store().demote(u64::MAX).unwrap();
+        let before = listed(kernel);
+        assert!(
+            before
+                .iter()
+                .filter(|device| device.tier == "ssd")
+                .all(|device| device.used_bytes > 1 << 20)
+        );
+        let DeviceAsked::Done(begun) = begin(kernel, name) else {
+            panic!("it fits")
+        };
+        assert_eq!((begun.state.as_str(), begun.name.as_str()), ("emptying", name));
+        finish(&world, name);
+        all_right(kernel, &keys);
+        content_is_right(kernel, clone, 0);
+        for key in &keys[..3] {
+            assert_eq!(
+                blocks_on(kernel, key.ino, Tier::Ssd),
+                FILE_BLOCKS,
+                "the tier keeps it"
+            );
+        }
+        assert_eq!(ssds(kernel).len(), 1);
+        let again = begin(kernel, name);
+        assert!(
+            matches!(&again, DeviceAsked::Refused(why) if why.contains("no device")),
+            "{again:?}"
+        );
+        let last = begin(kernel, if name == "ssd" { "ssd-2" } else { "ssd" });
+        assert!(
+            matches!(&last, DeviceAsked::Refused(why) if why.contains("keeps one")),
+            "{last:?}"
+        );
+        let world = world.restart();
+        all_right(&world.kernel, &keys);
+        assert_eq!(ssds(&world.kernel).len(), 1);
+    }
+}
+
+#[test]
+fn removal_that_does_not_fit_is_refused_with_figures_and_can_be_cancelled() {
+    let world = world_of(24, 96);
+    let kernel = &world.kernel;
+    let keys = make_many(kernel, 70);
+    let asked = begin(kernel, "ssd-2");
+    // Promised space is no room.
+    let DeviceAsked::Done(_) = asked else {
+        panic!("{asked:?}")
+    };
+    let kept = ask(kernel, "05050505", RemovalAct::Cancel).unwrap();
+    assert!(
+        matches!(&kept, DeviceAsked::Done(device) if device.state == "in use"),
+        "{kept:?}"
+    );
+    let nothing = ask(kernel, "ssd-2", RemovalAct::Cancel).unwrap();
+    assert!(
+        matches!(&nothing, DeviceAsked::Refused(why) if why.contains("nothing to cancel")),
+        "{nothing:?}"
+    );
+    let available = kernel.store().space().available;
+    let device = kernel.store().device_list().unwrap().remove(1);
+    let promised = available - device.free - device.used() + 10;
+    kernel.store().reserve(promised).unwrap();
+    let asked = begin(kernel, "ssd-2");
+    let DeviceAsked::NoRoom {
+        used_bytes,
+        room_bytes,
+    } = asked
+    else {
+        panic!("{asked:?}")
+    };
+    assert_eq!(used_bytes, device.used() * BLOCK_BYTES);
+    assert_eq!(room_bytes, used_bytes - 10 * BLOCK_BYTES);
+    assert_eq!(ssds(kernel)[1].1, "in use");
+    kernel.store().unreserve(promised);
+    all_right(kernel, &keys);
+}
+
+#[test]
+fn device_is_not_taken_out_while_a_session_may_read_what_was_on_it() {
+    let world = world_of(24, 24);
+    let kernel = &world.kernel;
+    let keys = make_many(kernel, 4);
+    let client = world.client();
+    for key in &keys {
+        client.read_lease(*key);
+        let map = Request::MapExtents {
+            key: *key,
+            from: FileBlock(0),
+            max: 100,
+        };
+        assert!(matches!(client.link.call(map), Ok(Response::Extents(..))));
+    }
+    begin(kernel, "ssd-2");
+    for _ in 0..20 {
+        kernel.place();
+        world.clock.advance_ms(10);
+    }
+    let mut there = listed(kernel).into_iter();
+    let left = there.find(|device| device.name == "ssd-2").unwrap();
+    assert!(left.used_bytes == 0 && left.pending_bytes > 0, "{left:?}");
+    while let Ok(Some(Upcall::Barrier { tx, .. })) = client.link.upcall(std::time::Duration::ZERO) {
+        assert_eq!(client.link.call(Request::BarrierAck { tx }), Ok(Response::Done));
+    }
+    finish(&world, "ssd-2");
+    all_right(kernel, &keys);
+}
+
+/// Overwrites parts of files through a session with what is there already.
+struct Writer {
+    client: Client,
+    keys: Vec<InodeKey>,
+    written: u64,
+}
+
+impl Writer {
+    fn new(world: &World, keys: &[InodeKey]) -> Self {
+        let client = world.client();
+        for key in keys {
+            client.write_lease(*key);
+        }
+        Self {
+            client,
+            keys: keys.to_vec(),
+            written: 0,
+        }
+    }
+
+    fn step(&mut self, kernel: &KernelFs) {
+        for (seed, key) in (0..).zip(&self.keys) {
+            let at = (self.written as usize * 37 % 250) * 4096;
+            self.client.log_op(&LogOp::Write {
+                key: *key,
+                offset: at as u64,
+                data: &body(seed)[at..at + 4096],
+            });
+            self.written += 1;
+        }
+        kernel.digest_all().unwrap();
+        self.client.offset = varve_format::log::LIVE_HEADER_SIZE as u64;
+    }
+}
+
+#[test]
+fn crash_at_each_point_of_a_removal_beside_writers_loses_nothing() {
+    let world = world_of(24, 24);
+    let kernel = &world.kernel;
+    let keys = make_many(kernel, 6);
+    let clone = make_empty(kernel, b"clone").unwrap();
+    share(kernel, keys[5], clone);
+    kernel.store().demote(u64::MAX).unwrap();
+    let mut writer = Writer::new(&world, &keys[..3]);
+    kernel.store().checkpoint().unwrap();
+    let (recording, ()) = world.sim.record(|| {
+        begin(kernel, "ssd-2");
+        for _ in 0..40 {
+            kernel.place();
+            writer.step(kernel);
+            world.clock.advance_ms(100);
+            if ssds(kernel).len() == 1 {
+                break;
+            }
+        }
+    });
+    assert_eq!(ssds(kernel).len(), 1, "{:?}", listed(kernel));
+    let points = recording.durability_points();
+    println!("{} points, {} writes", points.len(), writer.written);
+    assert!(points.len() > 40, "{}", points.len());
+    let (mut images, mut emptying, mut gone) = (0, 0, 0);
+    for (at, point) in points.iter().enumerate() {
+        for crash in [Crash::PowerSeeded(at as u64), Crash::Kill, Crash::PowerNone] {
+            let image = recording.image(point.index, crash).into_world();
+            let after = World::start_on(image, &world.config);
+            images += 1;
+            all_right(&after.kernel, &keys);
+            content_is_right(&after.kernel, clone, 5);
+            match &ssds(&after.kernel)[..] {
+                [_] => gone += 1,
+                [_, (_, state)] if state == "emptying" => emptying += 1,
+                _ => continue,
+            }
+            if images % 8 == 0 {
+                finish(&after, "ssd-2");
+                all_right(&after.kernel, &keys);
+                let after = after.restart();
+                all_right(&after.kernel, &keys);
+            } else if images % 8 == 4 && ssds(&after.kernel).len() == 2 {
+                ask(&after.kernel, "ssd-2", RemovalAct::Cancel).unwrap();
+                settle(&after.kernel);
+                all_right(&after.kernel, &keys);
+            }
+        }
+    }
+    println!("{images} images, {emptying} while it is emptied, {gone} after it was taken out");
+    assert!(emptying > images / 2 && gone > 0, "{images}, {emptying}, {gone}");
+}
+
+#[test]
+fn digests_go_on_when_one_of_two_devices_fails() {
+    let world = world_of(24, 24);
+    let keys = make_many(&world.kernel, 6);
+    let World {
+        sim,
+        logs,
+        clock,
+        config,
+        kernel,
+    } = world;
+    drop(kernel);
+    let script = FaultScript::new();
+    let faulty = FaultyDevice::new(sim.block("ssd-2").unwrap(), script.clone());
+    let mut media = devices(&sim);
+    media.more = vec![(Tier::Ssd, Arc::new(faulty) as _)];
+    let (store, _) = Store::open(media, OpenOptions::default()).unwrap();
+    let parts = Parts::new(
+        store,
+        Arc::clone(&logs) as _,
+        config.clone(),
+        Arc::clone(&clock) as _,
+    );
+    let kernel = KernelFs::open(parts).unwrap();
+    let world = World {
+        sim,
+        logs,
+        clock,
+        config,
+        kernel,
+    };
+    script.push(FaultRule::always(FaultOp::Write, Fault::Errno(libc::EIO)));
+    let mut writer = Writer::new(&world, &keys[..3]);
+    // NVM has no room, so that digests write to the SSDs.
+    let mut number = 100;
+    while world.kernel.store().space().tiers[0].free > world.kernel.store().space().tiers[0].kept + 300 {
+        make_on(&world.kernel, number, Tier::Nvm).unwrap();
+        number += 1;
+    }
+    for _ in 0..30 {
+        writer.step(&world.kernel);
+    }
+    assert_eq!(ssds(&world.kernel)[1].1, "failed", "a digest has met it");
+    let made = make_on(&world.kernel, 51, Tier::Ssd).unwrap();
+    content_is_right(&world.kernel, made, 51);
+    assert_eq!(world.kernel.status().latched, None);
+    assert_eq!(ssds(&world.kernel)[1].1, "failed");
+    for (seed, key) in (0..).zip(&keys) {
+        content_is_right(&world.kernel, *key, seed);
+    }
+}
