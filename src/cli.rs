@@ -71,6 +71,12 @@ pub enum Command {
     WhichTier(crate::pin_args::WhichTierArgs),
     /// Move all data off a tier of a pool, and keep it empty
     Evacuate(crate::job_args::EvacuateArgs),
+    /// Add a device to a tier of a pool
+    AddDevice(crate::device_args::AddDeviceArgs),
+    /// Move all data off a device and take it out of its pool
+    RemoveDevice(crate::device_args::RemoveDeviceArgs),
+    /// Put a device in the place of another one
+    Replace(crate::device_args::ReplaceArgs),
     /// Show, pause, bound or cancel such jobs, and say why bytes do not move
     Jobs(crate::job_args::JobsArgs),
     /// Check every structure and cross-reference of a pool
@@ -101,13 +107,14 @@ pub struct TierArgs {
     #[arg(long, value_name = "SIZE|shm:SIZE|dax:SIZE|dax:DEVICE")]
     pub nvm: Option<String>,
     /// SSD: SIZE for a sparse file in the pool, the path of a file or block device, or a way to a device
-    /// (uring:PATH, ng:/dev/ng0n1, nvme:0000:00:04.0, spdk:0000:00:04.0, spdk:/PATH.json#BDEV); 0 for none
+    /// (uring:PATH, ng:/dev/ng0n1, nvme:0000:00:04.0, spdk:0000:00:04.0, spdk:/PATH.json#BDEV); 0 for none.
+    /// Give it again for each further SSD
     #[arg(long, value_name = "SIZE|PATH|DEVICE")]
-    pub ssd: Option<String>,
+    pub ssd: Vec<String>,
     /// HDD: SIZE for a sparse file in the pool, the path of a file or block device, or a way to a device; 0
-    /// for none
+    /// for none. Give it again for each further HDD
     #[arg(long, value_name = "SIZE|PATH|DEVICE")]
-    pub hdd: Option<String>,
+    pub hdd: Vec<String>,
 }
 
 /// Arguments of `up`.

@@ -200,7 +200,7 @@ fn wait(pool: &Pool, id: u64) -> anyhow::Result<JobStatus> {
     }
 }
 
-fn ask<T: DeserializeOwned>(pool: &Pool, request: Admin) -> anyhow::Result<T> {
+pub fn ask<T: DeserializeOwned>(pool: &Pool, request: Admin) -> anyhow::Result<T> {
     let json = pool.ask(request)?;
     serde_json::from_str(&json).context("the daemon's answer is not what was expected")
 }
@@ -220,7 +220,7 @@ fn read_only(pool: &Path) -> anyhow::Error {
 }
 
 /// The message for a request by somebody else.
-fn not_mine(error: anyhow::Error, pool: &Path) -> anyhow::Error {
+pub fn not_mine(error: anyhow::Error, pool: &Path) -> anyhow::Error {
     match errno_of(&error) {
         Some(libc::EPERM) => {
             anyhow::anyhow!(

@@ -12,6 +12,8 @@ mod clone;
 mod debug;
 mod dedup;
 mod destroy;
+mod device_args;
+mod devices;
 mod doctor;
 mod exit;
 mod health;
@@ -107,6 +109,9 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Rules(args) => pin::rules(&args).map(done),
         Command::WhichTier(args) => pin::which_tier(&args).map(done),
         Command::Evacuate(args) => jobs::evacuate(&args).map(done),
+        Command::AddDevice(args) => devices::add(&args).map(done),
+        Command::RemoveDevice(args) => devices::remove(&args).map(done),
+        Command::Replace(args) => devices::replace(&args).map(done),
         Command::Jobs(args) => jobs::jobs(&args).map(done),
         Command::Usage(args) => share::usage(&args).map(done),
         Command::Fsck(args) => Ok(check::fsck(&args)),

@@ -15,8 +15,8 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
-use varve_kernelfs::JobStatus;
 use varve_kernelfs::placement::{Cause, DeviceFigures};
+use varve_kernelfs::{JobStatus, TierDevice};
 use varve_kernelfs::{MediumStatus, SessionStatus, TierStatus};
 
 /// Time for a scraper to send its request and to read the answer.
@@ -249,6 +249,7 @@ fn pool_metrics(page: &mut Page, look: &Look) {
             "kind",
         ),
     );
+    each_device_metrics(page, &status.devices);
     move_metrics(page, look);
     digest_metrics(page, look);
 }
@@ -280,6 +281,46 @@ fn move_metrics(page: &mut Page, look: &Look) {
         "moved_blocks",
         "Blocks of 4 KiB moved between tiers since the daemon started, by cause",
         moved.collect(),
+    );
+}
+
+/// Adds the devices of SSD and HDD.
+fn each_device_metrics(page: &mut Page, devices: &[TierDevice]) {
+    let labels = |device: &TierDevice, more: &[(&str, &str)]| -> Labels {
+        let uuid = device.uuid.as_deref().unwrap_or("");
+        let own = [
+            ("tier", device.tier.as_str()),
+            ("device", &device.name),
+            ("uuid", uuid),
+        ];
+        let all = own.iter().chain(more);
+        all.map(|(name, value)| ((*name).into(), (*value).into()))
+            .collect()
+    };
+    let of = |value: &dyn Fn(&TierDevice) -> u64| -> Vec<_> {
+        let each = devices.iter();
+        each.map(|device| (labels(device, &[]), value(device))).collect()
+    };
+    let state = |device: &TierDevice| (labels(device, &[("state", &device.state)]), 1);
+    page.gauge(
+        "device",
+        "Devices of SSD and HDD with their state: in use, emptying or failed",
+        devices.iter().map(state).collect(),
+    );
+    page.gauge(
+        "device_capacity_bytes",
+        "Bytes that a device can hold",
+        of(&|device| device.capacity_bytes),
+    );
+    page.gauge(
+        "device_used_bytes",
+        "Bytes in use on a device",
+        of(&|device| device.used_bytes),
+    );
+    page.gauge(
+        "device_pending_bytes",
+        "Bytes of a device that were freed and may still be read",
+        of(&|device| device.pending_bytes),
     );
 }
 

@@ -23,6 +23,10 @@ pub fn mkfs(args: &MkfsArgs) -> anyhow::Result<()> {
     if args.json {
         let host = pool.host();
         let nvm = &host.spec().nvm;
+        let further = host.spec().more.iter();
+        let more: Vec<_> = further
+            .map(|(tier, device)| json!({ "tier": tier.name(), "device": device.to_string() }))
+            .collect();
         let made = json!({
             "directory": host.dir(),
             "uuid": uuid_text(&host.uuid()),
@@ -34,6 +38,7 @@ pub fn mkfs(args: &MkfsArgs) -> anyhow::Result<()> {
             },
             "ssd": place(&host.spec().ssd, host.ssd_path()),
             "hdd": place(&host.spec().hdd, host.hdd_path()),
+            "more": more,
             "journal": host.journal_path(),
             "durability": host.durability(),
         });

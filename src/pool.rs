@@ -6,6 +6,7 @@ use crate::out::Progress;
 use anyhow::Context;
 use std::fmt;
 use std::path::{Path, PathBuf};
+use varve_format::Tier;
 use varve_ipc::{Admin, IpcError};
 use varve_kernelfs::pool::{HostPool, NvmSpec, PoolSpec, TOML, TierSpec, create_pool};
 use varve_media::block::{BlockOptions, explain};
@@ -44,7 +45,9 @@ pub struct Fresh {
 
 /// Parses the tiers of the command line.
 pub fn spec(tiers: &TierArgs) -> Result<PoolSpec, Usage> {
-    PoolSpec::parse(tiers.nvm.as_deref(), tiers.ssd.as_deref(), tiers.hdd.as_deref()).map_err(Usage)
+    let spec = PoolSpec::parse_lists(tiers.nvm.as_deref(), &tiers.ssd, &tiers.hdd).map_err(Usage)?;
+    spec.check_new().map_err(Usage)?;
+    Ok(spec)
 }
 
 impl Pool {
@@ -62,7 +65,7 @@ impl Pool {
         spec(tiers).map(drop)?;
         if dir.is_file() || dir.join(TOML).exists() {
             let mut pool = Self::open(dir)?;
-            let given = tiers.nvm.is_some() || tiers.ssd.is_some() || tiers.hdd.is_some();
+            let given = tiers.nvm.is_some() || !tiers.ssd.is_empty() || !tiers.hdd.is_empty();
             if given && *pool.host.spec() != spec_over(pool.host.spec(), tiers)? {
                 tracing::warn!(
                     "{} has its sizes already; --nvm, --ssd and --hdd change nothing",
@@ -107,12 +110,15 @@ impl Pool {
             "made a pool in {}: NVM {}, SSD {}, HDD {}\n{}",
             self.dir().display(),
             spec.nvm,
-            spec.ssd,
-            spec.hdd,
+            spec.shown(Tier::Ssd),
+            spec.shown(Tier::Hdd),
             self.durability()
         );
-        for tier in [&spec.ssd, &spec.hdd] {
-            if let TierSpec::Device(device) = tier
+        for device in [Tier::Ssd, Tier::Hdd]
+            .into_iter()
+            .flat_map(|tier| spec.devices_of(tier))
+        {
+            if let TierSpec::Device(device) = device
                 && let Some(why) = explain(&device.relative_to(self.dir()), BlockOptions::default())
             {
                 text.push('\n');
@@ -217,11 +223,11 @@ impl Pool {
 
 /// Returns the pool's spec, overridden by the command line.
 fn spec_over(have: &PoolSpec, tiers: &TierArgs) -> Result<PoolSpec, Usage> {
-    let text = |given: &Option<String>, have: String| Some(given.clone().unwrap_or(have));
-    let (nvm, ssd, hdd) = (
-        text(&tiers.nvm, have.nvm.to_string()),
-        text(&tiers.ssd, have.ssd.to_string()),
-        text(&tiers.hdd, have.hdd.to_string()),
-    );
-    PoolSpec::parse(nvm.as_deref(), ssd.as_deref(), hdd.as_deref()).map_err(Usage)
+    let nvm = tiers.nvm.clone().unwrap_or_else(|| have.nvm.to_string());
+    let list = |given: &[String], tier: Tier| match given {
+        [] => have.devices_of(tier).map(ToString::to_string).collect(),
+        given => given.to_vec(),
+    };
+    let (ssd, hdd) = (list(&tiers.ssd, Tier::Ssd), list(&tiers.hdd, Tier::Hdd));
+    PoolSpec::parse_lists(Some(&nvm), &ssd, &hdd).map_err(Usage)
 }

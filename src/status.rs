@@ -8,8 +8,8 @@ use anyhow::Context;
 use serde_json::Value;
 use std::fmt::Write;
 use varve_ipc::Admin;
-use varve_kernelfs::Status;
 use varve_kernelfs::pool::size::show;
+use varve_kernelfs::{Status, TierDevice};
 
 /// `varve status`.
 pub fn status(args: &PoolJsonArgs) -> anyhow::Result<()> {
@@ -97,6 +97,32 @@ fn put_pool(text: &mut String, pool: &Pool, status: &Status, host: &Value) {
     }
 }
 
+/// The devices of tiers that have several.
+fn several(devices: &[TierDevice]) -> impl Iterator<Item = &TierDevice> {
+    let of = |tier: &str| devices.iter().filter(|device| device.tier == tier).count();
+    devices.iter().filter(move |device| of(&device.tier) > 1)
+}
+
+/// A device in one line.
+fn device_line(device: &TierDevice) -> String {
+    let percent = device.used_bytes * 100 / device.capacity_bytes.max(1);
+    let mut text = format!(
+        "device   {} {:<8} {:>11} {:>11} {percent:>4}%   {}",
+        device.tier,
+        device.state,
+        show(device.capacity_bytes),
+        show(device.used_bytes),
+        device.name
+    );
+    if let Some(uuid) = &device.uuid {
+        let _ = write!(text, " ({uuid})");
+    }
+    if let Some(why) = &device.why {
+        let _ = write!(text, ": {why}");
+    }
+    text
+}
+
 /// Prints the tiers, their faults and their contents.
 fn put_tiers(text: &mut String, pool: &Pool, status: &Status) {
     let mut put = |line: String| {
@@ -115,6 +141,9 @@ fn put_tiers(text: &mut String, pool: &Pool, status: &Status) {
             show(tier.written_bytes),
             tier.device
         ));
+    }
+    for device in several(&status.devices) {
+        put(device_line(device));
     }
     for tier in status.tiers.iter().filter(|tier| tier.evacuated) {
         put(format!(
