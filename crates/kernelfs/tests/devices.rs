@@ -358,4 +358,11 @@ fn digests_go_on_when_one_of_two_devices_fails() {
     for (seed, key) in (0..).zip(&keys) {
         content_is_right(&world.kernel, *key, seed);
     }
+    // It is read, and taken out.
+    assert!(matches!(begin(&world.kernel, "ssd-2"), DeviceAsked::Done(_)));
+    assert_eq!(ssds(&world.kernel)[1].1, "failed");
+    finish(&world, "ssd-2");
+    all_right(&world.kernel, &keys);
+    let world = world.restart();
+    all_right(&world.kernel, &keys);
 }

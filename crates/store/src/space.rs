@@ -125,6 +125,8 @@ struct Lane {
     cursor: u64,
     free: u64,
     service: Service,
+    /// It is to be emptied, also if it has failed.
+    emptying: bool,
     /// Blocks that it may still give before others have their turn.
     left: u64,
     /// Virtual time of its next turn: the lowest is next. A turn costs the more, the less is free.
@@ -140,6 +142,7 @@ impl Lane {
             cursor: first * unit_blocks,
             free,
             service: Service::Open,
+            emptying: false,
             left: 0,
             pass: 0,
         }
@@ -311,6 +314,26 @@ impl Space {
         }
     }
 
+    /// Sets whether a device is to be emptied. One that has failed takes nothing in any case.
+    pub(crate) fn set_emptying(&mut self, tier: Tier, lane: usize, emptying: bool) {
+        if let Some(space) = self.tier(tier)
+            && let Some(lane) = space.lanes.get_mut(lane)
+        {
+            lane.emptying = emptying;
+            lane.service = match lane.service {
+                Service::Closed => Service::Closed,
+                _ if emptying => Service::LastResort,
+                _ => Service::Open,
+            };
+        }
+    }
+
+    /// Returns whether a device is to be emptied.
+    pub(crate) fn has_emptying(&self) -> bool {
+        let lanes = self.tiers.iter().flatten().flat_map(|space| &space.lanes);
+        lanes.into_iter().any(|lane| lane.emptying)
+    }
+
     /// Returns whether a device takes new blocks.
     pub(crate) fn service(&self, tier: Tier, lane: usize) -> Service {
         let lanes = self.tiers[tier as usize].as_ref().map(|space| &space.lanes);
@@ -334,7 +357,7 @@ impl Space {
         ((lane.end - lane.first) * space.unit_data, lane.free, pending)
     }
 
-    /// Returns whether a device of the tier is to be emptied or has failed.
+    /// Returns whether a device takes blocks only when nothing else has room.
     pub(crate) fn has_last_resort(&self) -> bool {
         let lanes = self.tiers.iter().flatten().flat_map(|space| &space.lanes);
         lanes.into_iter().any(|lane| lane.service == Service::LastResort)
@@ -501,6 +524,7 @@ impl Space {
                 *lane = Lane {
                     free: lane.free,
                     service: lane.service,
+                    emptying: lane.emptying,
                     ..saved
                 };
             }

@@ -107,11 +107,9 @@ impl Emptying {
 
     /// Returns the blocks that other devices take of what is on one, and that are promised to nobody.
     pub(crate) fn room_beside(&self, device: &DeviceStatus, space: &SpaceStats) -> u64 {
-        // Free blocks of a device that is emptied do not count any more.
-        let counted = match device.state {
-            DeviceUse::InUse => device.free,
-            DeviceUse::Emptying | DeviceUse::Gone => 0,
-        };
+        // Free blocks of a device that is emptied, or has failed, do not count any more.
+        let counts = device.state == DeviceUse::InUse && device.failed.is_none();
+        let counted = if counts { device.free } else { 0 };
         let room = |tier: Tier| {
             let mut stats = space.tiers[tier as usize];
             if tier == device.tier {

@@ -69,6 +69,8 @@ impl HostDaemon {
         } else {
             Vec::new()
         };
+        let more = devices.more.iter();
+        let names: Vec<String> = more.map(|(_, device)| device.name().to_string()).collect();
         let (store, report) = open_store(pool, devices)?;
         if store.pool_uuid() != pool.uuid() {
             return Err(KernelError::Pool(format!(
@@ -77,7 +79,7 @@ impl HostDaemon {
                 super::files::TOML
             )));
         }
-        super::more::tidy(pool, &store);
+        super::more::tidy(pool, &store, &names);
         let mut parts = Parts::new(store, Arc::clone(&logs) as _, config, Arc::new(SystemClock));
         // A mistake in them must not keep a pool away whose daemon starts again.
         let unread = |error| remarks.push(format!("the placement rules are not applied: {error}"));

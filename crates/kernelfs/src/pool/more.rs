@@ -301,22 +301,21 @@ fn free_name(dir: &Path, tier: Tier) -> String {
     free.next().unwrap_or_default()
 }
 
-/// Takes devices out of the settings that are not part of the pool any more. Best effort: they do no harm.
-pub(super) fn tidy(pool: &HostPool, store: &Store) {
+/// Takes devices out of the settings that are not part of the pool any more; `names` are the names of the
+/// further devices of the settings, in their order. Best effort: they do no harm.
+pub(super) fn tidy(pool: &HostPool, store: &Store, names: &[String]) {
     let Ok(listed) = store.device_list() else { return };
-    let part = |tier: Tier, device: &DeviceSpec| {
-        let name = named(pool, device);
-        let opened = varve_media::block::open(&name, options(pool)).ok();
-        let name = opened.map(|opened| opened.device.name().to_string());
-        let mut of_tier = listed.iter().filter(|listed| listed.tier == tier);
-        of_tier.any(|listed| Some(&listed.name) == name.as_ref() && listed.state != DeviceUse::Gone)
+    let used = |name: &String| {
+        let mut of_name = listed.iter().filter(|listed| listed.name == *name);
+        of_name.any(|listed| listed.state != DeviceUse::Gone)
+    };
+    let part = |spec: &(Tier, TierSpec)| {
+        let mut named = pool.spec().more.iter().zip(names);
+        named.any(|(other, name)| other == spec && used(name))
     };
     let Ok(before) = pool.read_spec() else { return };
     let mut after = before.clone();
-    after.more.retain(|(tier, spec)| match spec {
-        TierSpec::Device(device) => part(*tier, device),
-        _ => true,
-    });
+    after.more.retain(|spec| part(spec));
     for (tier, first) in [(Tier::Ssd, &mut after.ssd), (Tier::Hdd, &mut after.hdd)] {
         let mut of_tier = listed.iter().filter(|device| device.tier == tier);
         if of_tier

@@ -218,7 +218,8 @@ impl Store {
     /// file owns.
     #[must_use]
     pub fn is_fixed(&self, block: BlockNo) -> bool {
-        !block.is_cold() && !self.layout.usable(Tier::Nvm, block.0)
+        let among_data = || self.layout.tables_among_data().any(|table| table == block.0);
+        !block.is_cold() && (!self.layout.usable(Tier::Nvm, block.0) || among_data())
     }
 
     /// Returns the faults of the media since the pool was opened.

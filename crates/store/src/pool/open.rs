@@ -11,7 +11,7 @@ use crate::free_inodes::FreeInodes;
 use crate::journal::Journal;
 use crate::layout::Layout;
 use crate::seeded::{Bug, armed};
-use crate::space::{Service, Space};
+use crate::space::Space;
 use crate::{Devices, OpenOptions, OpenReport, PoolMediaStats, Result, StoreError};
 use lru::LruCache;
 use parking_lot::{Mutex, RwLock};
@@ -170,7 +170,7 @@ impl Store {
         for (_, row) in emptying.filter(|(_, row)| row.state == DeviceRow::EMPTYING) {
             if let Some(tier) = row.tier() {
                 let run = self.layout.run_of(tier, row.first.get()).0;
-                space.set_service(tier, run, Service::LastResort);
+                space.set_emptying(tier, run, true);
             }
         }
         Ok(())

@@ -116,7 +116,7 @@ impl Store {
     /// Whether a device is to be emptied.
     #[must_use]
     pub fn empties_devices(&self) -> bool {
-        self.space.lock().has_last_resort()
+        self.space.lock().has_emptying()
     }
 
     /// Adds a device to a tier that the pool has. Its content is overwritten. Durable when this returns; a
@@ -229,7 +229,7 @@ impl Store {
         tx.guard(|core| core.set_device_state(tier, number, DeviceRow::EMPTYING, first))?;
         tx.commit()?;
         let lane = self.layout.run_of(tier, number).0;
-        self.space.lock().set_service(tier, lane, Service::LastResort);
+        self.space.lock().set_emptying(tier, lane, true);
         Ok(())
     }
 
@@ -244,7 +244,7 @@ impl Store {
         tx.guard(|core| core.set_device_state(tier, number, DeviceRow::IN_USE, [0; 16]))?;
         tx.commit()?;
         let lane = self.layout.run_of(tier, number).0;
-        self.space.lock().set_service(tier, lane, Service::Open);
+        self.space.lock().set_emptying(tier, lane, false);
         Ok(())
     }
 
@@ -278,6 +278,7 @@ impl Store {
         self.layout.device_gone(tier, lane);
         let mut space = self.space.lock();
         space.set_open(tier, lane, None);
+        space.set_emptying(tier, lane, false);
         space.set_service(tier, lane, Service::Closed);
         drop(space);
         let span = self.spans[tier as usize - 1].as_ref();

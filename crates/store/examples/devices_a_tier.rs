@@ -1,5 +1,5 @@
 //! Throughput of a tier of one, two or three emulated SSDs: transactions of 16 MiB that write to it, and
-//! random reads of 64 KiB by eight threads. `cargo run --release -p varve-embed --example devices_a_tier`.
+//! random reads of 64 KiB by eight threads. `cargo run --release -p varve-store --example devices_a_tier`.
 //!
 //! The devices are memory behind the model of a data-centre SSD that does one transfer at a time, so ratios
 //! say what the store makes of several devices and not how fast a device is.
