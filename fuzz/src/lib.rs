@@ -8,12 +8,14 @@
 #![forbid(unsafe_code)]
 
 mod cache;
+mod devices;
 mod pool;
 mod ram;
 mod settings;
 mod trees;
 
 pub use cache::{cache_objects, cache_store};
+pub use devices::device_rows;
 pub use pool::{pool_state, unit_footers, unit_rows};
 pub use settings::{messages, settings};
 pub use trees::{dir_nodes, extent_nodes};
@@ -43,6 +45,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("inode", inode),
     ("rows", rows),
     ("unit_rows", unit_rows),
+    ("device_rows", device_rows),
     ("unit_footers", unit_footers),
     ("pool_state", pool_state),
     ("messages", messages),

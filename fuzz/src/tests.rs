@@ -357,6 +357,7 @@ fn seeds(target: &str) -> Vec<Vec<u8>> {
             let all = Pool::sound().unit_rows();
             vec![all[..16].to_vec(), all[..all.len() / 2].to_vec(), all]
         }
+        "device_rows" => crate::devices::seeds(),
         "unit_footers" => {
             let footer = |which: u8| Pool::sound().footer(usize::from(which >> 7), u64::from(which & 0x7f));
             [0, 1, 0x80]
