@@ -258,6 +258,64 @@ fn pool_of_version_3_opens_lists_checks_and_prints_as_it_did() {
     opens_lists_checks_and_prints_as_it_did(3);
 }
 
+/// Files of the pool with several devices.
+const DEVICE_FILES: [&str; 5] = ["varve.toml", "nvm.img", "journal.img", "ssd.img", "ssd-2.img"];
+
+/// Makes the fixture of a pool with a second SSD.
+fn make_devices() {
+    let mut pool = Pool::up(&["--nvm", "8M", "--ssd", "8M", "--ssd", "8M", "--hdd", "0"]);
+    for number in 0..4_u8 {
+        std::fs::write(
+            pool.mnt().join(format!("f{number}")),
+            vec![b'a' + number; 1 << 20],
+        )
+        .unwrap();
+    }
+    run_ok(varve().args(["pin", "--wait", "--tier", "ssd"]).arg(pool.mnt()));
+    pool.down();
+    let read = |name: &&str| ((*name).to_owned(), std::fs::read(pool.dir().join(name)).unwrap());
+    let packed = pack(&DEVICE_FILES.iter().map(read).collect::<Vec<_>>());
+    println!("{} bytes", packed.len());
+    std::fs::write(fixture("pool-devices.rle"), packed).unwrap();
+}
+
+#[test]
+fn pool_of_several_devices_opens_as_it_did() {
+    let _alone = alone();
+    if std::env::var_os("VARVE_MAKE_FIXTURE").is_some() {
+        make_devices();
+    }
+    let temp = tempfile::tempdir().unwrap();
+    let dir = temp.path().join("pool");
+    let _live = LiveDirs::of(&dir);
+    let packed = std::fs::read(fixture("pool-devices.rle")).unwrap();
+    assert!(packed.len() <= 200 << 10, "{} bytes", packed.len());
+    unpack(&packed, &dir);
+    let mut label = vec![0; 88];
+    let second = std::fs::File::open(dir.join("ssd-2.img")).unwrap();
+    std::os::unix::fs::FileExt::read_exact_at(&second, &mut label, 0).unwrap();
+    // Magic; tier; first number, blocks, unit and data offset.
+    assert_eq!((&label[..8], label[40]), (&b"VARVEDEV"[..], 1));
+    let word = |at: usize| u64::from_le_bytes(label[at..at + 8].try_into().unwrap());
+    assert_eq!([48, 56, 64, 72].map(word), [2048, 1920, 128, 128 * 4096]);
+    assert!(text_of(varve().arg("fsck").arg(&dir)).contains("clean"));
+    let host = HostPool::find(&dir).unwrap();
+    let (store, _) = Store::open(host.devices().unwrap(), OpenOptions::default()).unwrap();
+    let devices = store.device_list().unwrap();
+    assert_eq!(devices.len(), 2);
+    assert!(devices.iter().all(|device| device.used() > 256), "{devices:?}");
+    assert_eq!(devices[1].uuid.unwrap()[..], label[24..40]);
+    for number in 0..4_u8 {
+        let name = format!("f{number}");
+        let item = store.dir_lookup(varve_format::ROOT_INO, name.as_bytes()).unwrap();
+        let mut bytes = vec![0; 1 << 20];
+        store.read(item.unwrap().key.ino, 0, &mut bytes).unwrap();
+        assert!(bytes.iter().all(|byte| *byte == b'a' + number));
+    }
+    assert_eq!(store.check().unwrap(), []);
+    assert_eq!(store.check_data().unwrap(), []);
+}
+
 /// With a log that waits.
 #[test]
 fn older_pools_are_upgraded_with_all_that_is_in_them() {
