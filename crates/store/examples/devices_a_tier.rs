@@ -1,8 +1,9 @@
 //! Throughput of a tier of one, two or three emulated SSDs: transactions of 16 MiB that write to it, and
 //! random reads of 64 KiB by eight threads. `cargo run --release -p varve-store --example devices_a_tier`.
 //!
-//! The devices are memory behind the model of a data-centre SSD that does one transfer at a time, so ratios
-//! say what the store makes of several devices and not how fast a device is.
+//! The devices are memory behind the model of an SSD of 150 MB/s written and 300 MB/s read, which does one
+//! transfer at a time: slow enough that the processor is not the bound. Ratios say what the store makes of
+//! several devices, and not how fast a device is.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -59,7 +60,12 @@ impl BlockDevice for Ram {
 
 fn disk(number: u64) -> Arc<EmulatedDisk> {
     let ram = Ram(parking_lot::RwLock::new(vec![0; 640 << 20]), number);
-    Arc::new(EmulatedDisk::new(Arc::new(ram), DiskModel::SSD))
+    let model = DiskModel {
+        read_mb_s: 300,
+        write_mb_s: 150,
+        ..DiskModel::SSD
+    };
+    Arc::new(EmulatedDisk::new(Arc::new(ram), model))
 }
 
 /// Returns MB/s of writes and of reads.

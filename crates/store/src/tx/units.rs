@@ -16,6 +16,8 @@ use zerocopy::{FromBytes, IntoBytes};
 
 /// Bytes of data blocks that wait for one write to a device.
 const GATHERED_MAX: usize = 1 << 20;
+/// Bytes of a run that waits for those of the other devices of its tier.
+const TURN_MAX: usize = 4 << 20;
 
 /// Data blocks of one run on a device that are not written yet. They are before the record is.
 #[derive(Debug)]
@@ -257,14 +259,19 @@ impl TxState<'_> {
         let own = |gathered: &Gathered| gathered.tier == tier && gathered.run == run;
         let waiting = self.gathered.iter().position(own);
         let other_tier = self.gathered.iter().any(|gathered| gathered.tier != tier);
+        // Where others can write at the same time, a whole turn of a device waits for theirs.
+        let large = match self.layout().live_runs(tier).nth(1).is_some() {
+            true => data.len() > TURN_MAX,
+            false => data.len() >= GATHERED_MAX,
+        };
         let at = match waiting {
             Some(at) if self.gathered[at].is_followed_by(tier, start, data.len()) => at,
-            None if !other_tier && !self.gathered.is_empty() && data.len() < GATHERED_MAX => {
+            None if !other_tier && !self.gathered.is_empty() && !large => {
                 self.begin_gathering(tier, run, start)
             }
             _ => {
                 self.put_gathered()?;
-                if data.len() >= GATHERED_MAX {
+                if large {
                     return self.put_now(tier, start, data);
                 }
                 self.begin_gathering(tier, run, start)
