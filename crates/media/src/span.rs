@@ -7,6 +7,8 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use parking_lot::RwLock;
+
 use crate::error::{DeviceName, MediaError};
 use crate::traits::{BlockDevice, DeviceInfo, DeviceState, MediumKind};
 
@@ -27,7 +29,10 @@ pub struct SpanPart {
 
 /// A part, and which of its writes are durable.
 struct Part {
-    given: SpanPart,
+    first_byte: u64,
+    len_bytes: u64,
+    data_offset: u64,
+    device: RwLock<Option<Arc<dyn BlockDevice>>>,
     /// Writes that returned, and how many of them the last flush covers.
     written: AtomicU64,
     flushed: AtomicU64,
@@ -39,24 +44,24 @@ struct Part {
 
 impl Part {
     fn end(&self) -> u64 {
-        self.given.first_byte.saturating_add(self.given.len_bytes)
+        self.first_byte.saturating_add(self.len_bytes)
     }
 
-    fn device(&self) -> Result<&Arc<dyn BlockDevice>, MediaError> {
-        self.given.device.as_ref().ok_or_else(|| MediaError::Refused {
+    fn device(&self) -> Result<Arc<dyn BlockDevice>, MediaError> {
+        self.device.read().clone().ok_or_else(|| MediaError::Refused {
             device: DeviceName::from("a device that was removed"),
             why: "nothing can be on it any more".into(),
         })
     }
 
     /// The device, and where a byte of the whole lies on it.
-    fn at(&self, off: u64) -> Result<(&Arc<dyn BlockDevice>, u64), MediaError> {
-        let on_device = off - self.given.first_byte + self.given.data_offset;
+    fn at(&self, off: u64) -> Result<(Arc<dyn BlockDevice>, u64), MediaError> {
+        let on_device = off - self.first_byte + self.data_offset;
         Ok((self.device()?, on_device))
     }
 
     /// The device for a write.
-    fn at_for_write(&self, off: u64) -> Result<(&Arc<dyn BlockDevice>, u64), MediaError> {
+    fn at_for_write(&self, off: u64) -> Result<(Arc<dyn BlockDevice>, u64), MediaError> {
         let found = self.at(off)?;
         match self.given_up.load(Ordering::Acquire) {
             false => Ok(found),
@@ -79,7 +84,9 @@ impl Part {
 
     fn flush(&self) -> Result<(), MediaError> {
         let written = self.written.load(Ordering::Acquire);
-        self.device()?.flush()?;
+        // One that was let go meanwhile holds nothing that anybody needs.
+        let device = self.device.read().clone();
+        device.map_or(Ok(()), |device| device.flush())?;
         self.flushed.fetch_max(written, Ordering::AcqRel);
         Ok(())
     }
@@ -137,7 +144,10 @@ impl Span {
             let device = part.device.as_ref();
             let part = Part {
                 simulated: device.is_some_and(|device| device.info().kind == MediumKind::Sim),
-                given: part,
+                first_byte: part.first_byte,
+                len_bytes: part.len_bytes,
+                data_offset: part.data_offset,
+                device: RwLock::new(part.device),
                 written: AtomicU64::new(0),
                 flushed: AtomicU64::new(0),
                 given_up: AtomicBool::new(false),
@@ -153,7 +163,7 @@ impl Span {
 
     /// Returns the device of each part, `None` where it is gone.
     pub fn devices(&self) -> Vec<Option<Arc<dyn BlockDevice>>> {
-        self.parts().map(|part| part.given.device.clone()).collect()
+        self.parts().map(|part| part.device.read().clone()).collect()
     }
 
     /// Refuses all writes to a part from here on, and leaves it out when all is flushed: what was written to
@@ -162,6 +172,13 @@ impl Span {
         if let Some(part) = self.parts().nth(index) {
             part.given_up.store(true, Ordering::Release);
         }
+    }
+
+    /// Lets go of the device of a part on which nothing is any more, and returns it: it is neither written
+    /// nor flushed from here on, and is closed when the caller drops it.
+    pub fn remove(&self, index: usize) -> Option<Arc<dyn BlockDevice>> {
+        self.give_up(index);
+        self.parts().nth(index)?.device.write().take()
     }
 
     fn parts(&self) -> impl Iterator<Item = &Part> {
@@ -173,7 +190,7 @@ impl Span {
         let end = off.saturating_add(len);
         let found = self
             .parts()
-            .find(|part| part.given.first_byte <= off && off < part.end().max(part.given.first_byte + 1));
+            .find(|part| part.first_byte <= off && off < part.end().max(part.first_byte + 1));
         match found {
             Some(part) if end <= part.end() => Ok(part),
             _ => Err(MediaError::OutOfRange {
@@ -305,16 +322,16 @@ impl BlockDevice for Span {
     }
 
     fn state(&self) -> DeviceState {
-        let states = self.parts().filter_map(|part| part.given.device.as_ref());
-        states
+        let devices = self.devices().into_iter().flatten();
+        devices
             .map(|device| device.state())
             .find(|state| *state != DeviceState::Ok)
             .unwrap_or(DeviceState::Ok)
     }
 
     fn info(&self) -> DeviceInfo {
-        let infos = self.parts().filter_map(|part| part.given.device.as_ref());
-        let infos: Vec<DeviceInfo> = infos.map(|device| device.info()).collect();
+        let devices = self.devices().into_iter().flatten();
+        let infos: Vec<DeviceInfo> = devices.map(|device| device.info()).collect();
         let join = |texts: Vec<&str>| texts.join(" + ");
         match &infos[..] {
             [one] => one.clone(),
@@ -405,6 +422,24 @@ mod tests {
         span.write_batch(&[(0, &[2; 4096]), (12288, &[3; 4096])]).unwrap();
         span.flush().unwrap();
         assert_eq!(flushes(), [1, 2]);
+    }
+
+    #[test]
+    fn device_that_is_removed_is_let_go_and_its_run_stays() {
+        let world = world();
+        let span = of(&world);
+        span.write(8192, &[1; 4096]).unwrap();
+        let removed = span.remove(1).unwrap();
+        let held = Arc::downgrade(&removed);
+        drop(removed);
+        assert!(held.upgrade().is_none(), "nothing keeps it open");
+        // What was written to it and is not durable waits for no flush.
+        span.flush().unwrap();
+        for gone in [span.write(8192, &[1; 4096]), span.read(8192, &mut [0; 4096])] {
+            assert!(gone.unwrap_err().to_string().contains("was removed"));
+        }
+        span.write(0, &[1; 4096]).unwrap();
+        assert_eq!((span.len_bytes(), span.devices().len()), (28672, 3));
     }
 
     #[test]
