@@ -624,15 +624,25 @@ impl Space {
         }
     }
 
-    /// Returns the number of blocks that can be reserved.
-    fn available(&self) -> u64 {
+    /// Returns the free blocks that data can take, reserved or not.
+    fn unkept(&self) -> u64 {
         let keep = self.metadata_share()
             + Tier::ALL
                 .iter()
                 .map(|tier| self.reserve_share(*tier))
                 .sum::<u64>();
         let free: u64 = self.tiers.iter().flatten().map(TierSpace::offered).sum();
-        free.saturating_sub(keep).saturating_sub(self.reserved)
+        free.saturating_sub(keep)
+    }
+
+    /// Returns the number of blocks that can be reserved.
+    fn available(&self) -> u64 {
+        self.unkept().saturating_sub(self.reserved)
+    }
+
+    /// Returns whether devices that take new blocks have all that is reserved.
+    pub(crate) fn keeps_promises(&self) -> bool {
+        self.unkept() >= self.reserved
     }
 
     pub(crate) fn reserve(&mut self, blocks: u64) -> Result<()> {

@@ -619,3 +619,44 @@ fn copy_of_the_superblock_that_a_crash_tore_while_a_device_was_added_is_written_
         nvm.write(0, &state).unwrap();
     }
 }
+
+#[test]
+fn device_whose_room_was_promised_is_not_taken_out() {
+    let rig = added();
+    let promised = rig.store.space().available;
+    rig.store.reserve(promised).unwrap();
+    rig.store.start_emptying(Tier::Ssd, NUMBER, FIRST).unwrap();
+    assert_eq!(used(&rig.store)[1], 0);
+    assert!(!rig.store.take_out(Tier::Ssd, NUMBER).unwrap());
+    rig.store.unreserve(promised);
+    assert!(rig.store.take_out(Tier::Ssd, NUMBER).unwrap());
+    rig.reopen();
+}
+
+#[test]
+fn device_that_was_taken_out_is_let_go_and_fails_alone_when_it_comes_again() {
+    use varve_media::faulty::{Fault, FaultOp, FaultRule, FaultScript, FaultyDevice};
+    let Rig { world, store } = rig();
+    let script = FaultScript::new();
+    let faulty =
+        || -> Arc<dyn BlockDevice> { Arc::new(FaultyDevice::new(device(&world, "ssd-2"), script.clone())) };
+    let first = faulty();
+    store.add_device(Tier::Ssd, &first, MORE).unwrap();
+    store.start_emptying(Tier::Ssd, NUMBER, FIRST).unwrap();
+    assert!(store.take_out(Tier::Ssd, NUMBER).unwrap());
+    assert_eq!(Arc::strong_count(&first), 1, "it is closed");
+    store.add_device(Tier::Ssd, &faulty(), [8; 16]).unwrap();
+    script.push(FaultRule::always(FaultOp::Write, Fault::Errno(5)));
+    let lost = write(&store, "lost", &pattern(900_000, 2), SSD).unwrap_err();
+    assert!(lost.is_device_lost(), "{lost}");
+    let failed: Vec<bool> = store
+        .device_list()
+        .unwrap()
+        .iter()
+        .filter(|device| device.tier == Tier::Ssd)
+        .map(|device| device.failed.is_some())
+        .collect();
+    assert_eq!(failed, [false, false, true]);
+    write(&store, "again", &pattern(900_000, 3), SSD).unwrap();
+    assert_clean(&store);
+}

@@ -257,8 +257,9 @@ impl Store {
         found.ok_or(StoreError::NotFound)
     }
 
-    /// Takes a device out that is emptied, if nothing is on it any more and nothing that was can still be
-    /// read; else returns false. Durable when this returns true: the device may be detached then.
+    /// Takes a device out that is emptied, if nothing is on it any more, nothing that was can still be read,
+    /// and the others have room for all that is promised; else returns false. Durable when this returns true:
+    /// the device is closed, and may be detached.
     ///
     /// # Errors
     /// `NotFound`: it is not emptied; a device failed.
@@ -267,23 +268,33 @@ impl Store {
         self.is_emptied(tier, number)?;
         let lane = self.layout.run_of(tier, number).0;
         let mut tx = self.begin()?;
-        // Whoever allocates has a transaction, and there is one at a time.
-        let (total, free, pending) = self.space.lock().lane_blocks(tier, lane);
-        let still_read = pending > 0 && !armed(Bug::TakenOutWhileRead);
-        if free + pending < total || still_read {
-            return Ok(false);
+        let before = {
+            // Whoever allocates has a transaction, and there is one at a time.
+            let mut space = self.space.lock();
+            let (total, free, pending) = space.lane_blocks(tier, lane);
+            let still_read = pending > 0 && !armed(Bug::TakenOutWhileRead);
+            // What logs were promised before may need it as a last resort.
+            if free + pending < total || still_read || !space.keeps_promises() {
+                return Ok(false);
+            }
+            let before = space.service(tier, lane);
+            // The next transaction begins as soon as this one is durable, and must find nothing here.
+            space.set_service(tier, lane, Service::Closed);
+            before
+        };
+        let forgotten = tx.guard(|core| core.forget_device(tier, number, lane));
+        if let Err(error) = forgotten.and_then(|()| tx.commit()) {
+            self.space.lock().set_service(tier, lane, before);
+            return Err(error);
         }
-        tx.guard(|core| core.forget_device(tier, number, lane))?;
-        tx.commit()?;
         self.layout.device_gone(tier, lane);
         let mut space = self.space.lock();
         space.set_open(tier, lane, None);
         space.set_emptying(tier, lane, false);
-        space.set_service(tier, lane, Service::Closed);
         drop(space);
         let span = self.spans[tier as usize - 1].as_ref();
-        if number > 0
-            && let Some(Some(device)) = span.and_then(|span| span.devices().into_iter().nth(lane))
+        if let Some(device) = span.and_then(|span| span.remove(lane))
+            && number > 0
             && let Err(error) = write_label(&*device, &[0; BLOCK_SIZE])
         {
             tracing::warn!(%error, "the label of a device that was taken out could not be removed");
