@@ -519,6 +519,10 @@ impl Space {
         }
         for (tier, lanes) in [Tier::Ssd, Tier::Hdd].into_iter().zip(saved.lanes) {
             let Some(tier) = self.tier(tier) else { continue };
+            // Devices that were added meanwhile: what opened a unit there never was.
+            for lane in tier.lanes.iter_mut().skip(lanes.len()) {
+                (lane.open, lane.cursor, lane.left) = (None, lane.first * tier.unit_blocks, 0);
+            }
             for (lane, saved) in tier.lanes.iter_mut().zip(lanes) {
                 // What was given back counts, and a device that failed meanwhile stays out of service.
                 *lane = Lane {

@@ -621,6 +621,27 @@ fn copy_of_the_superblock_that_a_crash_tore_while_a_device_was_added_is_written_
 }
 
 #[test]
+fn transaction_that_ends_beside_an_addition_leaves_no_open_unit() {
+    let rig = rig();
+    let mut space = rig.store.space.lock();
+    // It began before the device was there, opened a unit on it, and was given up.
+    let saved = space.save();
+    space.add_lane(Tier::Ssd, 1984);
+    let before = space.lane_blocks(Tier::Ssd, 1);
+    space.set_open(Tier::Ssd, 1, Some(NUMBER / SSD_UNIT));
+    let span = space.alloc_unit(Tier::Ssd, 1, 5).unwrap();
+    space.restore(saved, &[span]);
+    assert_eq!(space.alloc_unit(Tier::Ssd, 1, 1), None);
+    assert_eq!(space.lane_blocks(Tier::Ssd, 1), before);
+    let next = space.next_unit(Tier::Ssd, 1, false);
+    assert_eq!(
+        next,
+        Some(crate::space::NextUnit::Empty(NUMBER / SSD_UNIT)),
+        "from its start"
+    );
+}
+
+#[test]
 fn device_whose_room_was_promised_is_not_taken_out() {
     let rig = added();
     let promised = rig.store.space().available;
