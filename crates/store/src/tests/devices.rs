@@ -493,6 +493,8 @@ fn device_that_fails_fails_alone() {
             .map(|device| device.failed.is_some())
             .collect();
         assert_eq!(failed, [false, true, false]);
+        let last = store.start_emptying(Tier::Ssd, 0, FIRST);
+        assert!(matches!(last, Err(StoreError::Invalid(_))), "{last:?}");
         // What lies there is read as well as it can be, and freed.
         script.clear();
         script.push(FaultRule::always(FaultOp::Read, Fault::Errno(5)));

@@ -218,8 +218,10 @@ impl Store {
             Some(DeviceUse::Emptying) => return Err(StoreError::Exists),
             Some(DeviceUse::InUse) => {}
         }
-        let others =
-            of_tier().filter(|device| device.numbers.0 != number && device.state == DeviceUse::InUse);
+        let takes = |device: &&DeviceStatus| device.state == DeviceUse::InUse && device.failed.is_none();
+        let others = of_tier()
+            .filter(takes)
+            .filter(|device| device.numbers.0 != number);
         if others.count() == 0 {
             return Err(StoreError::Invalid(
                 "the last device of a tier cannot be taken out",
