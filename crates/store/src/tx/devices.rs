@@ -138,7 +138,8 @@ impl Store {
             write_label(&**device, label.as_bytes())?;
         }
         let mut tx = self.begin()?;
-        let (table, slot, row) = tx.guard(|core| {
+        // The tables of a large device leave the reserve of NVM to metadata that must change.
+        let (table, slot, row) = tx.guard_new(|core| {
             let table = core.table_of_devices()?;
             let (slot, row) = core.insert_device(row, table)?;
             Ok((table, slot, row))
