@@ -74,6 +74,8 @@ struct Candidate<'d> {
     tier: Tier,
     device: &'d Arc<dyn BlockDevice>,
     label: Option<DeviceLabel>,
+    /// Why the label could not be read.
+    unread: Option<String>,
     taken: bool,
 }
 
@@ -82,6 +84,9 @@ impl Candidate<'_> {
     fn told(&self, pool: [u8; 16]) -> String {
         if let DeviceState::Failed { reason } = self.device.state() {
             return reason.to_string();
+        }
+        if let Some(why) = &self.unread {
+            return format!("{} cannot be read: {why}", self.device.name());
         }
         let what = match self.label {
             None => "no label of a Varve device",
@@ -125,10 +130,16 @@ pub(crate) fn attach(
     let rows = rows.unwrap_or(&none);
     let mut candidates = Vec::new();
     for (tier, device) in &devices.more {
+        // One that cannot be read need not be a part of the pool.
+        let (label, unread) = match label_of(&**device) {
+            Ok(label) => (label, None),
+            Err(error) => (None, Some(error.to_string())),
+        };
         candidates.push(Candidate {
             tier: *tier,
             device,
-            label: label_of(&**device)?,
+            label,
+            unread,
             taken: false,
         });
     }

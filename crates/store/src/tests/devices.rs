@@ -683,3 +683,27 @@ fn device_that_was_taken_out_is_let_go_and_fails_alone_when_it_comes_again() {
     write(&store, "again", &pattern(900_000, 3), SSD).unwrap();
     assert_clean(&store);
 }
+
+#[test]
+fn label_that_cannot_be_read_matters_only_if_its_device_does() {
+    use varve_media::faulty::{Fault, FaultOp, FaultRule, FaultScript, FaultyDevice};
+    let Rig { world, store } = added();
+    drop(store);
+    let script = FaultScript::new();
+    script.push(FaultRule::always(FaultOp::Read, Fault::Errno(5)));
+    let bad = |name: &str| -> (Tier, Arc<dyn BlockDevice>) {
+        let faulty = FaultyDevice::new(device(&world, name), script.clone());
+        (Tier::Ssd, Arc::new(faulty) as _)
+    };
+    let whole = devices_of(&world);
+    let mut devices = whole.clone();
+    world.add_block("other", 8 << 20);
+    devices.more.push(bad("other"));
+    Store::open(devices, OpenOptions::default()).unwrap();
+    let devices = Devices {
+        more: vec![bad("ssd-2")],
+        ..whole
+    };
+    let missing = refusal(&devices);
+    assert!(missing.contains("ssd-2 cannot be read"), "{missing}");
+}
