@@ -42,7 +42,9 @@ pub(crate) fn read_rows(nvm: &dyn Region, sb: &Superblock) -> Result<Option<Rows
             let state = PoolState::read_from_bytes(body);
             state.is_ok_and(|state| state.features.incompat.get() & Incompat::DEVICES.bits() != 0)
         }
-        Err(_) => blocks.iter().all(Result::is_ok),
+        // One block that is whole tells that there are rows: without them a repair would take all that is on
+        // further devices for damage.
+        Err(_) => blocks.iter().any(Result::is_ok),
     };
     if !used {
         return Ok(None);

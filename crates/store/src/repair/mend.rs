@@ -106,6 +106,12 @@ impl Store {
                 }
                 BlockKind::UnitTable => self.rebuilt_units(survey, at, &mut block)?,
                 BlockKind::Bitmap => self.rebuilt_bits(survey, at, &mut block),
+                // They were whole when the pool was opened, and nothing tells them anew.
+                BlockKind::DeviceTable => {
+                    return Err(StoreError::Damaged(format!(
+                        "device rows in NVM block {at}: {fault}"
+                    )));
+                }
                 _ => {}
             }
             init_block(&mut block, *kind, POOL_INO, at);

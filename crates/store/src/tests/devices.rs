@@ -707,3 +707,26 @@ fn label_that_cannot_be_read_matters_only_if_its_device_does() {
     let missing = refusal(&devices);
     assert!(missing.contains("ssd-2 cannot be read"), "{missing}");
 }
+
+#[test]
+fn damaged_pool_state_and_rows_are_not_taken_for_a_pool_without_rows() {
+    let rig = added();
+    write(&rig.store, "f", &pattern(2 << 20, 1), SSD).unwrap();
+    rig.store.checkpoint().unwrap();
+    let rows = rig.store.layout.device_table().unwrap();
+    let state = rig.store.layout.sb.state.start.get();
+    let Rig { world, store } = rig;
+    drop(store);
+    let nvm = world.region("nvm").unwrap();
+    for block in [state, rows.start.get()] {
+        let at = block * BLOCK_BYTES + 100;
+        let mut byte = [0];
+        varve_media::Region::read(&*nvm, at, &mut byte).unwrap();
+        varve_media::Region::write(&*nvm, at, &[byte[0] ^ 0xff]).unwrap();
+    }
+    let refused = Store::repair(&devices_of(&world), Default::default())
+        .map(drop)
+        .unwrap_err()
+        .to_string();
+    assert!(refused.contains("the table of the pool's devices"), "{refused}");
+}
