@@ -18,6 +18,8 @@ use varve_store::{DeviceStatus, DeviceUse, Recalled, SpaceStats};
 const REST_MS: u64 = 10_000;
 /// Most blocks of one move.
 const MOVE_BLOCKS: u64 = 256;
+/// A tier with fewer blocks than this takes nothing.
+const ROOM_MIN: u64 = 64;
 /// Extents and runs asked for at once.
 const EXTENTS: usize = 128;
 /// Files asked for at once.
@@ -85,12 +87,12 @@ fn numbers_of(device: &DeviceStatus) -> Range<u64> {
     device.numbers.0..device.numbers.0 + device.numbers.1
 }
 
-/// Cuts a run of blocks into moves.
-fn cut(moves: &mut Vec<Move>, first: BlockNo, len: u64, at: impl Fn(u64) -> At) {
-    for done in (0..len).step_by(MOVE_BLOCKS as usize) {
+/// Cuts a run of blocks into moves of at most `size` blocks.
+fn cut(moves: &mut Vec<Move>, first: BlockNo, (len, size): (u64, u64), at: impl Fn(u64) -> At) {
+    for done in (0..len).step_by(size as usize) {
         moves.push(Move {
             at: at(done),
-            len: (len - done).min(MOVE_BLOCKS) as u32,
+            len: (len - done).min(size) as u32,
             block: BlockNo(first.0 + done),
         });
     }
@@ -123,16 +125,18 @@ impl Emptying {
         Tier::ALL.into_iter().map(room).sum::<u64>().min(unpromised)
     }
 
-    /// Returns the tier that takes data of a device next: its own, while other devices there have room.
-    fn target(&self, device: &DeviceStatus, space: &SpaceStats) -> Option<Tier> {
+    /// Returns the tier that takes data of a device next, and the blocks that it takes, at least
+    /// [`ROOM_MIN`]: its own, while other devices there have room.
+    fn target(&self, device: &DeviceStatus, space: &SpaceStats) -> Option<(Tier, u64)> {
         let others = Tier::ALL.into_iter().rev().filter(|tier| *tier != device.tier);
-        let has_room = |tier: &Tier| {
-            let stats = &space.tiers[*tier as usize];
-            let own = *tier == device.tier;
-            let mark = if own { 100 } else { self.high };
-            stats.total > 0 && !stats.avoided && Fill::of(*tier, stats).below(mark) >= MOVE_BLOCKS.min(64)
+        let room = |tier: Tier| {
+            let stats = &space.tiers[tier as usize];
+            let mark = if tier == device.tier { 100 } else { self.high };
+            let takes = stats.total > 0 && !stats.avoided;
+            (tier, Fill::of(tier, stats).below(mark) * u64::from(takes))
         };
-        std::iter::once(device.tier).chain(others).find(has_room)
+        let mut tiers = std::iter::once(device.tier).chain(others).map(room);
+        tiers.find(|(_, room)| *room >= ROOM_MIN)
     }
 
     /// Returns the moves that empty devices, at most about `most` blocks.
@@ -157,13 +161,15 @@ impl Emptying {
             if now_ms < pass.rests_until_ms || left == 0 || matches!(pass.stage, Stage::Metadata(_)) {
                 continue;
             }
-            let Some(to) = self.target(device, space) else {
+            let Some((to, room)) = self.target(device, space) else {
                 pass.waiting = Some("waiting: no other device has room".into());
                 pass.rests_until_ms = now_ms + REST_MS;
                 continue;
             };
             let mut moves = Vec::new();
-            search(pass, &numbers_of(device), device.tier, catalog, left, &mut moves);
+            // A move that is larger than the room would fail again and again, while other tiers have some.
+            let sizes = (left, MOVE_BLOCKS.min(room));
+            search(pass, &numbers_of(device), device.tier, catalog, sizes, &mut moves);
             left = left.saturating_sub(moves.iter().map(|moved| u64::from(moved.len)).sum());
             jobs.push(Job {
                 from: device.tier,
@@ -236,13 +242,14 @@ impl Emptying {
     }
 }
 
-/// Adds moves of what lies on a device, and goes on with the pass.
+/// Adds moves of what lies on a device, of about `most` blocks in all and at most `size` each, and goes on
+/// with the pass.
 fn search(
     pass: &mut Pass,
     numbers: &Range<u64>,
     tier: Tier,
     catalog: &dyn Catalog,
-    most: u64,
+    (most, size): (u64, u64),
     moves: &mut Vec<Move>,
 ) {
     let mut looks = LOOKS;
@@ -256,7 +263,7 @@ fn search(
                     .iter()
                     .filter(|run| run.tier == tier && numbers.contains(&run.block.0))
                 {
-                    cut(moves, run.block, run.len.into(), |done| {
+                    cut(moves, run.block, (run.len.into(), size), |done| {
                         At::Shared(run.number + done)
                     });
                 }
@@ -279,7 +286,7 @@ fn search(
                             let extent = &part.extent;
                             if extent.tier == tier && numbers.contains(&extent.block.0) {
                                 let at = |done| At::File(key, FileBlock(extent.file_block.0 + done));
-                                cut(moves, extent.block, extent.len.into(), at);
+                                cut(moves, extent.block, (extent.len.into(), size), at);
                             }
                         }
                         match parts.last() {
@@ -298,6 +305,95 @@ fn search(
                 pass.stage = stage;
             }
             Stage::Metadata(_) => break,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use varve_format::{Extent, ExtentFlags, Generation, InodeKey};
+    use varve_store::{MappedPart, SharedPart, TierStats};
+
+    const KEY: InodeKey = InodeKey {
+        ino: Ino(9),
+        generation: Generation(1),
+    };
+
+    /// One file, with one extent on the device.
+    struct OneFile;
+
+    impl Catalog for OneFile {
+        fn files(&self, from: Ino, _most: usize) -> (Vec<InodeKey>, Option<Ino>) {
+            let keys = if from <= KEY.ino { vec![KEY] } else { Vec::new() };
+            (keys, None)
+        }
+
+        fn extents(&self, _key: InodeKey, from: FileBlock, _most: usize) -> Vec<MappedPart> {
+            let extent = Extent {
+                file_block: FileBlock(0),
+                len: 256,
+                tier: Tier::Ssd,
+                block: BlockNo(5000),
+                flags: ExtentFlags::empty(),
+            };
+            let part = MappedPart {
+                extent,
+                number: None,
+                owners: 1,
+            };
+            if from < extent.end() {
+                vec![part]
+            } else {
+                Vec::new()
+            }
+        }
+
+        fn shared(&self, _numbers: Range<u64>, _most: usize) -> Vec<SharedPart> {
+            Vec::new()
+        }
+    }
+
+    fn device() -> DeviceStatus {
+        DeviceStatus {
+            tier: Tier::Ssd,
+            uuid: None,
+            name: "ssd-2".into(),
+            state: DeviceUse::Emptying,
+            total: 10_000,
+            free: 9744,
+            pending: 0,
+            numbers: (4096, 16_384),
+            failed: None,
+        }
+    }
+
+    #[test]
+    fn moves_are_no_larger_than_the_room_of_their_target() {
+        let tier = |free| TierStats {
+            total: 20_000,
+            free,
+            unit_blocks: 1000,
+            ..TierStats::default()
+        };
+        // Left on SSD beside its last unit, the target, and the sizes of the moves.
+        let cases = [
+            (1000, Tier::Ssd, vec![256]),
+            (256, Tier::Ssd, vec![256]),
+            (100, Tier::Ssd, vec![100, 100, 56]),
+            (64, Tier::Ssd, vec![64; 4]),
+            (63, Tier::Hdd, vec![256]),
+        ];
+        for (left, to, lens) in cases {
+            let mut space = SpaceStats::default();
+            space.tiers[Tier::Ssd as usize] = tier(1000 + left);
+            space.tiers[Tier::Hdd as usize] = tier(15_000);
+            let emptying = Emptying::new(90);
+            let jobs = emptying.plan(&[device()], &space, &OneFile, 0, 4096);
+            let [job] = &jobs[..] else { panic!("{jobs:?}") };
+            let sizes: Vec<u32> = job.moves.iter().map(|moved| moved.len).collect();
+            assert_eq!((job.to, sizes), (to, lens), "{left} blocks left");
         }
     }
 }
