@@ -190,6 +190,29 @@ fn removal_that_does_not_fit_is_refused_with_figures_and_can_be_cancelled() {
 }
 
 #[test]
+fn removal_of_an_empty_device_whose_room_was_promised_is_refused() {
+    let world = world_of(24, 96);
+    let kernel = &world.kernel;
+    let space = kernel.store().space();
+    let device = kernel.store().device_list().unwrap().remove(1);
+    let promised = space.available - device.free + 1;
+    kernel.store().reserve(promised).unwrap();
+    let asked = begin(kernel, "ssd-2");
+    assert!(
+        matches!(asked, DeviceAsked::NoRoom { used_bytes: 0, .. }),
+        "{asked:?}"
+    );
+    // One that is begun all the same waits until the promise is kept.
+    let partly = RemovalAct::Begin { partly: true };
+    assert!(matches!(ask(kernel, "ssd-2", partly), Ok(DeviceAsked::Done(_))));
+    settle(kernel);
+    assert_eq!(ssds(kernel)[1].1, "emptying");
+    kernel.store().unreserve(promised);
+    finish(&world, "ssd-2");
+    sound(kernel);
+}
+
+#[test]
 fn device_is_not_taken_out_while_a_session_may_read_what_was_on_it() {
     let world = world_of(24, 24);
     let kernel = &world.kernel;

@@ -128,8 +128,12 @@ impl<'k> DeviceOps<'k> {
             Ok(device) => device,
             Err(why) => return Ok(DeviceAsked::Refused(why)),
         };
-        let room = self.placer.emptying.room_beside(&device, &self.store.space());
-        if device.used() > room && !partly && device.state == DeviceUse::InUse {
+        let space = self.store.space();
+        let room = self.placer.emptying.room_beside(&device, &space);
+        // Its free blocks may be what logs were promised, also if nothing is on it.
+        let promised = device.failed.is_none() && space.available < device.free;
+        let lacks = device.used() > room || promised;
+        if lacks && !partly && device.state == DeviceUse::InUse {
             return Ok(DeviceAsked::NoRoom {
                 used_bytes: device.used() * BLOCK_BYTES,
                 room_bytes: room * BLOCK_BYTES,
