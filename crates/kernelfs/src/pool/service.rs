@@ -138,6 +138,8 @@ impl Service for HostService {
 
     fn admin(&self, peer: Peer, admin: Admin) -> Result<Response, IpcError> {
         if let Admin::AddDevice { tier, device } = admin {
+            // The daemon does not stop under it.
+            let _entered = self.kernel.lifecycle.begin_request()?;
             self.kernel.may_administer(peer)?;
             let asked = self.add_device(tier, &device);
             let json = serde_json::to_string(&asked).map_err(|_| IpcError::Errno(libc::EIO))?;
