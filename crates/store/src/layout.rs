@@ -12,6 +12,7 @@ use varve_format::space::{BITS_PER_BLOCK, CHECKSUMS_PER_BLOCK, UNIT_ROWS_PER_BLO
 use varve_format::state::PoolState;
 use varve_format::superblock::{Area, FORMAT_VERSION, NVM_MIN_BYTES, Superblock, TierLayout};
 use varve_format::{BLOCK_BYTES, BLOCK_HEADER_SIZE, BlockKind, BlockNo, Extent, Features, Tier};
+use varve_media::DeviceState;
 use zerocopy::FromZeros;
 use zerocopy::little_endian::{I64, U32, U64};
 
@@ -377,11 +378,19 @@ impl Layout {
             {
                 Ok(())
             }
-            Some(device) => Err(StoreError::Devices(format!(
-                "the pool has {blocks} {} blocks, the device only {} bytes",
-                tier.name(),
-                device.len_bytes()
-            ))),
+            Some(device) => Err(StoreError::Devices(match device.state() {
+                DeviceState::Failed { reason } => {
+                    format!(
+                        "the first device of the {} tier is missing: {reason}",
+                        tier.name()
+                    )
+                }
+                DeviceState::Ok => format!(
+                    "the pool has {blocks} {} blocks, the device only {} bytes",
+                    tier.name(),
+                    device.len_bytes()
+                ),
+            })),
             None => Err(StoreError::Devices(format!(
                 "the pool has a {} tier, but no such device was given",
                 tier.name()

@@ -188,12 +188,12 @@ pub(super) fn open(pool: &HostPool) -> Result<Opened, KernelError> {
         tracing::warn!("{line}");
     }
     // Where a tier has several devices, the store knows whether the first is needed.
-    let first = |tier, path: Option<PathBuf>| path.filter(|_| !pool.spec().has_more(tier));
+    let needed = |tier, path: Option<PathBuf>| path.filter(|_| !pool.spec().has_more(tier));
     for path in [
         Some(pool.nvm_path()),
         Some(pool.journal_path()),
-        first(Tier::Ssd, pool.ssd_path()),
-        first(Tier::Hdd, pool.hdd_path()),
+        needed(Tier::Ssd, pool.ssd_path()),
+        needed(Tier::Hdd, pool.hdd_path()),
     ]
     .into_iter()
     .flatten()
@@ -216,13 +216,17 @@ pub(super) fn open(pool: &HostPool) -> Result<Opened, KernelError> {
             }
         }
     }
+    let first = |of: Tier, emulated| match tier(pool, emulated, false) {
+        Err(error) if pool.spec().has_more(of) => Ok(Some(more::absent_first(pool, of, &error))),
+        opened => opened,
+    };
     let (nvm, journal, arena) = open_fast(pool)?;
     Ok(Opened {
         devices: Devices {
             nvm: slowed(pool, nvm),
             journal: slowed(pool, journal),
-            ssd: tier(pool, Emulated::Ssd, false)?,
-            hdd: tier(pool, Emulated::Hdd, false)?,
+            ssd: first(Tier::Ssd, Emulated::Ssd)?,
+            hdd: first(Tier::Hdd, Emulated::Hdd)?,
             more: more::open(pool),
         },
         arena,

@@ -6,6 +6,8 @@ use super::devices::{check_empty, check_node, slowed_disk};
 use super::files::{HostPool, new_uuid};
 use super::spec::{PoolSpec, TierSpec};
 use crate::KernelError;
+use std::fs::Metadata;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use varve_format::device::DeviceLabel;
@@ -101,6 +103,20 @@ fn open_one(pool: &HostPool, tier: Tier, device: &DeviceSpec) -> Result<Arc<dyn 
     Ok(slowed_disk(pool, tier, opened.device))
 }
 
+fn absent(name: String, error: &KernelError) -> Arc<dyn BlockDevice> {
+    Arc::new(Absent {
+        name: name.into(),
+        why: error.to_string().into(),
+    })
+}
+
+/// Stands for the first device of a tier of several that cannot be opened: it may have been taken out, and be
+/// in use elsewhere.
+pub(super) fn absent_first(pool: &HostPool, tier: Tier, error: &KernelError) -> Arc<dyn BlockDevice> {
+    tracing::warn!("the first {} device cannot be opened: {error}", tier.name());
+    absent(pool.spec().first(tier).to_string(), error)
+}
+
 /// Opens the further devices that the settings name; one that cannot be opened is there as one that failed.
 pub(super) fn open(pool: &HostPool) -> More {
     let mut out = Vec::new();
@@ -108,11 +124,7 @@ pub(super) fn open(pool: &HostPool) -> More {
         let TierSpec::Device(device) = spec else { continue };
         let opened = open_one(pool, *tier, device).unwrap_or_else(|error| {
             tracing::warn!("a further {} device cannot be opened: {error}", tier.name());
-            let name = named(pool, device).to_string();
-            Arc::new(Absent {
-                name: name.into(),
-                why: error.to_string().into(),
-            })
+            absent(named(pool, device).to_string(), &error)
         });
         out.push((*tier, opened));
     }
@@ -214,7 +226,9 @@ pub fn add_device(pool: &HostPool, store: &Store, tier: Tier, text: &str) -> Res
         }
     };
     let result = add_opened(pool, store, tier, &device);
-    if let (Err(_), Some(path)) = (&result, &made) {
+    if let (Err(_), Some(path)) = (&result, &made)
+        && !may_be_added(store)
+    {
         // Best effort: nothing is in it.
         let _ = std::fs::remove_file(path);
     }
@@ -242,12 +256,11 @@ fn add_opened(
     check_free(pool, store, &*opened)?;
     let before = pool.read_spec()?;
     let mut after = before.clone();
-    if !after
-        .more
-        .iter()
-        .any(|(_, spec)| *spec == TierSpec::Device(device.clone()))
-    {
-        after.more.push((tier, TierSpec::Device(device.clone())));
+    // An earlier attempt, or a device that was taken out, may have left it there by another name or for the
+    // other tier.
+    after.more.retain(|(_, spec)| !is_same_device(pool, spec, device));
+    after.more.push((tier, TierSpec::Device(device.clone())));
+    if after != before {
         pool.write_tiers(&after)?;
     }
     let name = opened.name().to_string();
@@ -255,7 +268,9 @@ fn add_opened(
         Ok(()) => Ok(name),
         Err(error) => {
             // As after a crash, a device that is named and not part of the pool does no harm.
-            if let Err(error) = pool.write_tiers(&before) {
+            if !may_be_added(store)
+                && let Err(error) = pool.write_tiers(&before)
+            {
                 tracing::warn!("{name} is left in the settings: {error}");
             }
             Err(error.into())
@@ -263,10 +278,32 @@ fn add_opened(
     }
 }
 
+/// Whether a device that could not be added may be a part of the pool at its next start: the record that
+/// failed may be durable all the same, and the pool is not opened without the device then.
+fn may_be_added(store: &Store) -> bool {
+    store.latched().is_some()
+}
+
+/// Whether an entry of the settings means this device, by whatever name.
+fn is_same_device(pool: &HostPool, spec: &TierSpec, device: &DeviceSpec) -> bool {
+    let Some(other) = spec.device() else { return false };
+    let path = |device: &DeviceSpec| device.path().map(|path| pool.dir().join(path));
+    *other == *device
+        || match (path(other), path(device)) {
+            (Some(other), Some(path)) => is_same_file(&other, &path),
+            _ => false,
+        }
+}
+
+/// Whether two paths lead to one file or one block device.
 fn is_same_file(one: &Path, other: &Path) -> bool {
-    match (one.canonicalize(), other.canonicalize()) {
-        (Ok(one), Ok(other)) => one == other,
-        _ => false,
+    let (Ok(one), Ok(other)) = (std::fs::metadata(one), std::fs::metadata(other)) else {
+        return false;
+    };
+    let node = |meta: &Metadata| meta.file_type().is_block_device().then(|| meta.rdev());
+    match (node(&one), node(&other)) {
+        (None, None) => (one.dev(), one.ino()) == (other.dev(), other.ino()),
+        (one, other) => one == other,
     }
 }
 
@@ -310,7 +347,12 @@ pub(super) fn tidy(pool: &HostPool, store: &Store, names: &[String]) {
         of_name.any(|listed| listed.state != DeviceUse::Gone)
     };
     let part = |spec: &(Tier, TierSpec)| {
-        let mut named = pool.spec().more.iter().zip(names);
+        let devices = pool
+            .spec()
+            .more
+            .iter()
+            .filter(|(_, spec)| spec.device().is_some());
+        let mut named = devices.zip(names);
         named.any(|(other, name)| other == spec && used(name))
     };
     let Ok(before) = pool.read_spec() else { return };
@@ -334,5 +376,29 @@ pub(super) fn tidy(pool: &HostPool, store: &Store, names: &[String]) {
             pool.dir().join(super::files::TOML).display()
         ),
         Err(error) => tracing::warn!("the settings name devices that are not part of the pool: {error}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::is_same_file;
+
+    #[test]
+    fn file_is_the_same_by_all_of_its_names() {
+        let dir = tempfile::tempdir().unwrap();
+        let [one, link, other] = ["one", "link", "other"].map(|name| dir.path().join(name));
+        std::fs::write(&one, "").unwrap();
+        std::fs::write(&other, "").unwrap();
+        std::os::unix::fs::symlink(&one, &link).unwrap();
+        let hard = dir.path().join("hard");
+        std::fs::hard_link(&one, &hard).unwrap();
+        let dotted = dir.path().join(".").join("one");
+        for same in [&one, &link, &hard, &dotted] {
+            assert!(is_same_file(&one, same), "{}", same.display());
+        }
+        for not in [other, dir.path().join("none")] {
+            assert!(!is_same_file(&one, &not), "{}", not.display());
+        }
     }
 }
