@@ -5,9 +5,11 @@
 mod kit;
 
 use kit::{ALONE, KINDS, Kind, Rng};
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::sync::Arc;
-use varve_similarity::measure::{Held, View};
+use varve_similarity::hash::mix;
+use varve_similarity::measure::View;
+use varve_similarity::sketch::{Element, Sketch};
 use varve_similarity::tree::{ImageId, Mode, Settings, Tree, Work};
 
 /// Level 0.5 of the default levels.
@@ -24,16 +26,6 @@ fn online(settings: Settings, views: &[Arc<View>], order: &[usize]) -> Tree {
 
 fn in_turn(views: &[Arc<View>]) -> Vec<usize> {
     (0..views.len()).collect()
-}
-
-/// Bytes saved when each cluster keeps what its images share once.
-fn saved(views: &[Arc<View>], labels: &[usize]) -> f64 {
-    let mut clusters: BTreeMap<usize, Vec<&View>> = BTreeMap::new();
-    for (view, label) in views.iter().zip(labels) {
-        clusters.entry(*label).or_default().push(view);
-    }
-    let of = |views: &Vec<&View>| Held::of(views.iter().copied()).saved();
-    clusters.values().map(of).sum()
 }
 
 #[test]
@@ -116,7 +108,7 @@ fn clusters_save_what_those_of_k_medoids_save() {
         let ours = kit::labels_of(&tree, FAMILY);
         let clusters = tree.clusters(FAMILY).len();
         let (medoids, asked) = kit::pam(99, clusters, |a, b| kit::distance(&views[a], &views[b]));
-        let share = saved(&views, &ours) / saved(&views, &medoids);
+        let share = kit::saved(&views, &ours) / kit::saved(&views, &medoids);
         println!(
             "{}: saved {share:.3} of k-medoids', {} of {asked} comparisons (1/{:.1}), its index {:.3}",
             kind.name,
@@ -159,6 +151,62 @@ fn work_grows_with_the_number_of_images_and_no_faster() {
         assert!(merges <= 1.1, "{kind:?}: {merges}");
         assert!(postings <= 1.1, "{kind:?}: {postings}");
     }
+}
+
+/// Lists of packages: each needs some earlier ones, a machine has a base, one of 20 roles and a few more. Most
+/// of what members of a cluster have is in many children, so the index tells them apart badly.
+fn machines(count: u64) -> Vec<Arc<View>> {
+    let packages = 3000;
+    let mut rng = Rng(17);
+    let mut needs: Vec<BTreeSet<u64>> = Vec::new();
+    for package in 0..packages {
+        let mut closure = BTreeSet::from([package]);
+        for _ in 0..rng.below(4).min(package) {
+            let other = rng.below(package) * rng.below(package) / package;
+            closure.extend(&needs[other as usize]);
+        }
+        needs.push(closure);
+    }
+    let element = |package: &u64| Element {
+        hash: mix(*package + 1),
+        weight: 1024 << (mix(*package + 7) % 14),
+    };
+    let one = |_| {
+        let mut chosen: Vec<u64> = (0..150).chain([packages - 1 - rng.below(20)]).collect();
+        chosen.extend(
+            (0..1 + rng.below(7))
+                .map(|_| rng.below(packages))
+                .collect::<Vec<_>>(),
+        );
+        let all: BTreeSet<u64> = chosen
+            .iter()
+            .flat_map(|package| &needs[*package as usize])
+            .copied()
+            .collect();
+        Arc::new(View::of(Sketch::of(all.iter().map(element))))
+    };
+    (0..count).map(one).collect()
+}
+
+#[test]
+fn machines_with_much_in_common_are_compared_with_few() {
+    let work = |count| {
+        let views = machines(count);
+        online(Settings::default(), &views, &in_turn(&views)).work()
+    };
+    let few = work(1000);
+    let many = online(
+        Settings::default(),
+        &machines(4000),
+        &(0..4000).collect::<Vec<_>>(),
+    )
+    .work();
+    let grown = kit::exponent(&[
+        (1000.0, few.comparisons as f64),
+        (4000.0, many.comparisons as f64),
+    ]);
+    println!("{few:?} {many:?}: {grown:.2}");
+    assert!(grown <= 1.1, "{grown}");
 }
 
 #[test]

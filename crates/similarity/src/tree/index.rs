@@ -5,7 +5,7 @@ use super::NodeId;
 use super::union::Weight;
 use crate::hash::{HashedMap, combine};
 use crate::measure::View;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// Largest prefix of an image's sample that is looked up and listed. The sample is chosen by hash, so equal
 /// elements are in it on both sides.
@@ -41,8 +41,8 @@ pub struct Index {
     postings: HashedMap<Posting>,
     /// Most children that an element is listed under.
     listed: usize,
-    /// Whether an image was too large to be listed completely.
-    sampled: bool,
+    /// Children with an image that was too large to be listed completely.
+    partly: HashSet<NodeId>,
 }
 
 impl Index {
@@ -51,7 +51,7 @@ impl Index {
         Self {
             postings: HashedMap::default(),
             listed: if level == 0 { LISTED } else { LISTED_BELOW },
-            sampled: false,
+            partly: HashSet::new(),
         }
     }
 
@@ -59,7 +59,9 @@ impl Index {
     pub fn insert(&mut self, view: &View, child: NodeId) {
         for (part, sketch) in view.parts.iter().enumerate() {
             let elements = sketch.prefix(LOOKED_UP);
-            self.sampled |= elements.len() < sketch.elements().len();
+            if elements.len() < sketch.elements().len() {
+                self.partly.insert(child);
+            }
             for element in elements {
                 let key = key(part, element.hash);
                 let posting = self.postings.entry(key).or_insert(Posting::Children(Vec::new()));
@@ -87,11 +89,17 @@ impl Index {
         }
     }
 
-    /// The children that share a rare element with the view, best first, and the number of postings read.
-    pub fn candidates(&self, view: &View, weight: Weight<'_>) -> (Vec<Candidate>, u64) {
+    /// Forgets about a child that is gone; its elements have been removed.
+    pub fn forget(&mut self, child: NodeId) {
+        self.partly.remove(&child);
+    }
+
+    /// The children that share a rare element with the view, best first, the view's weight, and the number of
+    /// postings read.
+    pub fn candidates(&self, view: &View, weight: Weight<'_>) -> (Vec<Candidate>, f64, u64) {
         let mut scores: HashMap<NodeId, f64> = HashMap::new();
         let (mut all, mut squares, mut common, mut read) = (0.0, 0.0, 0.0, 0);
-        let mut sampled = self.sampled;
+        let mut sampled = false;
         for (part, sketch) in view.parts.iter().enumerate() {
             let elements = sketch.prefix(LOOKED_UP);
             sampled |= elements.len() < sketch.elements().len();
@@ -116,7 +124,7 @@ impl Index {
         let share = |wt: f64| if all > 0.0 { wt / all } else { 0.0 };
         // Three standard deviations of a share estimated from a sample, whose size in equal elements is
         // all²/squares. Without sampling the share is exact; the margin is for sums in another order.
-        let doubt = |p: f64| match sampled {
+        let doubt = |p: f64, child: &NodeId| match sampled || self.partly.contains(child) {
             true => 3.0 * (p * (1.0 - p) * squares).max(0.0).sqrt() / f64::max(all, 1.0),
             false => 1e-9,
         };
@@ -126,13 +134,13 @@ impl Index {
                 let most = share(score + common).min(1.0);
                 Candidate {
                     child,
-                    at_most: most + doubt(most),
+                    at_most: most + doubt(most, &child),
                     at_least: share(score),
                 }
             })
             .collect();
         found.sort_by(|a, b| b.at_least.total_cmp(&a.at_least).then(a.child.cmp(&b.child)));
-        (found, read)
+        (found, all, read)
     }
 }
 

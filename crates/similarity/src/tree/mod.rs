@@ -9,7 +9,7 @@ mod index;
 mod place;
 mod union;
 
-pub use union::{Cover, Union};
+pub use union::{Union, Weighed};
 
 use crate::hash::HashedMap;
 use crate::measure::View;
@@ -45,7 +45,7 @@ pub struct Settings {
     pub mode: Mode,
     /// Minimum similarity of each level, from the root's (0) to the leaves' (1), ascending.
     pub levels: Vec<f64>,
-    /// Most children that an image is compared with at a level ([`Mode::Rarity`]).
+    /// Most children that an image is compared with to the end at a level ([`Mode::Rarity`]).
     pub candidates: u32,
 }
 
@@ -82,11 +82,12 @@ impl Settings {
 /// Counters of a tree's work since it was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Work {
-    /// Similarity operations: an image against a cluster.
+    /// Similarity operations: an image against a cluster, to the end.
     pub comparisons: u64,
     /// Merge operations: an image into a cluster, or out of it.
     pub merges: u64,
-    /// Entries of inverted indexes that were read.
+    /// Entries of inverted indexes that were read, and elements that were looked up in a cluster until it was
+    /// known to have too little of the image.
     pub postings: u64,
     /// Images that were placed again because the rarity of content was known better.
     pub replaced: u64,
@@ -239,6 +240,7 @@ impl Tree {
             }
             if empty {
                 above.children.retain(|child| *child != at);
+                above.index.forget(at);
             }
         }
         if empty {

@@ -1,6 +1,6 @@
 //! Placement of an image in the tree: the two ways to choose a child.
 
-use super::union::Union;
+use super::union::{Union, Weighed};
 use super::{Image, ImageId, Mode, Node, NodeId, ROOT, Tree};
 use crate::measure::View;
 use std::sync::Arc;
@@ -98,25 +98,37 @@ impl Tree {
         let frequency = &self.frequency;
         let weight = |part, hash, bytes| rarity(frequency, part, hash, bytes);
         let index = &self.nodes.get(at.0 as usize)?.as_ref()?.index;
-        let (candidates, read) = index.candidates(view, &weight);
+        let (candidates, weighs, read) = index.candidates(view, &weight);
         self.work.postings += read;
+        let mut weighed = None;
         let mut best: Option<(f64, NodeId)> = None;
-        let worth = candidates.iter().filter(|candidate| candidate.at_most >= least);
-        for candidate in worth.take(self.settings.candidates as usize) {
-            if best.is_some_and(|(most, _)| candidate.at_most + 1.0 < most) {
-                continue;
-            }
+        let mut left = self.settings.candidates;
+        for candidate in candidates.iter().filter(|candidate| candidate.at_most >= least) {
             let Some(child) = self.nodes[candidate.child.0 as usize].as_mut() else {
                 continue;
             };
+            // The image cannot have more of the core than it has in common with the child.
+            let core = child.union.core_weight().unwrap_or(0.0);
+            let core_at_most = (candidate.at_most * weighs / core).min(1.0);
+            let to_win = best.map_or(0.0, |(most, _)| most - core_at_most);
+            if core_at_most < least * least || candidate.at_most < to_win {
+                continue;
+            }
+            let weighed = weighed.get_or_insert_with(|| Weighed::of(view, &weight));
+            let (of_image, read) = child.union.share(weighed, least.max(to_win));
+            let Some(of_image) = of_image else {
+                self.work.postings += read;
+                continue;
+            };
             self.work.comparisons += 1;
-            let cover = child.union.cover(view, &weight);
-            let both = cover.of_image + cover.of_core;
-            if cover.of_image >= least
-                && cover.of_core >= least * least
-                && best.is_none_or(|(most, _)| both > most)
-            {
+            let of_core = child.union.share_of_core(view, &weight);
+            let both = of_image + of_core;
+            if of_core >= least * least && best.is_none_or(|(most, _)| both > most) {
                 best = Some((both, candidate.child));
+            }
+            left -= 1;
+            if left == 0 {
+                break;
             }
         }
         best.map(|(_, child)| child)

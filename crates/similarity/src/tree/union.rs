@@ -3,7 +3,7 @@
 
 use crate::hash::HashedMap;
 use crate::measure::{Overlap, View, ratio};
-use crate::sketch::{Rate, Sketch};
+use crate::sketch::{Element, Rate, Sketch};
 
 #[derive(Debug, Clone, Copy)]
 struct Counted {
@@ -84,19 +84,39 @@ impl Part {
 struct Core {
     parts: Vec<Vec<(u64, u64)>>,
     members: u32,
-}
-
-/// Mutual coverage of an image and a cluster, weighed by rarity.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Cover {
-    /// Share of the image that the cluster has.
-    pub of_image: f64,
-    /// Share of the cluster's core that the image has.
-    pub of_core: f64,
+    /// Its weight by rarity when it was last compared; `None` if it has changed since.
+    weight: Option<f64>,
 }
 
 /// Weight of an element of a part, given its hash and bytes.
 pub type Weight<'a> = &'a dyn Fn(usize, u64, u64) -> f64;
+
+/// A view's elements by falling weight, to tell soon that a union lacks too much of it.
+#[derive(Debug)]
+pub struct Weighed {
+    /// Weight, part and hash of each element.
+    elements: Vec<(f64, usize, u64)>,
+    /// Rate of each part's sketch.
+    rates: Vec<Rate>,
+}
+
+impl Weighed {
+    /// Weighs the elements of a view.
+    pub fn of(view: &View, weight: Weight<'_>) -> Self {
+        let mut elements = Vec::with_capacity(view.len());
+        for (part, sketch) in view.parts.iter().enumerate() {
+            let scale = sketch.rate().scale();
+            let weighed = |element: &Element| {
+                let wt = scale * weight(part, element.hash, element.weight);
+                (wt, part, element.hash)
+            };
+            elements.extend(sketch.elements().iter().map(weighed));
+        }
+        elements.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.2.cmp(&b.2)));
+        let rates = view.parts.iter().map(Sketch::rate).collect();
+        Self { elements, rates }
+    }
+}
 
 /// The union of several images, each element counted by its owners.
 #[derive(Debug, Clone, Default)]
@@ -193,26 +213,60 @@ impl Union {
             .sum()
     }
 
-    /// Share of the view that this union has, and share of its core that the view has.
-    pub fn cover(&mut self, view: &View, weight: Weight<'_>) -> Cover {
-        self.refresh_core();
-        let (mut image, mut shared, mut core, mut held) = (0.0, 0.0, 0.0, 0.0);
-        for (at, (part, sketch)) in self.parts.iter().zip(&view.parts).enumerate() {
-            let rate = part.rate.max(sketch.rate());
-            for element in sketch.at(rate) {
-                let wt = rate.scale() * weight(at, element.hash, element.weight);
-                image += wt;
-                if part.counted.contains_key(&element.hash) {
-                    shared += wt;
+    /// Share of the view that this union has, and the number of elements that were looked up; no share as soon
+    /// as it is known to be below `least`.
+    pub fn share(&self, view: &Weighed, least: f64) -> (Option<f64>, u64) {
+        let weight_here = |&(wt, part, hash): &(f64, usize, u64)| {
+            let Some(rate) = self.parts.get(part).map(|part| part.rate) else {
+                return wt;
+            };
+            match rate.scale() / view.rates[part].scale() {
+                more if more <= 1.0 => wt,
+                more if rate.holds(hash) => wt * more,
+                _ => 0.0,
+            }
+        };
+        let all: f64 = view.elements.iter().map(weight_here).sum();
+        // What is summed in another order may differ in the last places.
+        let allowed = all * (1.0 - least + 1e-9);
+        let (mut lacks, mut read) = (0.0, 0);
+        for element in &view.elements {
+            let wt = weight_here(element);
+            if wt == 0.0 {
+                continue;
+            }
+            read += 1;
+            let held = |part: &Part| part.counted.contains_key(&element.2);
+            if !self.parts.get(element.1).is_some_and(held) {
+                lacks += wt;
+                if lacks > allowed {
+                    return (None, read);
                 }
             }
+        }
+        (Some(ratio(all - lacks, all)), read)
+    }
+
+    /// Share of the core (what most members have) that the view has, weighed by rarity.
+    pub fn share_of_core(&mut self, view: &View, weight: Weight<'_>) -> f64 {
+        self.refresh_core();
+        let (mut core, mut held) = (0.0, 0.0);
+        for (at, (part, sketch)) in self.parts.iter().zip(&view.parts).enumerate() {
+            let rate = part.rate.max(sketch.rate());
             let (part_core, part_held) = self.core_of(at, sketch, rate, weight);
             core += part_core;
             held += part_held;
         }
-        Cover {
-            of_image: ratio(shared, image),
-            of_core: ratio(held, core),
+        self.core.weight = Some(core);
+        ratio(held, core)
+    }
+
+    /// Weight of the core when it was last compared, as long as it is the same core.
+    pub const fn core_weight(&self) -> Option<f64> {
+        if self.core_is_due() {
+            None
+        } else {
+            self.core.weight
         }
     }
 
@@ -234,15 +288,21 @@ impl Union {
         (core, held)
     }
 
-    /// Recomputes the core once the number of members has changed by a quarter. Amortised over these changes,
-    /// that costs no more than they do.
-    fn refresh_core(&mut self) {
+    /// Whether the number of members has changed by a quarter since the core was computed.
+    const fn core_is_due(&self) -> bool {
         let then = self.core.members;
-        if self.members.abs_diff(then) * 4 <= then && then > 0 && (then > 8 || self.members == then) {
+        let near = self.members.abs_diff(then) * 4 <= then;
+        !(near && then > 0 && (then > 8 || self.members == then))
+    }
+
+    /// Recomputes the core when it is due. Amortised over the changes, that costs no more than they do.
+    fn refresh_core(&mut self) {
+        if !self.core_is_due() {
             return;
         }
         let enough = self.members.div_ceil(2);
         self.core.members = self.members;
+        self.core.weight = None;
         self.core.parts = self
             .parts
             .iter()
@@ -263,7 +323,7 @@ impl Union {
 mod tests {
     use super::*;
     use crate::hash::mix;
-    use crate::sketch::{Element, SketchBuilder};
+    use crate::sketch::SketchBuilder;
 
     fn view(range: std::ops::Range<u64>, limit: usize) -> View {
         let mut builder = SketchBuilder::new(limit);
@@ -319,9 +379,38 @@ mod tests {
             }
             union.insert(&View::of(builder.finish()), |_, _| ());
         }
-        let small = union.cover(&view(0..60, 9999), BYTES);
-        assert_eq!((small.of_image, small.of_core), (1.0, 0.1));
-        let member = union.cover(&view(0..600, 9999), BYTES);
-        assert_eq!((member.of_image, member.of_core), (1.0, 1.0));
+        let mut cover = |view: &View| {
+            let (share, _) = union.share(&Weighed::of(view, BYTES), 0.9);
+            (share, union.share_of_core(view, BYTES))
+        };
+        assert_eq!(cover(&view(0..60, 9999)), (Some(1.0), 0.1));
+        assert_eq!(cover(&view(0..600, 9999)), (Some(1.0), 1.0));
+    }
+
+    #[test]
+    fn share_is_told_as_it_is_or_that_it_is_below_the_bound() {
+        for (limit, members) in [(9999, 100..600), (200, 100..600), (9999, 100..60_000)] {
+            let mut union = Union::default();
+            union.insert(&view(members, limit), |_, _| ());
+            for end in [50, 90, 101, 130, 250, 700, 5000] {
+                // What is rare weighs more.
+                let weight: Weight<'_> = &|_, hash, bytes| bytes as f64 * (1 + hash % 50) as f64;
+                let view = view(0..end, 9999);
+                let weighed = Weighed::of(&view, weight);
+                let (share, all) = union.share(&weighed, 0.0);
+                let share = share.expect("nothing is below zero");
+                let overlap = union.overlap(&view);
+                let by_bytes = union.share(&Weighed::of(&view, BYTES), 0.0).0.expect("told");
+                assert!((by_bytes - ratio(overlap.shared, overlap.first)).abs() < 1e-9);
+                for least in [0.01, 0.2, 0.5, 0.9, 1.0] {
+                    let (told, read) = union.share(&weighed, least);
+                    assert!(read <= all);
+                    if let Some(told) = told {
+                        assert_eq!(told, share);
+                    }
+                    assert_eq!(told.is_some(), share >= least - 1e-9, "{least} of {share}");
+                }
+            }
+        }
     }
 }

@@ -2,10 +2,10 @@
 //! For tests and benches only.
 #![allow(dead_code, clippy::expect_used)]
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use varve_similarity::hash::mix;
-use varve_similarity::measure::{Overlap, View};
+use varve_similarity::measure::{Held, Overlap, View};
 use varve_similarity::sketch::{Element, Sketch};
 use varve_similarity::tree::{ImageId, Tree};
 
@@ -202,6 +202,16 @@ pub fn pam(count: usize, k: usize, distance: impl Fn(usize, usize) -> f64) -> (V
         (0..medoids.len()).min_by(by_distance).expect("there is a medoid")
     };
     ((0..count).map(nearest).collect(), asked)
+}
+
+/// Bytes saved when each cluster keeps what its images share once.
+pub fn saved(views: &[Arc<View>], labels: &[usize]) -> f64 {
+    let mut clusters: BTreeMap<usize, Vec<&View>> = BTreeMap::new();
+    for (view, label) in views.iter().zip(labels) {
+        clusters.entry(*label).or_default().push(view);
+    }
+    let of = |views: &Vec<&View>| Held::of(views.iter().copied()).saved();
+    clusters.values().map(of).sum()
 }
 
 /// 1 − SIM of two views: PAM's distance (section 4.3.2).
