@@ -2,9 +2,12 @@
 //! run; then the search for duplicates in the checksums of 1 TiB. `cargo bench -p varve-similarity` prints
 //! the tables of docs/results/similarity.md; with `-- tree` or `-- finder` only one of them, with `--quick`
 //! smaller ones. `-- manifests DIR` prints the growth of operations with the lists of packages in a directory
-//! (`benches/alike/manifests.py` makes some).
+//! (`benches/alike/manifests.py` makes some), `-- images MANIFEST` what the clusters of real images are worth
+//! (`varve dedup cluster --manifest`, images of `benches/alike/corpus.sh`).
 #![allow(clippy::expect_used)]
 
+#[path = "scaling/images.rs"]
+mod images;
 #[path = "../tests/kit/mod.rs"]
 mod kit;
 
@@ -25,6 +28,10 @@ fn main() {
     if let Some(at) = wish.iter().position(|argument| argument == "manifests") {
         let dir = wish.get(at + 1).expect("a directory follows");
         return manifests(std::path::Path::new(dir));
+    }
+    if let Some(at) = wish.iter().position(|argument| argument == "images") {
+        let path = wish.get(at + 1).expect("a manifest follows");
+        return images::tell(std::path::Path::new(path));
     }
     if !asked("finder") {
         scaling(if quick { 1000 } else { 10_000 });
@@ -64,8 +71,8 @@ fn manifests(dir: &std::path::Path) {
         Arc::new(collector.finish().sketches.view(Weigh::Packages))
     };
     let views: Vec<_> = paths.iter().map(view).collect();
-    println!("| manifests | way | similarity operations | list entries | seconds | clusters |");
-    println!("| --- | --- | --- | --- | --- | --- |");
+    println!("| manifests | way | similarity operations | list entries | seconds | clusters | saved |");
+    println!("| --- | --- | --- | --- | --- | --- | --- |");
     let mut grown = Vec::new();
     for count in [21, 50, 99, 1000, views.len()] {
         let some = &views[..count.min(views.len())];
@@ -76,10 +83,12 @@ fn manifests(dir: &std::path::Path) {
             let (tree, seconds) = online(mode, some);
             let (work, clusters) = (tree.work(), tree.clusters(1).len());
             let operations = work.comparisons;
+            let saved = kit::saved(some, &kit::labels_of(&tree, 1));
             println!(
-                "| {} | {way} | {operations} | {} | {seconds:.2} | {clusters} |",
+                "| {} | {way} | {operations} | {} | {seconds:.2} | {clusters} | {:.4} |",
                 some.len(),
-                work.postings
+                work.postings,
+                saved / some.iter().map(|view| view.parts[0].weight()).sum::<f64>(),
             );
             if mode == Mode::Rarity {
                 grown.push((some.len() as f64, operations.max(1) as f64));
