@@ -13,6 +13,7 @@ pub use union::{Union, Weighed};
 
 use crate::hash::HashedMap;
 use crate::measure::View;
+use crate::sketch::Sketch;
 use index::Index;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -151,6 +152,15 @@ const fn next_replace(at: usize) -> usize {
     at.saturating_mul(if at < KNOWN_WELL { 4 } else { 16 })
 }
 
+/// The order in which images that are all known are placed: it depends on nothing but their content, and those
+/// that are little more than what many have come before those that have much beside it.
+fn smallest_first(images: &mut [(ImageId, Arc<View>)]) {
+    images.sort_by_cached_key(|(id, view)| {
+        let bytes: f64 = view.parts.iter().map(Sketch::weight).sum();
+        (bytes as u64, view.fingerprint(), *id)
+    });
+}
+
 impl Tree {
     /// An empty tree.
     ///
@@ -174,15 +184,18 @@ impl Tree {
     }
 
     /// Builds a tree of images that are all known before the first is placed, so that their rarities are
-    /// right from the start.
+    /// right from the start. With [`Mode::Rarity`] the clusters are the same in whatever order the images come.
     ///
     /// # Panics
     /// As [`Tree::new`].
     pub fn build(settings: Settings, images: impl IntoIterator<Item = (ImageId, Arc<View>)>) -> Self {
         let mut tree = Self::new(settings);
-        let images: Vec<_> = images.into_iter().collect();
+        let mut images: Vec<_> = images.into_iter().collect();
         for (_, view) in &images {
             tree.frequency.insert(view, |_, _| ());
+        }
+        if tree.settings.mode == Mode::Rarity {
+            smallest_first(&mut images);
         }
         for (id, view) in images {
             tree.place(id, view);
@@ -250,15 +263,17 @@ impl Tree {
         parent
     }
 
-    /// Places all images again, in the order of their numbers.
+    /// Places all images again.
     fn place_all_again(&mut self) {
         let images = std::mem::take(&mut self.images);
         self.nodes = vec![Some(Node::new(ROOT, 0))];
         self.free.clear();
         self.leaves.clear();
         self.work.replaced += images.len() as u64;
-        for (id, image) in images {
-            self.place(id, image.view);
+        let mut images: Vec<_> = images.into_iter().map(|(id, image)| (id, image.view)).collect();
+        smallest_first(&mut images);
+        for (id, view) in images {
+            self.place(id, view);
         }
     }
 
