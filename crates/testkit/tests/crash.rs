@@ -665,6 +665,32 @@ fn pinned_files_are_whole_when_it_crashes() {
 }
 
 #[test]
+fn shared_parts_that_are_placed_are_whole_when_it_crashes() {
+    let mut jobs = Vec::new();
+    for run in 0..6 * scale() {
+        let seed = seed() * 100 + run;
+        let medium = [SimMedium::Dax, SimMedium::File][(run % 2) as usize];
+        // Shares, undos, writes and removals, and between them an operator who changes his mind.
+        let mut script = Strain::Dedup.script(6000 + seed);
+        let wishes = [Some(Tier::Ssd), Some(Tier::Hdd), None, Some(Tier::Nvm)];
+        for (number, to) in wishes.into_iter().enumerate() {
+            let at = script.acts.len() * (number + 1) / 5;
+            let acts = [Act::PlaceShared(to), Act::Digest, Act::Place, Act::Place];
+            script.acts.splice(at..at, acts);
+        }
+        let given = Effort {
+            stride: if every() { 1 } else { 3 },
+            ..Effort::thorough(seed).with_recovery(60)
+        };
+        let shape = [Strain::Dedup.shape(medium), brim(medium)][(run / 2 % 2) as usize];
+        jobs.push((script, shape, effort(given)));
+    }
+    let sum = explore("placed shared parts", &jobs);
+    assert!(sum.by_activity["pinning"] > 20, "{sum:?}");
+    assert!(sum.images > 1_000 && sum.moved > 100, "{sum:?}");
+}
+
+#[test]
 fn files_are_whole_when_it_crashes_while_tiers_are_evacuated() {
     let mut jobs = Vec::new();
     for medium in [SimMedium::Dax, SimMedium::File] {

@@ -53,6 +53,8 @@ pub enum Act {
     /// An operator pins everything to a tier: the root directory, for what is made in it later, and each
     /// inode.
     Pin(Tier),
+    /// An operator wants what all files share on a tier, or leaves it to the policy again.
+    PlaceShared(Option<Tier>),
     /// An operator has a tier evacuated, or ends that.
     Evacuate(Tier),
     /// A checkpoint, which empties the journal.
@@ -107,7 +109,7 @@ impl Act {
             Self::Digest | Self::DigestBeside => "digest",
             Self::Tick | Self::Rest | Self::Hold(_) | Self::LetGo => "tick",
             Self::Place => "migration",
-            Self::Pin(_) => "pinning",
+            Self::Pin(_) | Self::PlaceShared(_) => "pinning",
             Self::Evacuate(_) => "evacuation",
             Self::Read(..) => "reading",
             Self::Checkpoint => "checkpoint",
@@ -323,10 +325,11 @@ impl Stage {
         Ok(())
     }
 
-    fn pin(&mut self, tier: Tier) -> Result<(), String> {
-        let kernel = self.rig.kernel();
+    /// All inodes, as an operator names them.
+    fn inodes(&self) -> Result<Vec<Pinned>, String> {
         let mut inodes = Vec::new();
-        kernel
+        self.rig
+            .kernel()
             .store()
             .for_each_inode_from(Ino(0), &mut |_, slot| {
                 if let InodeSlot::Used(inode) = slot {
@@ -338,6 +341,21 @@ impl Stage {
                 true
             })
             .map_err(say)?;
+        Ok(inodes)
+    }
+
+    fn place_shared(&mut self, to: Option<Tier>) -> Result<(), String> {
+        let files = self.inodes()?;
+        let kernel = self.rig.kernel();
+        kernel
+            .admin_request(Peer::this_process(), Admin::PlaceShared { files, to })
+            .map_err(say)
+            .map(drop)
+    }
+
+    fn pin(&mut self, tier: Tier) -> Result<(), String> {
+        let inodes = self.inodes()?;
+        let kernel = self.rig.kernel();
         let pin = Pin {
             to: PinTo::Tier(tier),
             by: PinnedBy::Directory,
@@ -418,6 +436,7 @@ impl Stage {
             Act::Tick => self.rig.settle(),
             Act::Place => self.place()?,
             Act::Pin(tier) => self.pin(*tier)?,
+            Act::PlaceShared(to) => self.place_shared(*to)?,
             Act::Evacuate(tier) => self.evacuate(*tier)?,
             Act::Read(session, path) => {
                 let read = target::content(&self.clients[*session].fs, path);

@@ -43,7 +43,12 @@ impl Script {
             Act::By(session, _) | Act::Read(session, _) => stopped != Some(*session),
             Act::Op(_) | Act::Hold(_) | Act::LetGo => stopped != Some(0),
             Act::Freeze(session) => stopped.replace(*session).is_none(),
-            Act::Digest | Act::Place | Act::Pin(_) | Act::Evacuate(_) | Act::Checkpoint => true,
+            Act::Digest
+            | Act::Place
+            | Act::Pin(_)
+            | Act::PlaceShared(_)
+            | Act::Evacuate(_)
+            | Act::Checkpoint => true,
             _ => stopped.is_none(),
         })
     }
