@@ -6,9 +6,11 @@
 # paper's section 4.5). DIR gets `NN-RELEASE-SET.img`, `packages/NAME.txt` (name, version, architecture, bytes), `lists/RELEASE`
 # (the index of the release, for manifests.py) and `cache/` (packages; not needed afterwards).
 # Needs root, mmdebstrap, mke2fs (e2fsprogs) and the network or a mirror of Debian (DEBIAN_MIRROR). An image takes 300 MB to 1 GB.
+# EACH='COMMAND' is run with each image of files picked at random, which is removed then, so that 99 fit a small disk: for instance
+# EACH='varve dedup cluster --manifest M'. Such an image is `NN-bbt-mixed`, with the first letters of its sources' releases.
 # SLIM=1 leaves out kernels, documentation and translations: such images take 100 MB and up, and do not boot.
 set -euo pipefail
-[ $# -ge 1 ] || { sed -n '2,10s/^# \?//p' "$0" >&2; exit 2; }
+[ $# -ge 1 ] || { sed -n '2,12s/^# \?//p' "$0" >&2; exit 2; }
 for tool in mmdebstrap mke2fs python3; do
     command -v "$tool" >/dev/null || { echo "$tool is missing: apt-get install mmdebstrap e2fsprogs python3" >&2; exit 1; }
 done
@@ -107,8 +109,8 @@ for recipe in "${recipes[@]}"; do
     if [ "$configured" = c ]; then
         configure "$part/tree" "$made" "$mib"
     elif [ "$mib" != 0 ]; then
-        mkdir -p "$part/tree/srv"
-        head -c "${mib}M" /dev/urandom >"$part/tree/srv/data"
+        mkdir -p "$part/tree/srv/data"
+        head -c "${mib}M" /dev/urandom >"$part/tree/srv/data/whole"
     fi
     printf '/dev/vda / ext4 defaults 0 1\n' >"$part/tree/etc/fstab"
     # shellcheck disable=SC2016 # fields of dpkg-query
@@ -123,15 +125,18 @@ done
 # More than there are recipes: a third of the files of three images each, as the paper made 99 of 21.
 while [ "$made" -lt "$count" ]; do
     made=$((made + 1))
-    name=$(printf '%02d-mixed-files' "$made")
+    sources=$(find "$dir" -maxdepth 1 -name '*.img' ! -name '*-mixed.img' | sort | shuf -n 3 --random-source=<(yes "$made"))
+    releases=$(for source in $sources; do basename "$source" | cut -d- -f2 | cut -c1; done | sort | tr -d '\n')
+    name=$(printf '%02d-%s-mixed' "$made" "$releases")
     [ -s "$dir/$name.img" ] && continue
     part=$(mktemp -d "$dir/part.XXXXXX")
-    mkdir "$part/tree"
-    for source in $(find "$dir" -maxdepth 1 -name '*.img' ! -name '*-mixed-*' | sort | shuf -n 3 --random-source=<(yes "$made")); do
-        mkdir -p "$part/mount"
+    mkdir "$part/tree" "$part/mount"
+    nth=0
+    for source in $sources; do
+        nth=$((nth + 1))
         mount -o ro,loop,noload "$source" "$part/mount"
         (cd "$part/mount" && find . -xdev -type f -print0 | sort -z |
-            awk -v RS='\0' -v ORS='\0' -v seed="$made" 'BEGIN { srand(seed) } rand() < 1 / 3' |
+            awk -v RS='\0' -v ORS='\0' -v seed="$((made * 3 + nth))" 'BEGIN { srand(seed) } rand() < 1 / 3' |
             tar -c --null --no-recursion -T - | tar -x -C "$part/tree") || { umount "$part/mount"; exit 1; }
         umount "$part/mount"
     done
@@ -139,4 +144,8 @@ while [ "$made" -lt "$count" ]; do
     rm -rf --one-file-system "$part"
     part=
     echo "$name: $(du -m "$dir/$name.img" | cut -f1) MiB"
+    if [ -n "${EACH:-}" ]; then
+        (cd "$dir" && $EACH "$name.img" >/dev/null)
+        rm -f "$dir/$name.img"
+    fi
 done
