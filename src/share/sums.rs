@@ -3,16 +3,20 @@
 
 use crate::dedup::scan::Knows;
 use crate::pool_session::PoolSession;
-use std::sync::mpsc::{SyncSender, sync_channel};
-use varve_format::{BLOCK_BYTES, BLOCK_SIZE};
+use std::sync::mpsc::channel;
+use varve_format::{BLOCK_BYTES, BLOCK_SIZE, Tier};
 use varve_libfs::posix::{Fd, Whence};
 use varve_libfs::{Errno, Posix};
 use varve_similarity::files::{Chosen, ReadRate};
 
 /// Bytes that are read at once.
 const READ_BYTES: usize = 1 << 20;
-/// Pieces that wait for their sums.
-const AHEAD: usize = 2;
+/// Reads that are under way at once, of a file that has nothing on a disk with a head: a device gives its
+/// full rate only to several requests.
+const READERS: usize = 4;
+
+/// Freed memory that is kept for the next piece: a piece is in memory up to three times on its way.
+const KEPT_BYTES: usize = 16 << 20;
 
 /// The files of one mounted pool.
 pub struct PoolSums<'p> {
@@ -23,7 +27,10 @@ pub struct PoolSums<'p> {
 
 impl<'p> PoolSums<'p> {
     /// Of this pool.
-    pub const fn new(pool: &'p PoolSession, full: bool) -> Self {
+    pub fn new(pool: &'p PoolSession, full: bool) -> Self {
+        if full {
+            varve_media::sys::keep_freed(KEPT_BYTES);
+        }
         Self { pool, full }
     }
 
@@ -34,7 +41,18 @@ impl<'p> PoolSums<'p> {
             .map(drop)
     }
 
-    /// Reads ahead of the sums, so that a disk does not wait for them.
+    /// How many threads are to read a file: one where a head would be moved to and fro.
+    fn readers(&self, fd: Fd) -> usize {
+        let mut has_head = false;
+        let told = self
+            .pool
+            .posix
+            .for_each_owned(fd, 0, 0, |part| has_head |= part.tier == Tier::Hdd);
+        if told.is_err() || has_head { 1 } else { READERS }
+    }
+
+    /// Reads ahead of the sums, so that a device does not wait for them: reader `n` of `count` reads the
+    /// pieces `n`, `n + count` and so on, of which each has two at most that are not taken.
     fn by_reading(
         &self,
         fd: Fd,
@@ -42,43 +60,70 @@ impl<'p> PoolSums<'p> {
         each: &mut dyn FnMut(u64, &[u32]),
     ) -> Result<(), Errno> {
         let posix = &self.pool.posix;
-        let (sender, pieces) = sync_channel(AHEAD);
+        let count = self.readers(fd);
         std::thread::scope(|scope| {
-            let reader = scope.spawn(move || read_all(posix, fd, &sender));
-            for (at, bytes) in pieces {
+            let reader = |_| {
+                let (wanted, orders) = channel();
+                let (sender, pieces) = channel();
+                scope.spawn(move || {
+                    for at in orders {
+                        if sender.send((at, read_piece(posix, fd, at))).is_err() {
+                            break;
+                        }
+                    }
+                });
+                (wanted, pieces)
+            };
+            let readers: Vec<_> = (0..count).map(reader).collect();
+            let (mut next, mut wanted, mut taken) = (next_data(posix, fd, 0)?, 0, 0);
+            loop {
+                while let Some(at) = next.filter(|_| wanted - taken < 2 * count) {
+                    // A reader that is gone is told by its pieces.
+                    let _ = readers[wanted % count].0.send(at);
+                    wanted += 1;
+                    next = next_data(posix, fd, at + READ_BYTES as u64)?;
+                }
+                if taken == wanted {
+                    return Ok(());
+                }
+                let (at, bytes) = readers[taken % count].1.recv().map_err(|_| Errno(libc::EIO))?;
+                let bytes = bytes?;
+                taken += 1;
+                if bytes.is_empty() {
+                    continue;
+                }
                 rate.take(bytes.len() as u64);
                 let sums: Vec<u32> = bytes.chunks(BLOCK_SIZE).map(crc32c::crc32c).collect();
                 each(at / BLOCK_BYTES, &sums);
             }
-            reader.join().unwrap_or(Err(Errno(libc::EIO)))
         })
     }
 }
 
-/// Sends the data of a file in whole blocks, with their offsets; holes are left out.
-fn read_all(posix: &Posix, fd: Fd, pieces: &SyncSender<(u64, Vec<u8>)>) -> Result<(), Errno> {
-    let mut at = 0;
-    loop {
-        at = match posix.lseek(fd, at as i64, Whence::Data) {
-            // In whole blocks, so that none is told twice.
-            Ok(data) => data / BLOCK_BYTES * BLOCK_BYTES,
-            Err(Errno(libc::ENXIO)) => return Ok(()),
-            Err(errno) => return Err(errno),
-        };
-        let mut bytes = vec![0; READ_BYTES];
-        let read = posix.pread(fd, &mut bytes, at)?;
-        if read == 0 {
-            return Ok(());
-        }
-        // The last block is padded with zeros.
-        bytes[read..].fill(0);
-        bytes.truncate(read.next_multiple_of(BLOCK_SIZE));
-        let piece = (at, bytes);
-        at += piece.1.len() as u64;
-        if pieces.send(piece).is_err() {
-            return Ok(());
+/// The next byte of data at or behind `at`, at the beginning of its block.
+fn next_data(posix: &Posix, fd: Fd, at: u64) -> Result<Option<u64>, Errno> {
+    match posix.lseek(fd, at as i64, Whence::Data) {
+        // In whole blocks, so that none is told twice.
+        Ok(data) => Ok(Some(data / BLOCK_BYTES * BLOCK_BYTES)),
+        Err(Errno(libc::ENXIO)) => Ok(None),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// Reads a piece in whole blocks; it is short at the end of the file only, where the last block is padded
+/// with zeros.
+fn read_piece(posix: &Posix, fd: Fd, at: u64) -> Result<Vec<u8>, Errno> {
+    let mut bytes = vec![0; READ_BYTES];
+    let mut have = 0;
+    while have < READ_BYTES {
+        match posix.pread(fd, &mut bytes[have..], at + have as u64)? {
+            0 => break,
+            read => have += read,
         }
     }
+    bytes[have..].fill(0);
+    bytes.truncate(have.next_multiple_of(BLOCK_SIZE));
+    Ok(bytes)
 }
 
 impl Knows for PoolSums<'_> {

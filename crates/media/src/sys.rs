@@ -222,6 +222,24 @@ pub fn bound_arenas() {
     let _ = arenas;
 }
 
+/// Has the allocator keep up to `bytes` of freed memory (in each arena) instead of giving it back to the
+/// kernel at once, for a command that allocates a buffer for each of many large messages: else each of its pages is
+/// faulted in and cleared again and again. Settings in the environment (`GLIBC_TUNABLES`) take precedence.
+pub fn keep_freed(bytes: usize) {
+    if std::env::var_os("GLIBC_TUNABLES").is_some() {
+        return;
+    }
+    let bytes = bytes.try_into().unwrap_or(i32::MAX);
+    #[cfg(target_env = "gnu")]
+    // SAFETY: takes no pointer; sets numbers that the allocator reads when memory is asked for and freed.
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, bytes);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, bytes);
+    }
+    #[cfg(not(target_env = "gnu"))]
+    let _ = bytes;
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
