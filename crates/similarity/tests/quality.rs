@@ -66,7 +66,8 @@ fn default_tree_finds_families_whose_members_lack_a_tenth() {
 }
 
 /// As real systems are: two releases, most of each little more than its base, and two pairs that have more
-/// beside the base, which by its rarity outweighs it. Where a pair is placed first, it must not draw the base to it.
+/// beside the base, which by its rarity outweighs it. Where a pair is placed
+/// first, it must not draw the base to it.
 #[test]
 fn families_within_families_are_found_in_any_order() {
     let image = |release: u64, set: Option<u64>, own: u64| {
@@ -192,8 +193,8 @@ fn work_grows_with_the_number_of_images_and_no_faster() {
     }
 }
 
-/// Lists of packages: each needs some earlier ones, a machine has a base, one of 20 roles and a few more. Most
-/// of what members of a cluster have is in many children, so the index tells them apart badly.
+/// Lists of packages: each needs some earlier ones, a machine has a base, one of 20 roles and a few more.
+/// Most of what members of a cluster have is in many children, so the index tells them apart badly.
 fn machines(count: u64) -> Vec<Arc<View>> {
     let packages = 3000;
     let mut rng = Rng(17);

@@ -126,7 +126,8 @@ impl Corpus {
         let (medoids, asked) = kit::pam(count, clusters, distance);
         let pam_seconds = started.elapsed().as_secs_f64();
         println!(
-            "| {count} images | operations | seconds | clusters | saved, MiB | index by release, with large sets, with those of several | strangers |"
+            "| {count} images | operations | seconds | clusters | saved, MiB | index by release, with large sets, \
+             with those of several | strangers |"
         );
         println!("| --- | ---: | ---: | ---: | ---: | ---: | ---: |");
         self.row("default, as they come", tree.work().comparisons, seconds, &ours);

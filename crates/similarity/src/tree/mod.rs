@@ -152,8 +152,8 @@ const fn next_replace(at: usize) -> usize {
     at.saturating_mul(if at < KNOWN_WELL { 4 } else { 16 })
 }
 
-/// The order in which images that are all known are placed: it depends on nothing but their content, and those
-/// that are little more than what many have come before those that have much beside it.
+/// The order in which images that are all known are placed: it depends on nothing but their content, and
+/// those that are little more than what many have come before those that have much beside it.
 fn smallest_first(images: &mut [(ImageId, Arc<View>)]) {
     images.sort_by_cached_key(|(id, view)| {
         let bytes: f64 = view.parts.iter().map(Sketch::weight).sum();
@@ -184,7 +184,8 @@ impl Tree {
     }
 
     /// Builds a tree of images that are all known before the first is placed, so that their rarities are
-    /// right from the start. With [`Mode::Rarity`] the clusters are the same in whatever order the images come.
+    /// right from the start. With [`Mode::Rarity`] the clusters are the same in whatever order the images
+    /// come.
     ///
     /// # Panics
     /// As [`Tree::new`].

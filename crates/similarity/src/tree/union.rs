@@ -213,8 +213,8 @@ impl Union {
             .sum()
     }
 
-    /// Share of the view that this union has, and the number of elements that were looked up; no share as soon
-    /// as it is known to be below `least`.
+    /// Share of the view that this union has, and the number of elements that were looked up; no share as
+    /// soon as it is known to be below `least`.
     pub fn share(&self, view: &Weighed, least: f64) -> (Option<f64>, u64) {
         let weight_here = |&(wt, part, hash): &(f64, usize, u64)| {
             let Some(rate) = self.parts.get(part).map(|part| part.rate) else {
