@@ -9,6 +9,7 @@
 
 mod cache;
 mod devices;
+mod images;
 mod pool;
 mod ram;
 mod settings;
@@ -16,6 +17,7 @@ mod trees;
 
 pub use cache::{cache_objects, cache_store};
 pub use devices::device_rows;
+pub use images::{clusters, images};
 pub use pool::{pool_state, unit_footers, unit_rows};
 pub use settings::{messages, settings};
 pub use trees::{dir_nodes, extent_nodes};
@@ -52,6 +54,8 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("settings", settings),
     ("cache_objects", cache_objects),
     ("cache_store", cache_store),
+    ("images", images),
+    ("clusters", clusters),
 ];
 
 /// The superblock, with its checksum as it is and made right.

@@ -370,6 +370,12 @@ fn seeds(target: &str) -> Vec<Vec<u8>> {
         }
         "cache_objects" => crate::cache::segments(),
         "cache_store" => crate::cache::pages(),
+        "images" => vec![
+            crate::images::list(0),
+            b"Package: a\nStatus: install ok installed\nVersion: 1\nInstalled-Size: 5\n\n".to_vec(),
+            b"C:Q1abc=\nP:musl\nV:1.2\nA:x86_64\nI:600000\n\n".to_vec(),
+        ],
+        "clusters" => crate::images::manifests(),
         other => panic!("no seeds of {other}"),
     }
 }
@@ -467,6 +473,18 @@ fn corpus_has_what_a_sound_pool_holds() {
                 path.display()
             );
         }
+    }
+}
+
+/// The corpus has an image of each kind: ext4 alone, in a logical partition and in one of a GPT, qcow2 with
+/// compressed clusters, tar as it is and packed, an OCI archive, an RPM database.
+#[test]
+fn images_of_each_kind_are_taken_in() {
+    for kind in [
+        "ext4", "mbr", "gpt", "qcow2", "tar", "tar-gzip", "tar-zstd", "oci", "rpm",
+    ] {
+        let image = std::fs::read(corpus_dir("images").join(kind)).unwrap();
+        assert!(super::images(&image), "{kind}");
     }
 }
 
