@@ -125,7 +125,9 @@ done
 # More than there are recipes: a third of the files of three images each, as the paper made 99 of 21.
 while [ "$made" -lt "$count" ]; do
     made=$((made + 1))
-    sources=$(find "$dir" -maxdepth 1 -name '*.img' ! -name '*-mixed.img' | sort | shuf -n 3 --random-source=<(yes "$made"))
+    # shellcheck disable=SC2016 # Python
+    sources=$(python3 -c 'import random, sys; print(*random.Random(int(sys.argv[1])).sample(sorted(sys.argv[2:]), 3), sep="\n")' \
+        "$made" $(find "$dir" -maxdepth 1 -name '*.img' ! -name '*-mixed.img'))
     releases=$(for source in $sources; do basename "$source" | cut -d- -f2 | cut -c1; done | sort | tr -d '\n')
     name=$(printf '%02d-%s-mixed' "$made" "$releases")
     [ -s "$dir/$name.img" ] && continue
