@@ -54,10 +54,13 @@ pub fn tell(path: &Path) {
             }
         }
         println!("\n{} images by {by}", corpus.views.len());
-        for count in [21, 24, 50, 99] {
-            if count <= corpus.views.len() {
-                corpus.first(count).tell();
-            }
+        let all = corpus.views.len();
+        for count in [21, 24, 50, 99]
+            .into_iter()
+            .filter(|count| *count < all)
+            .chain([all])
+        {
+            corpus.first(count).tell();
         }
     }
 }
