@@ -6,6 +6,10 @@ use crate::image::{MAX_NAME_BYTES, MAX_PACKAGES, Package};
 /// Bytes of a list, at most.
 pub const MAX_BYTES: u64 = 64 << 20;
 
+/// Most bytes that a package is taken to have: an image may claim any number, and a hundred thousand of these
+/// can still be added.
+const MAX_PACKAGE_BYTES: u64 = 1 << 40;
+
 /// Returns a package with these fields; `None` if the name is not plausible.
 pub(super) fn package(name: &str, version: &str, bytes: u64) -> Option<Package> {
     let sensible = |text: &str| {
@@ -14,7 +18,7 @@ pub(super) fn package(name: &str, version: &str, bytes: u64) -> Option<Package> 
     (sensible(name) && sensible(version)).then(|| Package {
         name: name.to_owned(),
         version: version.to_owned(),
-        bytes,
+        bytes: bytes.min(MAX_PACKAGE_BYTES),
     })
 }
 

@@ -302,6 +302,22 @@ fn time_and_entries_are_bounded() {
 }
 
 #[test]
+fn packages_that_claim_more_than_there_can_be_are_added_up() {
+    let list = |name| format!("{name} 1 18446744073709551615\n");
+    let status = |name| {
+        format!(
+            "Package: {name}\nStatus: install ok installed\nVersion: 1\nInstalled-Size: {}\n\n",
+            u64::MAX
+        )
+    };
+    for lists in [["a", "b"].map(list), ["a", "b"].map(status)] {
+        let found = profile(lists.concat().into_bytes());
+        let told = (found.form, found.packages.len(), found.bytes);
+        assert_eq!(told, (Form::Packages, 2, 2 << 40));
+    }
+}
+
+#[test]
 fn chain_of_partitions_without_an_end_ends() {
     let mut disk = with_mbr(&[(0x05, 100, 1000)], 4096);
     // The first logical partition names itself as the next.
