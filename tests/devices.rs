@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Pool, cannot_mount, kill, noise, run_ok, text_of, varve, wait_until};
+use common::{Pool, all_right, cannot_mount, kill, noise, run_ok, text_of, varve, wait_until};
 use serde_json::Value;
 use std::path::PathBuf;
 
@@ -54,12 +54,6 @@ fn make(pool: &Pool, files: u64) -> Vec<(PathBuf, Vec<u8>)> {
     let made: Vec<_> = (0..files).map(one).collect();
     run_ok(varve().args(["pin", "--wait", "--tier", "ssd"]).arg(pool.mnt()));
     made
-}
-
-fn all_right(files: &[(PathBuf, Vec<u8>)]) {
-    for (path, body) in files {
-        assert!(std::fs::read(path).unwrap() == *body, "{}", path.display());
-    }
 }
 
 #[test]

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Pool, cannot_mount, kill, noise, run_ok, text_of, varve, wait_until};
+use common::{Pool, all_right, cannot_mount, kill, noise, run_ok, text_of, varve, wait_until};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -58,12 +58,6 @@ fn make(pool: &Pool, tier: &str, files: u64) -> Vec<(PathBuf, Vec<u8>)> {
     run_ok(varve().args(["pin", "--wait", "--tier", tier]).arg(&dir));
     run_ok(varve().arg("unpin").arg(&dir));
     made
-}
-
-fn all_right(files: &[(PathBuf, Vec<u8>)]) {
-    for (path, body) in files {
-        assert!(std::fs::read(path).unwrap() == *body, "{}", path.display());
-    }
 }
 
 #[test]

@@ -503,6 +503,13 @@ impl Drop for SecondMount {
     }
 }
 
+/// Whether files have these contents.
+pub fn all_right(files: &[(PathBuf, Vec<u8>)]) {
+    for (path, body) in files {
+        assert!(std::fs::read(path).unwrap() == *body, "{}", path.display());
+    }
+}
+
 /// Bytes that look random.
 pub fn noise(seed: u64, bytes: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;

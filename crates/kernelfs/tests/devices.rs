@@ -4,7 +4,10 @@
 
 mod common;
 
-use common::files::{FILE, blocks_on, body, content_is_right, make_empty, make_on, settle, sound};
+use common::files::{
+    FILE_BLOCKS, all_right, blocks_on, body, content_is_right, make_empty, make_many, make_on, settle, share,
+    sound,
+};
 use common::{Client, World, devices};
 use std::sync::Arc;
 use varve_format::log::CHUNK_BYTES;
@@ -13,9 +16,7 @@ use varve_ipc::{Admin, IpcError, Link, Peer, RemovalAct, Request, Response, Upca
 use varve_kernelfs::{Config, DeviceAsked, KernelFs, Parts, PolicyName, TierDevice};
 use varve_media::faulty::{Fault, FaultOp, FaultRule, FaultScript, FaultyDevice};
 use varve_media::sim::Crash;
-use varve_store::{OpenOptions, ShareRange, Store};
-
-const FILE_BLOCKS: u64 = FILE as u64 / BLOCK_BYTES;
+use varve_store::{OpenOptions, Store};
 
 /// A pool with two SSDs.
 fn world_of(ssd: u64, second: u64) -> World {
@@ -56,13 +57,6 @@ fn ssds(kernel: &KernelFs) -> Vec<(String, String)> {
     of_tier.map(|device| (device.name, device.state)).collect()
 }
 
-fn all_right(kernel: &KernelFs, keys: &[InodeKey]) {
-    for (seed, key) in (0..).zip(keys) {
-        content_is_right(kernel, *key, seed);
-    }
-    sound(kernel);
-}
-
 /// Steps until a device is out of the pool.
 fn finish(world: &World, name: &str) {
     for _ in 0..300 {
@@ -75,33 +69,12 @@ fn finish(world: &World, name: &str) {
     panic!("it does not end: {:?}", listed(&world.kernel));
 }
 
-fn make_many(kernel: &KernelFs, files: u64) -> Vec<InodeKey> {
-    (0..files)
-        .map(|number| make_on(kernel, number, Tier::Ssd).unwrap())
-        .collect()
-}
-
-fn share(kernel: &KernelFs, from: InodeKey, to: InodeKey) {
-    kernel.store().share_extents().unwrap();
-    let mut tx = kernel.store().begin().unwrap();
-    let range = ShareRange {
-        from: from.ino,
-        from_block: FileBlock(0),
-        to: to.ino,
-        to_block: FileBlock(0),
-        blocks: FILE_BLOCKS,
-        size_bytes: FILE as u64,
-    };
-    assert_eq!(tx.share(&range, 0).unwrap(), FILE_BLOCKS);
-    tx.commit().unwrap();
-}
-
 #[test]
 fn device_is_emptied_in_service_and_taken_out() {
     for name in ["ssd-2", "ssd"] {
         let world = world_of(24, 24);
         let kernel = &world.kernel;
-        let keys = make_many(kernel, 12);
+        let keys = make_many(kernel, 12, Tier::Ssd);
         // Shared, pinned to the tier, and excluded from moves: all of it has to go, and stays on the tier.
         let clone = make_empty(kernel, b"clone").unwrap();
         share(kernel, keys[0], clone);
@@ -154,7 +127,7 @@ fn device_is_emptied_in_service_and_taken_out() {
 fn removal_that_does_not_fit_is_refused_with_figures_and_can_be_cancelled() {
     let world = world_of(24, 96);
     let kernel = &world.kernel;
-    let keys = make_many(kernel, 70);
+    let keys = make_many(kernel, 70, Tier::Ssd);
     let asked = begin(kernel, "ssd-2");
     // Promised space is no room.
     let DeviceAsked::Done(_) = asked else {
@@ -216,7 +189,7 @@ fn removal_of_an_empty_device_whose_room_was_promised_is_refused() {
 fn device_is_not_taken_out_while_a_session_may_read_what_was_on_it() {
     let world = world_of(24, 24);
     let kernel = &world.kernel;
-    let keys = make_many(kernel, 4);
+    let keys = make_many(kernel, 4, Tier::Ssd);
     let client = world.client();
     for key in &keys {
         client.read_lease(*key);
@@ -281,7 +254,7 @@ impl Writer {
 fn crash_at_each_point_of_a_removal_beside_writers_loses_nothing() {
     let world = world_of(24, 24);
     let kernel = &world.kernel;
-    let keys = make_many(kernel, 6);
+    let keys = make_many(kernel, 6, Tier::Ssd);
     let clone = make_empty(kernel, b"clone").unwrap();
     share(kernel, keys[5], clone);
     kernel.store().demote(u64::MAX).unwrap();
@@ -334,7 +307,7 @@ fn crash_at_each_point_of_a_removal_beside_writers_loses_nothing() {
 #[test]
 fn digests_go_on_when_one_of_two_devices_fails() {
     let world = world_of(24, 24);
-    let keys = make_many(&world.kernel, 6);
+    let keys = make_many(&world.kernel, 6, Tier::Ssd);
     let World {
         sim,
         logs,

@@ -4,16 +4,16 @@
 
 mod common;
 
-use common::files::{FILE, blocks_on, body, content_is_right, make, make_empty, make_on, settle, sound};
+use common::files::{
+    FILE, FILE_BLOCKS, all_right, blocks_on, body, content_is_right, make, make_empty, make_many, make_on,
+    settle, share, sound,
+};
 use common::{Client, ROOT, World};
 use varve_format::log::CHUNK_BYTES;
 use varve_format::{BLOCK_BYTES, FileBlock, InodeKey, LogOp, Pin, PinTo, PinnedBy, Tier};
 use varve_ipc::{Admin, IpcError, JobAct, Link, Peer, Pinned, Request, Response, Upcall};
 use varve_kernelfs::{Config, EvacuationAsked, JobState, JobStatus, KernelFs, PolicyName};
 use varve_media::sim::Crash;
-use varve_store::ShareRange;
-
-const FILE_BLOCKS: u64 = FILE as u64 / BLOCK_BYTES;
 
 fn world_of(placement_policy: PolicyName, ssd: u64, hdd: u64) -> World {
     let config = Config {
@@ -60,19 +60,6 @@ fn used(kernel: &KernelFs, tier: Tier) -> u64 {
     stats.total - stats.free - stats.pending
 }
 
-fn make_many(kernel: &KernelFs, files: u64, tier: Tier) -> Vec<InodeKey> {
-    (0..files)
-        .map(|number| make_on(kernel, number, tier).unwrap())
-        .collect()
-}
-
-fn all_right(kernel: &KernelFs, keys: &[InodeKey]) {
-    for (seed, key) in (0..).zip(keys) {
-        content_is_right(kernel, *key, seed);
-    }
-    sound(kernel);
-}
-
 /// Steps until the job has ended.
 fn finish(world: &World) -> JobStatus {
     for _ in 0..500 {
@@ -83,21 +70,6 @@ fn finish(world: &World) -> JobStatus {
         }
     }
     panic!("it does not end: {:?}", job(&world.kernel));
-}
-
-fn share(kernel: &KernelFs, from: InodeKey, to: InodeKey) {
-    kernel.store().share_extents().unwrap();
-    let mut tx = kernel.store().begin().unwrap();
-    let range = ShareRange {
-        from: from.ino,
-        from_block: FileBlock(0),
-        to: to.ino,
-        to_block: FileBlock(0),
-        blocks: FILE_BLOCKS,
-        size_bytes: FILE as u64,
-    };
-    assert_eq!(tx.share(&range, 0).unwrap(), FILE_BLOCKS);
-    tx.commit().unwrap();
 }
 
 #[test]

@@ -1,11 +1,14 @@
 //! Files in a simulated pool, and on which tiers they are: for tests of placement.
 
 use super::ROOT;
-use varve_format::{Ino, InodeKey, Tier};
+use varve_format::{BLOCK_BYTES, FileBlock, Ino, InodeKey, Tier};
 use varve_kernelfs::KernelFs;
+use varve_store::ShareRange;
 
 /// Bytes of one file of the tests.
 pub const FILE: usize = 1 << 20;
+/// The same in blocks.
+pub const FILE_BLOCKS: u64 = FILE as u64 / BLOCK_BYTES;
 
 pub fn body(seed: u64) -> Vec<u8> {
     (0..FILE as u64 / 8)
@@ -115,5 +118,36 @@ pub fn unlink(kernel: &KernelFs, name: &str) {
         tx.continue_free(ino, 100_000).unwrap(),
         varve_store::Progress::Done
     );
+    tx.commit().unwrap();
+}
+
+/// Files with the contents 0, 1, … on a tier.
+pub fn make_many(kernel: &KernelFs, files: u64, tier: Tier) -> Vec<InodeKey> {
+    (0..files)
+        .map(|number| make_on(kernel, number, tier).unwrap())
+        .collect()
+}
+
+/// Whether such files are as they were made.
+pub fn all_right(kernel: &KernelFs, keys: &[InodeKey]) {
+    for (seed, key) in (0..).zip(keys) {
+        content_is_right(kernel, *key, seed);
+    }
+    sound(kernel);
+}
+
+/// Has all of a file share the blocks of another.
+pub fn share(kernel: &KernelFs, from: InodeKey, to: InodeKey) {
+    kernel.store().share_extents().unwrap();
+    let mut tx = kernel.store().begin().unwrap();
+    let range = ShareRange {
+        from: from.ino,
+        from_block: FileBlock(0),
+        to: to.ino,
+        to_block: FileBlock(0),
+        blocks: FILE_BLOCKS,
+        size_bytes: FILE as u64,
+    };
+    assert_eq!(tx.share(&range, 0).unwrap(), FILE_BLOCKS);
     tx.commit().unwrap();
 }
