@@ -520,12 +520,12 @@ impl Recalls {
         let mut state = node.state();
         state.phase = Phase::Settled;
         let gone = state.number == recall.number;
+        // An operation that began after the recall may have read what has changed when this session gets the
+        // next lease, which may be here already.
+        if !armed(Bug::ReplyAcrossRecall) {
+            self.leases.count_recall();
+        }
         if gone {
-            // An operation that began after the recall may have read what has changed when this session gets
-            // the next lease.
-            if !armed(Bug::ReplyAcrossRecall) {
-                self.leases.count_recall();
-            }
             state.mode = None;
             // Before a newer grant can be installed, which has names and numbers of its own. No request
             // creates files under this lease any more, and no other code would give its numbers back.

@@ -34,9 +34,11 @@ fn now() -> Duration {
 
 type Answer = Box<dyn Fn(&Request) -> Response + Send + Sync>;
 
-/// The daemon's answers, and the releases that it received.
+/// The daemon's answers, and the releases that it received; `at_release` runs after each.
+#[derive(Default)]
 struct Script {
     answer: OnceLock<Answer>,
+    at_release: OnceLock<Box<dyn Fn() + Send + Sync>>,
     released: Mutex<Vec<ReleaseItem>>,
 }
 
@@ -44,6 +46,9 @@ impl Link for Script {
     fn call(&self, request: Request) -> Result<Response, IpcError> {
         if let Request::Release { items } = &request {
             self.released.lock().extend(items);
+            if let Some(at_release) = self.at_release.get() {
+                at_release();
+            }
             return Ok(Response::Done);
         }
         Ok(self.answer.get().unwrap()(&request))
@@ -124,10 +129,7 @@ fn releasing() -> (Rig, Arc<Node>) {
 fn rig_below(kernel: bool) -> Rig {
     let (events, inbox) = crossbeam_channel::unbounded();
     let (asks, asked) = crossbeam_channel::unbounded();
-    let script = Arc::new(Script {
-        answer: OnceLock::new(),
-        released: Mutex::new(Vec::new()),
-    });
+    let script = Arc::new(Script::default());
     let page = Arc::new(Page::heap(SessionId(1)));
     let link = Arc::clone(&script) as Arc<dyn Link>;
     let shown = Arc::clone(&page) as Arc<dyn SessionPage>;

@@ -6,9 +6,8 @@ use crate::lease::node::{Node, Phase, Use};
 use crate::lease::recall::{Event, Recalls};
 use crate::lease::table::Leases;
 use crate::sync::SteppedClock;
-use parking_lot::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use varve_format::{InodeAttr, InodeKey, LeaseNo, SessionId};
 use varve_ipc::{Clock, Grant, LeaseMode, Link, Page, Request, Response, SessionPage};
@@ -33,10 +32,7 @@ fn attr(key: InodeKey) -> InodeAttr {
 fn world() -> World {
     let (events, inbox) = crossbeam_channel::unbounded();
     let (asks, asked) = crossbeam_channel::unbounded();
-    let script = Arc::new(Script {
-        answer: OnceLock::new(),
-        released: Mutex::new(Vec::new()),
-    });
+    let script = Arc::new(Script::default());
     let granted = AtomicU64::new(0);
     let answer: Answer = Box::new(move |request| match request {
         Request::Acquire { wants } | Request::AcquireNear { wants, .. } => {
@@ -133,10 +129,40 @@ fn attributes_read_under_an_expiring_lease_get_no_timeout_under_the_next_one() {
     assert!(node.mode().is_none());
     // The other session changes the file here, and returns. Another request takes the lease again.
     world.sees(FILE);
+    // Until the inode is no longer contended.
+    world.later(11_000);
     assert!(
         !world.is_cached(slow, None, Some(FILE)),
         "attributes from before the change are cached"
     );
+    let recalls = world.rig.leases.recalls();
+    assert!(world.is_cached(recalls, None, Some(FILE)), "a new one is");
+}
+
+/// As above; a request that waited at the daemon gets the next lease before the release has returned.
+#[test]
+fn attributes_read_before_a_release_get_no_timeout_under_a_lease_that_came_first() {
+    let mut world = world();
+    let recalls = world.rig.leases.recalls();
+    world.sees(FILE);
+    assert!(world.is_cached(recalls, None, Some(FILE)), "fstat");
+    let node = world.trimmed(FILE);
+    let slow = world.rig.leases.recalls();
+    world.sees(FILE);
+    let next = Arc::clone(&node);
+    let _ = world.rig.script.at_release.set(Box::new(move || {
+        let known = Some((attr(FILE), varve_ipc::Told::default()));
+        assert!(next.install(LeaseNo(9), LeaseMode::Read, None, known, false));
+    }));
+    world.later(400);
+    assert_eq!(node.held_number(), Some(LeaseNo(9)));
+    assert_eq!(node.state().phase, Phase::Settled);
+    assert!(
+        !world.is_cached(slow, None, Some(FILE)),
+        "attributes from before the change are cached"
+    );
+    let recalls = world.rig.leases.recalls();
+    assert!(world.is_cached(recalls, None, Some(FILE)), "a new one is");
 }
 
 /// As above, in a lookup: for want of room (no other session wants it yet, so that there is no region).
