@@ -126,6 +126,7 @@ impl Connector for LocalConnector {
             page: session.page,
             log,
             nvm: session.nvm,
+            ssd: session.ssd,
             verified: session.verified,
         })
     }

@@ -225,6 +225,10 @@ pub enum Bug {
     TakenOutWhileRead,
     /// Of several devices of a tier, only the first is flushed before the commit.
     OneDeviceFlushed,
+    /// A session's own read of a device counts although the file's places are others afterwards.
+    DeviceReadOvertaken,
+    /// A session does not compare what it reads from a device with its checksums.
+    DeviceReadUnverified,
 }
 
 #[cfg(all(feature = "test-support", debug_assertions))]

@@ -9,7 +9,7 @@ use varve_format::{
 };
 
 /// Version of this protocol; it must be equal on both sides.
-pub const PROTOCOL_VERSION: u32 = 23;
+pub const PROTOCOL_VERSION: u32 = 24;
 
 /// Most processes in [`Owned::users`].
 pub const USERS_MAX: usize = 16;
@@ -22,6 +22,8 @@ pub const RELEASED_MAX: usize = 256;
 
 /// Most numbers for new inodes in one request.
 pub const NUMBERS_MAX: u16 = 4096;
+/// Most runs in one [`Request::NoteReads`].
+pub const READS_MAX: usize = 256;
 /// Window, in blocks, in which the sessions of ordinary users get the map of a file; windows start at
 /// multiples of it.
 pub const WINDOW_BLOCKS: u64 = 64;
@@ -358,6 +360,30 @@ pub struct Owned {
     pub users: Vec<u32>,
 }
 
+/// A part of a tier's bytes that a session reads by a descriptor of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DevicePart {
+    /// Its first byte in the tier.
+    pub first_byte: u64,
+    /// Length in bytes.
+    pub len_bytes: u64,
+    /// Offset of its first byte in the descriptor's file.
+    pub data_offset: u64,
+    /// Reads are to be slowed down to the model of an SSD.
+    pub emulated: bool,
+}
+
+/// Blocks of a file that a session has read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReadRun {
+    /// File.
+    pub key: InodeKey,
+    /// First block.
+    pub from: FileBlock,
+    /// Blocks.
+    pub blocks: u32,
+}
+
 /// Checksums of successive blocks of a file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SummedBlocks {
@@ -590,6 +616,12 @@ pub enum Request {
         offset: u64,
         /// At most [`DATA_MAX`] bytes.
         len: u32,
+    },
+    /// Reports which blocks the session has read from a device by itself, for the placement of data. Files on
+    /// which it has no lease are left out. Only for privileged sessions.
+    NoteReads {
+        /// Runs; at most [`READS_MAX`].
+        reads: Vec<ReadRun>,
     },
     /// Requests more log space. The first of a session makes its record on media.
     GrowLog {

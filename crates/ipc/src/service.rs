@@ -2,7 +2,7 @@
 //! daemon's work.
 
 use crate::sync::{Condvar, Mutex, lock};
-use crate::{Admin, Hello, IpcError, Request, Response, Upcall, Welcome};
+use crate::{Admin, DevicePart, Hello, IpcError, Request, Response, Upcall, Welcome};
 use rustix::fd::OwnedFd;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -51,6 +51,9 @@ pub struct Descriptors {
     /// The bits of blocks of NVM that were compared with their checksums, read-write
     /// (`varve_media::Verified`); privileged sessions only, and only where each block is compared once.
     pub verified: Option<OwnedFd>,
+    /// The SSD's devices, read-only, with the part of the tier that each is; privileged sessions only. What lies
+    /// in no part is read by the daemon.
+    pub ssd: Vec<(DevicePart, OwnedFd)>,
 }
 
 /// An opened session.

@@ -1,7 +1,7 @@
 //! Frames of the socket transport: a little-endian `u32` length and that many bytes of postcard. Owns bounds
 //! and encoding; refuses to know the life of sockets.
 
-use crate::{DATA_MAX, IpcError, Request, Response, Upcall, Welcome};
+use crate::{DATA_MAX, DevicePart, IpcError, Request, Response, Upcall, Welcome};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::io::{self, Read, Write};
 
@@ -24,6 +24,8 @@ pub(crate) enum ServerFrame {
     Opened {
         result: Result<Box<Welcome>, IpcError>,
         descriptors: u8,
+        /// Parts of the SSD, whose descriptors come after those, in order.
+        ssd: Vec<DevicePart>,
     },
     /// Answer to a call.
     Answer {

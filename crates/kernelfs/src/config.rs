@@ -180,6 +180,9 @@ pub struct Config {
     pub io_uring: bool,
     /// Whether slower tiers bypass the host's page cache where its file system can. Default true.
     pub o_direct: bool,
+    /// Whether programs of root and of the pool's owner, and mounts, read data on SSD by themselves, where its
+    /// device can be shared; else the daemon reads for them. Default true.
+    pub direct_reads: bool,
     /// Tiers that are slowed down to a model of their medium, to estimate a load's performance there. Default
     /// none. `status` names them.
     pub emulate: Vec<Emulated>,
@@ -336,6 +339,7 @@ impl Default for Config {
             overwrite_in_place: true,
             io_uring: true,
             o_direct: true,
+            direct_reads: true,
             emulate: Vec::new(),
             solo_ms: 100,
             idle_digest_ms: 500,

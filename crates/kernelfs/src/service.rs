@@ -27,9 +27,13 @@ use crate::ops::teardown::Teardown;
 use crate::ops::watch;
 use crate::session::state::Session;
 use crate::session::table::Phase;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use varve_format::SessionId;
-use varve_ipc::{Admin, Hello, IpcError, Opened, Peer, RemovalAct, Request, Response, Service, Tell};
+use varve_ipc::{
+    Admin, DevicePart, Hello, IpcError, Opened, Peer, RemovalAct, Request, Response, Service, Tell,
+};
+use varve_media::{BlockDevice, ReaderPart};
 use varve_store::StoreError;
 
 impl KernelFs {
@@ -115,6 +119,7 @@ impl KernelFs {
             Request::Checksums { key, from, max } => {
                 reads().checksums(session, key, from, max).map(Response::Summed)
             }
+            Request::NoteReads { reads: runs } => reads().note_reads(session, &runs).map(|()| Response::Done),
             Request::ReadData { key, offset, len } => {
                 let (bytes, numbered) = reads().read_data(session, key, offset, len)?;
                 Ok(match numbered.is_empty() {
@@ -365,6 +370,8 @@ impl Service for KernelFs {
                 if let Some(segments) = &opened.segments {
                     given.nvm = Some(segments.share()?);
                 }
+                // What a client cannot read by itself it asks for.
+                given.ssd = opened.ssd.map_or_else(Vec::new, |ssd| shared_parts(&*ssd));
                 // A client without the bitmap compares blocks for itself.
                 given.verified = opened.verified.and_then(|verified| verified.descriptor().ok()?);
                 Ok(given)
@@ -393,4 +400,18 @@ impl Service for KernelFs {
     fn gone(&self, session: SessionId) {
         Teardown::of(self).connection_gone(session);
     }
+}
+
+/// Descriptors by which a client reads a device.
+fn shared_parts(device: &dyn BlockDevice) -> Vec<(DevicePart, OwnedFd)> {
+    let of = |part: ReaderPart| {
+        let told = DevicePart {
+            first_byte: part.first_byte,
+            len_bytes: part.len_bytes,
+            data_offset: part.data_offset,
+            emulated: part.emulated,
+        };
+        (told, part.file.into())
+    };
+    device.reader_parts().into_iter().map(of).collect()
 }

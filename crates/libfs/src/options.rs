@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use varve_format::InodeKey;
 use varve_ipc::{ClientKind, Clock, Hello, IpcError, Link, SessionPage, SystemClock, Welcome};
-use varve_media::{Region, Verified};
+use varve_media::{BlockDevice, Region, Verified};
 
 /// Makes sessions, and makes them again after one was sealed.
 pub trait Connector: Send + Sync {
@@ -35,6 +35,8 @@ pub struct Connection {
     pub log: Option<Arc<dyn Region>>,
     /// The NVM region for direct reads; privileged sessions only.
     pub nvm: Option<Arc<dyn Region>>,
+    /// The SSD for direct reads; privileged sessions only. What it cannot read the daemon is asked for.
+    pub ssd: Option<Arc<dyn BlockDevice>>,
     /// Marks of the NVM blocks that were compared with their checksums; `None`: the session keeps its own.
     pub verified: Option<Arc<Verified>>,
 }

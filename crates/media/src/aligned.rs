@@ -6,14 +6,16 @@ use parking_lot::Mutex;
 pub(crate) const ALIGN_BYTES: usize = 4096;
 
 /// A buffer aligned to [`ALIGN_BYTES`], zeros at first.
-pub(crate) struct AlignedBuf {
+pub struct AlignedBuf {
     raw: Vec<u8>,
     start: usize,
     len: usize,
 }
 
 impl AlignedBuf {
-    pub(crate) fn new(len: usize) -> Self {
+    /// A buffer of `len` bytes.
+    #[must_use]
+    pub fn new(len: usize) -> Self {
         let raw = vec![0u8; len + ALIGN_BYTES];
         // Nothing pushes to `raw`, so its heap block, and with it the alignment found here, stays.
         let start = raw.as_ptr().align_offset(ALIGN_BYTES);
@@ -21,11 +23,14 @@ impl AlignedBuf {
         Self { raw, start, len }
     }
 
-    pub(crate) fn bytes(&self) -> &[u8] {
+    /// Its bytes.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
         &self.raw[self.start..self.start + self.len]
     }
 
-    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+    /// Its bytes.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.raw[self.start..self.start + self.len]
     }
 }
@@ -37,7 +42,7 @@ pub(crate) fn is_aligned(bytes: &[u8], off: u64) -> bool {
 }
 
 /// Keeps a few buffers of one length for reuse.
-pub(crate) struct BufPool {
+pub struct BufPool {
     len: usize,
     free: Mutex<Vec<AlignedBuf>>,
 }
@@ -46,20 +51,24 @@ pub(crate) struct BufPool {
 const IDLE_MAX: usize = 4;
 
 impl BufPool {
-    pub(crate) const fn new(len: usize) -> Self {
+    /// A pool of buffers of `len` bytes, none yet.
+    #[must_use]
+    pub const fn new(len: usize) -> Self {
         Self {
             len,
             free: Mutex::new(Vec::new()),
         }
     }
 
-    pub(crate) const fn buf_bytes(&self) -> usize {
+    /// Length of each buffer, in bytes.
+    #[must_use]
+    pub const fn buf_bytes(&self) -> usize {
         self.len
     }
 
     /// Lends a buffer with arbitrary content. Never blocks: a process may have been forked while another
     /// thread held the lock.
-    pub(crate) fn with<T>(&self, work: impl FnOnce(&mut AlignedBuf) -> T) -> T {
+    pub fn with<T>(&self, work: impl FnOnce(&mut AlignedBuf) -> T) -> T {
         let free = self.free.try_lock().and_then(|mut free| free.pop());
         let mut buf = free.unwrap_or_else(|| AlignedBuf::new(self.len));
         let result = work(&mut buf);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use crate::error::MediaError;
-use crate::traits::{BlockDevice, DeviceInfo, DeviceState, Region};
+use crate::traits::{BlockDevice, DeviceInfo, DeviceState, ReaderPart, Region};
 
 /// Byte-addressable memory slower than DRAM (Strata, SOSP'17, §5: latency added to reads and barriers, writes
 /// limited to a bandwidth).
@@ -450,6 +450,16 @@ impl BlockDevice for EmulatedDisk {
 
     fn trim(&self, off: u64, len: u64) -> Result<(), MediaError> {
         self.inner.trim(off, len)
+    }
+
+    /// Of an SSD: each process then has a model of its own, so that their transfers do not queue.
+    fn reader_parts(&self) -> Vec<ReaderPart> {
+        if self.model != DiskModel::SSD {
+            return Vec::new();
+        }
+        let mut parts = self.inner.reader_parts();
+        parts.iter_mut().for_each(|part| part.emulated = true);
+        parts
     }
 
     fn state(&self) -> DeviceState {

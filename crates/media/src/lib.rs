@@ -36,6 +36,7 @@ pub mod stats;
 pub mod sys;
 mod traits;
 
+pub use aligned::{AlignedBuf, BufPool};
 pub use block::{BlockOptions, DeviceSpec, FileDevice};
 pub use direct::JournalFile;
 pub use error::{DeviceName, MediaError};
@@ -44,4 +45,4 @@ pub use live_log::LiveLog;
 pub use mapped::{Backing, MappedOptions, MappedRegion};
 pub use pmem::persist::crc32c_append;
 pub use pmem::{DaxPart, Verified};
-pub use traits::{BlockDevice, DEVICE_BLOCK_BYTES, DeviceInfo, DeviceState, MediumKind, Region};
+pub use traits::{BlockDevice, DEVICE_BLOCK_BYTES, DeviceInfo, DeviceState, MediumKind, ReaderPart, Region};

@@ -9,8 +9,10 @@ use std::sync::{Arc, OnceLock};
 
 use parking_lot::RwLock;
 
+use crate::block::FileDevice;
+use crate::emulated::{DiskModel, EmulatedDisk};
 use crate::error::{DeviceName, MediaError};
-use crate::traits::{BlockDevice, DeviceInfo, DeviceState, MediumKind};
+use crate::traits::{BlockDevice, DeviceInfo, DeviceState, MediumKind, ReaderPart};
 
 /// Most devices of one span.
 pub const SPAN_DEVICES_MAX: usize = 64;
@@ -159,6 +161,37 @@ impl Span {
         }
         self.count.store(count + 1, Ordering::Release);
         Ok(())
+    }
+
+    /// Makes the whole that another process reads by these parts ([`BlockDevice::reader_parts`]). What lies in
+    /// none of them cannot be read.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn of_reader_parts(parts: impl IntoIterator<Item = ReaderPart>) -> Result<Self, MediaError> {
+        let span = Self::new([])?;
+        for part in parts {
+            let gap = part.first_byte.saturating_sub(span.len_bytes());
+            if gap > 0 {
+                span.add(SpanPart {
+                    first_byte: span.len_bytes(),
+                    len_bytes: gap,
+                    data_offset: 0,
+                    device: None,
+                })?;
+            }
+            let file: Arc<dyn BlockDevice> = Arc::new(FileDevice::of_reader(part.file)?);
+            span.add(SpanPart {
+                first_byte: part.first_byte,
+                len_bytes: part.len_bytes,
+                data_offset: part.data_offset,
+                device: Some(match part.emulated {
+                    true => Arc::new(EmulatedDisk::new(file, DiskModel::SSD)),
+                    false => file,
+                }),
+            })?;
+        }
+        Ok(span)
     }
 
     /// Returns the device of each part, `None` where it is gone.
@@ -321,6 +354,24 @@ impl BlockDevice for Span {
         })
     }
 
+    fn reader_parts(&self) -> Vec<ReaderPart> {
+        let of = |part: &Part| {
+            let device = part.device.read().clone()?;
+            let whole = device
+                .reader_parts()
+                .pop()
+                .filter(|whole| whole.first_byte == 0)?;
+            let fits = part.data_offset.checked_add(part.len_bytes)? <= whole.len_bytes;
+            fits.then_some(ReaderPart {
+                first_byte: part.first_byte,
+                len_bytes: part.len_bytes,
+                data_offset: whole.data_offset + part.data_offset,
+                ..whole
+            })
+        };
+        self.parts().filter_map(of).collect()
+    }
+
     fn state(&self) -> DeviceState {
         let devices = self.devices().into_iter().flatten();
         devices
@@ -348,7 +399,6 @@ impl BlockDevice for Span {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::emulated::{DiskModel, EmulatedDisk};
     use crate::sim::SimWorld;
 
     fn of(world: &SimWorld) -> Span {

@@ -493,6 +493,11 @@ impl BlockDevice for CountingDevice {
         })
     }
 
+    // Transfers of other processes are not counted.
+    fn reader_parts(&self) -> Vec<crate::traits::ReaderPart> {
+        self.inner.reader_parts()
+    }
+
     fn state(&self) -> DeviceState {
         self.inner.state()
     }

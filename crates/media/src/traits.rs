@@ -2,6 +2,7 @@
 //! own way.
 
 use std::fmt;
+use std::fs::File;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -186,6 +187,21 @@ pub trait Region: Send + Sync {
     fn info(&self) -> DeviceInfo;
 }
 
+/// A part of a block device as another process reads it.
+#[derive(Debug)]
+pub struct ReaderPart {
+    /// Its first byte on the device.
+    pub first_byte: u64,
+    /// Length in bytes.
+    pub len_bytes: u64,
+    /// Offset in the file of its first byte.
+    pub data_offset: u64,
+    /// Open for reading only. Reads bypass the page cache if the device's own do.
+    pub file: File,
+    /// Reads are to be slowed down to a model of an SSD ([`DiskModel::SSD`](crate::emulated::DiskModel::SSD)).
+    pub emulated: bool,
+}
+
 /// Writes to a [`BlockDevice`] begin and end at multiples of this many bytes.
 pub const DEVICE_BLOCK_BYTES: u64 = 4096;
 
@@ -245,6 +261,13 @@ pub trait BlockDevice: Send + Sync {
     /// The first error met; any of the ranges may be written then.
     fn write_batch(&self, parts: &[(u64, &[u8])]) -> Result<(), MediaError> {
         parts.iter().try_for_each(|(off, src)| self.write(*off, src))
+    }
+
+    /// Opens what another process can read this device by, without this one: what was written here and returned
+    /// is seen there. Parts in order; what lies in none of them is read by this process only. Empty where no part
+    /// of it can be read so.
+    fn reader_parts(&self) -> Vec<ReaderPart> {
+        Vec::new()
     }
 
     /// Whether the device still takes writes.

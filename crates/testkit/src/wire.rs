@@ -485,6 +485,7 @@ impl Connector for Entrance {
                 }) as Arc<dyn Region>
             }),
             nvm: opened.nvm,
+            ssd: opened.ssd,
             verified: opened.verified,
         })
     }

@@ -257,20 +257,27 @@ pub fn connect(path: &Path, hello: Hello) -> Result<(SocketLink, Welcome, Descri
     .map_err(gone)?;
     let (len, fds) = receive_with_descriptors(&stream).map_err(gone)?;
     let frame = wire::read_body(&stream, len).map_err(gone)?;
-    let ServerFrame::Opened { result, descriptors } = frame else {
+    let ServerFrame::Opened {
+        result,
+        descriptors,
+        ssd,
+    } = frame
+    else {
         return Err(IpcError::Protocol("no answer to Hello".into()));
     };
     let welcome = *result?;
     let mut fds = fds.into_iter();
     let mut take = |kind: u8| (descriptors & kind != 0).then(|| fds.next()).flatten();
-    let descriptors = Descriptors {
+    let mut descriptors = Descriptors {
         page: take(mask::PAGE),
         log: take(mask::LOG),
         log_backing: take(mask::LOG_BACKING),
         nvm: take(mask::NVM),
         verified: take(mask::VERIFIED),
+        ssd: Vec::new(),
     };
     let line = take(mask::LINE).map(UnixStream::from);
+    descriptors.ssd = ssd.into_iter().zip(fds).collect();
     let link = SocketLink::start(stream, line).map_err(gone)?;
     Ok((link, welcome, descriptors))
 }
@@ -305,7 +312,7 @@ pub fn admin(path: &Path, request: Admin) -> Result<String, IpcError> {
 /// Reads a frame's length and the descriptors that came with it.
 fn receive_with_descriptors(mut stream: &UnixStream) -> io::Result<([u8; 4], Vec<OwnedFd>)> {
     let mut len = [0; 4];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(mask::KINDS))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(mask::KINDS + mask::DEVICES_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let got = recvmsg(
         stream,

@@ -50,6 +50,7 @@ pub(crate) const fn may_wait(request: &Request) -> bool {
         | Request::Owners { .. }
         | Request::Checksums { .. }
         | Request::ReadData { .. }
+        | Request::NoteReads { .. }
         | Request::BarrierAck { .. }
         | Request::ReturnReservation { .. }
         | Request::SetWatched(_)
@@ -71,6 +72,8 @@ mod mask {
     pub(super) const VERIFIED: u8 = 32;
     /// Number of kinds.
     pub(super) const KINDS: usize = 6;
+    /// Most descriptors of devices, which come after those of the mask.
+    pub(super) const DEVICES_MAX: usize = 32;
 }
 
 #[cfg(all(test, not(feature = "shuttle")))]

@@ -251,6 +251,7 @@ fn greet(shared: &Arc<Shared>, stream: &Arc<UnixStream>, peer: Peer) {
                         let frame = ServerFrame::Opened {
                             result: Err(error),
                             descriptors: 0,
+                            ssd: Vec::new(),
                         };
                         let _ = wire::write(stream_ref, &frame);
                     }
@@ -349,6 +350,7 @@ fn send_opened(stream: &UnixStream, opened: Opened, line: &UnixStream) -> io::Re
         log_backing,
         nvm,
         verified,
+        ssd,
     } = &opened.descriptors;
     let kinds = [
         (mask::PAGE, page),
@@ -367,12 +369,15 @@ fn send_opened(stream: &UnixStream, opened: Opened, line: &UnixStream) -> io::Re
     }
     present |= mask::LINE;
     fds.push(line.as_fd());
+    let ssd = &ssd[..ssd.len().min(mask::DEVICES_MAX)];
+    fds.extend(ssd.iter().map(|(_, fd)| fd.as_fd()));
     let frame = ServerFrame::Opened {
         result: Ok(Box::new(opened.welcome)),
         descriptors: present,
+        ssd: ssd.iter().map(|(part, _)| *part).collect(),
     };
     let bytes = wire::encode(&frame)?;
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(mask::KINDS))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(mask::KINDS + mask::DEVICES_MAX))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() {
         control.push(SendAncillaryMessage::ScmRights(&fds));

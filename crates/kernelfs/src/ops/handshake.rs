@@ -21,6 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use varve_format::{LastForwarded, ROOT_INO, SessionId};
 use varve_ipc::{ClientKind, HELD_MAX, Hello, IpcError, PROTOCOL_VERSION, Peer, Welcome};
+use varve_media::BlockDevice;
 use varve_store::StoreError;
 
 /// Session numbers that are taken from the pool at once.
@@ -40,6 +41,8 @@ pub struct LocalSession {
     pub nvm: Option<Arc<dyn varve_media::Region>>,
     /// Bitmap of NVM blocks that were compared with their checksums, if each is compared once.
     pub verified: Option<Arc<varve_media::Verified>>,
+    /// The SSD, if the session reads it by itself.
+    pub ssd: Option<Arc<dyn BlockDevice>>,
     /// Segments that unprivileged sessions map instead.
     pub(crate) segments: Option<Arc<UserSegments>>,
 }
@@ -162,8 +165,16 @@ impl<'k> Handshake<'k> {
             log: session.log.clone(),
             nvm: session.privileged.then(|| Arc::clone(nvm)),
             verified: self.core.store.verified().filter(|_| session.privileged).cloned(),
+            ssd: self.readable_ssd(&session),
             segments: session.segments.clone(),
         })
+    }
+
+    /// The SSD, for a session that reads it by itself: it is privileged, so it may read all data, and it is given
+    /// the checksums.
+    fn readable_ssd(&self, session: &Session) -> Option<Arc<dyn BlockDevice>> {
+        let direct = session.privileged && self.core.env.config.direct_reads;
+        self.core.store.devices().ssd.clone().filter(|_| direct)
     }
 
     /// Seals and digests the session of this token, if it still lives, and finds its remains.

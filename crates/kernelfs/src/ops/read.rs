@@ -12,7 +12,7 @@ use varve_format::{
 };
 use varve_ipc::{
     ClientKind, DATA_MAX, DirEntry, Grant, IpcError, LeaseMode, MappedExtent, NumberedBlocks, Owned,
-    OwnedBlocks, SUMS_MAX, StatFs, Summed, SummedBlocks, TOLD_MAX, Tell, USERS_MAX,
+    OwnedBlocks, READS_MAX, ReadRun, SUMS_MAX, StatFs, Summed, SummedBlocks, TOLD_MAX, Tell, USERS_MAX,
 };
 use varve_store::{MappedPart, OwnedPart, SpaceStats, Store, StoreError, SummedPart};
 
@@ -437,6 +437,30 @@ impl<'k> Reads<'k> {
             data,
             numbered.into_iter().filter(|_| may_know).map(told).collect(),
         ))
+    }
+}
+
+impl Reads<'_> {
+    /// Counts what a session has read by itself.
+    pub(crate) fn note_reads(&self, session: &Session, reads: &[ReadRun]) -> Result<(), IpcError> {
+        if !session.privileged {
+            return Err(no(libc::EPERM));
+        }
+        if reads.len() > READS_MAX {
+            return Err(no(libc::E2BIG));
+        }
+        let leased: Vec<&ReadRun> = {
+            let sessions = self.sessions.table.lock();
+            let has = |run: &&ReadRun| sessions.table.mode(session.id, run.key).is_some();
+            reads.iter().filter(has).collect()
+        };
+        for run in leased {
+            let blocks = u64::from(run.blocks).min(FILE_BLOCKS_MAX.saturating_sub(run.from.0));
+            if blocks > 0 {
+                self.policy.used(run.key, run.from, blocks, Use::Read);
+            }
+        }
+        Ok(())
     }
 }
 

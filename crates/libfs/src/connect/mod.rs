@@ -9,9 +9,13 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
-use varve_ipc::{DaxAt, Hello, IpcError, Link, Page, Welcome, socket};
+use varve_ipc::{DaxAt, DevicePart, Hello, IpcError, Link, Page, Welcome, socket};
 use varve_media::emulated::{EmulatedRegion, NvmModel};
-use varve_media::{Backing, DaxPart, DeviceName, LiveLog, MappedRegion, MediaError, Region, Verified};
+use varve_media::span::Span;
+use varve_media::{
+    Backing, BlockDevice, DaxPart, DeviceName, LiveLog, MappedRegion, MediaError, ReaderPart, Region,
+    Verified,
+};
 
 use crate::options::{Connection, Connector};
 
@@ -66,6 +70,7 @@ impl Connector for SocketConnector {
             page: Arc::new(page),
             log,
             nvm,
+            ssd: open_ssd(descriptors.ssd),
             verified: verified.map(Arc::new),
         })
     }
@@ -74,6 +79,24 @@ impl Connector for SocketConnector {
         // As mounts name it: without symbolic links.
         self.path.parent()?.canonicalize().ok()
     }
+}
+
+/// Opens the SSD for reading. `None` if no part of it is shared, or cannot be used: the daemon reads then.
+fn open_ssd(parts: Vec<(DevicePart, OwnedFd)>) -> Option<Arc<dyn BlockDevice>> {
+    if parts.is_empty() {
+        return None;
+    }
+    let parts = parts.into_iter().map(|(part, fd)| ReaderPart {
+        first_byte: part.first_byte,
+        len_bytes: part.len_bytes,
+        data_offset: part.data_offset,
+        file: File::from(fd),
+        emulated: part.emulated,
+    });
+    let opened = Span::of_reader_parts(parts).inspect_err(|error| {
+        tracing::warn!(%error, "the SSD is read by the daemon");
+    });
+    Some(Arc::new(opened.ok()?))
 }
 
 fn map_log(

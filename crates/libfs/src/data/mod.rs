@@ -3,6 +3,7 @@
 //! lease that an operation needs.
 
 mod cache;
+mod device;
 mod flights;
 #[cfg(all(test, feature = "shuttle"))]
 mod interleavings;
@@ -24,6 +25,7 @@ use crate::log::{Log, LogHost, LogOptions, Slot, Stamp};
 use crate::sync::Mutex;
 use cache::ReadCache;
 use crossbeam_channel::Sender;
+use device::DeviceReads;
 use flights::Flights;
 use nvm::Nvm;
 use reservations::Stock;
@@ -31,7 +33,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock, Weak};
 use varve_format::{BlockNo, LogSeq};
 use varve_ipc::{ClientFault, Clock, IpcError, Link, PageState, Request, Response, SessionPage, Welcome};
-use varve_media::{Region, Verified};
+use varve_media::{BlockDevice, Region, Verified};
 
 /// The data state of one session. Created for each session; inodes outlive it (see [`Inode::reset`]).
 pub struct DataPlane {
@@ -54,6 +56,8 @@ pub struct DataPlane {
     cache: ReadCache,
     /// What is being read into it.
     flights: Flights,
+    /// The SSD, if the session reads it by itself.
+    device: Option<DeviceReads>,
     /// Inodes with pointers into the log.
     listed: Mutex<Vec<Weak<Inode>>>,
     /// Held during a prune.
@@ -99,11 +103,19 @@ impl DataPlane {
             asking: Mutex::new(()),
             cache: ReadCache::new(),
             flights: Flights::new(),
+            device: None,
             listed: Mutex::new(Vec::new()),
             pruning: Mutex::new(()),
             ahead: OnceLock::new(),
             appetite: Arc::default(),
         }
+    }
+
+    /// Has blocks on SSD read from `device` by the session itself, if there is one.
+    #[must_use]
+    pub fn reading_from(mut self, device: Option<Arc<dyn BlockDevice>>) -> Self {
+        self.device = device.map(DeviceReads::new);
+        self
     }
 
     /// The session's log.
@@ -191,9 +203,10 @@ impl DataPlane {
         }
     }
 
-    /// Reports faults of the log and damaged NVM blocks to the daemon, which does not see them by itself.
-    /// Costs three loads if there are none.
-    pub(crate) fn report_faults(&self) {
+    /// Reports to the daemon what it does not see by itself: faults of the log, damaged NVM blocks, reads from the
+    /// SSD. Costs three loads and a lock if there are none.
+    pub(crate) fn report(&self) {
+        self.report_reads();
         let of_log = self.log.iter().flat_map(Log::take_faults).flatten();
         let damaged = self.nvm.as_ref().and_then(Nvm::take_damaged);
         let of_nvm = damaged.map(|block| ClientFault::NvmDamaged {

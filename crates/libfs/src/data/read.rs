@@ -320,11 +320,7 @@ impl DataPlane {
             let into = &mut out[at..at + len];
             let sequential = inode.read_end.swap(pos + len as u64, Ordering::Relaxed) == pos;
             if len > CACHED_MAX {
-                for (index, piece) in into.chunks_mut(DATA_MAX).enumerate() {
-                    let (bytes, _) = self.ask_data(inode, pos + (index * DATA_MAX) as u64, piece.len())?;
-                    piece[..bytes.len()].copy_from_slice(&bytes);
-                    piece[bytes.len()..].fill(0);
-                }
+                self.fetch_large(inode, keys.version, pos, into)?;
             } else {
                 let ahead = if sequential {
                     self.read_ahead_bytes as usize
@@ -333,6 +329,32 @@ impl DataPlane {
                 };
                 self.fetch_cached(inode, keys, pos, into, ahead)?;
             }
+        }
+        Ok(())
+    }
+
+    /// Reads `out.len()` bytes past the cache.
+    fn fetch_large<T>(&self, inode: &Inode, version: u64, mut pos: u64, out: &mut [u8]) -> OpResult<(), T> {
+        let mut rest = out;
+        while !rest.is_empty() {
+            let within = (pos % BLOCK_BYTES) as usize;
+            let len = rest.len().min(DATA_MAX - within);
+            let piece = &mut rest[..len];
+            let direct = match within {
+                0 => self.read_from_device(inode, version, pos / BLOCK_BYTES, piece),
+                _ => None,
+            };
+            let took = match direct {
+                Some(took) => took,
+                None => {
+                    let (bytes, _) = self.ask_data(inode, pos, len)?;
+                    piece[..bytes.len()].copy_from_slice(&bytes);
+                    piece[bytes.len()..].fill(0);
+                    len
+                }
+            };
+            pos += took as u64;
+            rest = &mut rest[took..];
         }
         Ok(())
     }
@@ -367,6 +389,12 @@ impl DataPlane {
                 has_waited = true;
                 continue;
             };
+            let end = block + flight.blocks();
+            if let Some(took) = self.fetch_from_device(inode, keys, block..end, within, rest) {
+                at += took as u64;
+                has_waited = false;
+                continue;
+            }
             let mut want = want.min(flight.blocks() as usize * BLOCK_SIZE);
             let (bytes, numbered) = match self.ask_data(inode, first, want) {
                 // The damage may be in a later block: ask for this block alone.

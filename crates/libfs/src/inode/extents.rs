@@ -92,6 +92,27 @@ impl ExtentCache {
         }
     }
 
+    /// Returns where `block` lies on a tier, and how many of the `most` blocks from it on lie there one after the
+    /// other.
+    pub(crate) fn run_on(&self, tier: Tier, block: u64, most: u64) -> Option<(u64, u64)> {
+        let mut run: Option<(u64, u64)> = None;
+        loop {
+            let count = run.map_or(0, |(_, count)| count);
+            match self.find(block + count) {
+                Below::Mapped(on, place, more)
+                    if on == tier && run.is_none_or(|(first, count)| first + count == place) =>
+                {
+                    let first = run.map_or(place, |(first, _)| first);
+                    run = Some((first, (count + more).min(most)));
+                }
+                _ => return run,
+            }
+            if run.is_some_and(|(_, count)| count >= most) {
+                return run;
+            }
+        }
+    }
+
     /// Adds the shared blocks of a range to `numbered`.
     pub(crate) fn numbers(&self, blocks: Range<u64>, numbered: &mut Vec<NumberedBlocks>) {
         let at = self

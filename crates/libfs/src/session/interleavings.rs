@@ -232,6 +232,7 @@ impl Connector for Door {
             page: Arc::clone(&epoch.page) as _,
             log: Some(Arc::clone(&epoch.log)),
             nvm: None,
+            ssd: None,
             verified: None,
         })
     }

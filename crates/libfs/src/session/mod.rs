@@ -68,6 +68,7 @@ impl Session {
             page,
             log,
             nvm,
+            ssd,
             verified,
         } = connection;
         if !welcome.root.is_dir() {
@@ -85,7 +86,8 @@ impl Session {
             nvm,
             verified,
             Arc::clone(&options.clock),
-        );
+        )
+        .reading_from(ssd);
         let (events, inbox) = crossbeam_channel::unbounded();
         let (asks, asked) = crossbeam_channel::unbounded();
         let kernel = options.kind == ClientKind::Shim && options.observer.is_some();
@@ -220,7 +222,7 @@ impl Session {
     /// Makes everything logged until now durable against a power cut.
     pub(crate) fn sync_log<T>(&self) -> OpResult<(), T> {
         let synced = self.data.sync();
-        self.data.report_faults();
+        self.data.report();
         // The entries of a sealed log are digested, and so durable, before the session that follows begins.
         if !self.is_live() {
             return Err(OpError::lost());

@@ -201,7 +201,7 @@ impl Mount {
                 // An operation that failed under leases that were lost meanwhile may succeed in the next
                 // session: repeat it.
                 Err(OpError::Failed(errno)) if session.is_live() || self.is_unmounted() => {
-                    session.data.report_faults();
+                    session.data.report();
                     return Err(errno);
                 }
                 Err(OpError::Failed(_)) => (None, None),

@@ -193,7 +193,7 @@ fn give_back(weak: &Weak<Session>, clock: &dyn Clock, inbox: &Receiver<Event>, m
             Err(RecvTimeoutError::Timeout) if pause < TICK => {}
             Err(RecvTimeoutError::Timeout) => {
                 session.data.reclaim();
-                session.data.report_faults();
+                session.data.report();
             }
             Err(RecvTimeoutError::Disconnected) => return,
         }
@@ -234,6 +234,6 @@ fn sync_now_and_then(weak: &Weak<Session>, clock: &dyn Clock, pause: Duration, a
         if let Err(error) = session.data.sync_unasked() {
             tracing::error!(%error, "the log could not be made durable");
         }
-        session.data.report_faults();
+        session.data.report();
     }
 }

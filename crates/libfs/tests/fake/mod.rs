@@ -164,6 +164,7 @@ impl Connector for FakeConnector {
             page,
             log,
             nvm: None,
+            ssd: None,
             verified: None,
         })
     }

@@ -52,6 +52,10 @@ impl<K: Send + Sync> BlockDevice for Attached<K> {
         self.device.write_batch(parts)
     }
 
+    fn reader_parts(&self) -> Vec<crate::traits::ReaderPart> {
+        self.device.reader_parts()
+    }
+
     fn state(&self) -> DeviceState {
         self.device.state()
     }

@@ -18,12 +18,14 @@ use crate::direct::read_full;
 use crate::error::{DeviceName, MediaError, check_blocks, check_range};
 use crate::host::punch_file;
 use crate::latch::Latch;
-use crate::traits::{BlockDevice, DeviceInfo, DeviceState, MediumKind};
+use crate::traits::{BlockDevice, DeviceInfo, DeviceState, MediumKind, ReaderPart};
 
 /// Transfers are cut in pieces of this size, which are in flight at once.
 const PIECE_BYTES: usize = 256 << 10;
 /// Bytes moved through one bounce buffer.
 const BOUNCE_BYTES: usize = 1 << 20;
+/// The same, in a process that only reads.
+const READER_BOUNCE_BYTES: usize = 256 << 10;
 
 /// The host's abilities to use, where it has them. The default is all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -134,9 +136,7 @@ impl FileDevice {
                 what: "is neither a file nor a block device",
             });
         }
-        let mut at = &file;
-        let len = io::Seek::seek(&mut at, io::SeekFrom::End(0));
-        let len = len.map_err(|e| MediaError::setup(&name, "find its length", &e))?;
+        let len = length(&file, &name)?;
         Ok(Self {
             name,
             len_bytes: len / DEVICE_BLOCK_BYTES * DEVICE_BLOCK_BYTES,
@@ -147,6 +147,29 @@ impl FileDevice {
             bounce: BufPool::new(BOUNCE_BYTES),
             latch: Latch::default(),
             _claim: claim,
+        })
+    }
+
+    /// Wraps a descriptor that another process opened for reading ([`BlockDevice::reader_parts`]). Each read is
+    /// one system call, by the thread that wants the bytes.
+    ///
+    /// # Errors
+    /// `Setup`.
+    pub fn of_reader(file: File) -> Result<Self, MediaError> {
+        let name = DeviceName::from("the device of the pool's SSD");
+        let flags =
+            rustix::fs::fcntl_getfl(&file).map_err(|e| MediaError::setup(&name, "look at it", &e.into()))?;
+        let (is_file, len) = (false, length(&file, &name)?);
+        Ok(Self {
+            name,
+            len_bytes: len / DEVICE_BLOCK_BYTES * DEVICE_BLOCK_BYTES,
+            is_file,
+            direct: AtomicBool::new(flags.contains(OFlags::DIRECT)),
+            rings: None,
+            file,
+            bounce: BufPool::new(READER_BOUNCE_BYTES),
+            latch: Latch::default(),
+            _claim: None,
         })
     }
 
@@ -244,7 +267,7 @@ impl FileDevice {
         while done < out.len() {
             let at = off + done as u64;
             let begin = at / align * align;
-            let n = (out.len() - done).min(BOUNCE_BYTES - ALIGN_BYTES);
+            let n = (out.len() - done).min(self.bounce.buf_bytes() - ALIGN_BYTES);
             let span = ((at + n as u64).next_multiple_of(align) - begin) as usize;
             self.bounce.with(|buf| {
                 self.read_aligned(begin, &mut buf.bytes_mut()[..span])?;
@@ -276,6 +299,31 @@ impl FileDevice {
         check_blocks(&self.name, off, len, DEVICE_BLOCK_BYTES)?;
         self.latch.check(&self.name)
     }
+}
+
+/// Length of a file or block device in bytes.
+fn length(file: &File, name: &DeviceName) -> Result<u64, MediaError> {
+    let mut at = file;
+    let len = io::Seek::seek(&mut at, io::SeekFrom::End(0));
+    len.map_err(|e| MediaError::setup(name, "find its length", &e))
+}
+
+/// Opens an open file or block device again, for reading only.
+pub(super) fn reopen(file: &File, direct: bool) -> io::Result<File> {
+    let flags = if direct { libc::O_DIRECT } else { 0 };
+    let same = format!("/proc/self/fd/{}", file.as_raw_fd());
+    OpenOptions::new().read(true).custom_flags(flags).open(same)
+}
+
+/// The part of a device that is all of a file or block device.
+pub(super) fn whole_part(file: &File, direct: bool, len_bytes: u64) -> Option<ReaderPart> {
+    Some(ReaderPart {
+        first_byte: 0,
+        len_bytes,
+        data_offset: 0,
+        file: reopen(file, direct).ok()?,
+        emulated: false,
+    })
 }
 
 /// The rings for a file, if the host gives them.
@@ -376,6 +424,12 @@ impl BlockDevice for FileDevice {
             self.latch
                 .note(self.io_error("write of a batch", first.0, first.1, &e))
         })
+    }
+
+    fn reader_parts(&self) -> Vec<ReaderPart> {
+        whole_part(&self.file, self.uses_direct(), self.len_bytes)
+            .into_iter()
+            .collect()
     }
 
     fn state(&self) -> DeviceState {

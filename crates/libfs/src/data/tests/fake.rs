@@ -16,7 +16,10 @@ use varve_format::{
     BLOCK_BYTES, BLOCK_SIZE, BlockNo, EntryFlags, EntryHeader, FallocateMode, FileBlock, Generation, Ino,
     InodeAttr, InodeKey, LogOp, LogSeq, SessionId, Tier,
 };
-use varve_ipc::{IpcError, Link, MappedExtent, Page, Request, Response, SessionPage, Upcall, Welcome};
+use varve_ipc::{
+    IpcError, Link, MappedExtent, Page, ReadRun, Request, Response, SessionPage, Summed, SummedBlocks,
+    Upcall, Welcome,
+};
 use varve_media::{Backing, MappedOptions, MappedRegion, Region};
 use zerocopy::FromBytes;
 
@@ -107,6 +110,8 @@ pub struct Fake {
     /// A `Digest` with `wait` digests.
     pub obeys: AtomicBool,
     pub calls: Mutex<HashMap<&'static str, u64>>,
+    /// Reads that were reported.
+    pub reads: Mutex<Vec<ReadRun>>,
 }
 
 /// Attributes of an empty regular file.
@@ -131,6 +136,7 @@ impl Fake {
             vouched: AtomicU64::new(0),
             obeys: AtomicBool::new(true),
             calls: Mutex::new(HashMap::new()),
+            reads: Mutex::default(),
         })
     }
 
@@ -327,6 +333,35 @@ impl Link for Fake {
                 let start = (offset as usize).min(bytes.len());
                 let end = (start + len as usize).min(bytes.len());
                 Ok(Response::Bytes(bytes[start..end].to_vec()))
+            }
+            Request::Checksums { key, from, max } => {
+                count("sums");
+                let sum = |place: u64| {
+                    let mut image = [0; BLOCK_SIZE];
+                    self.nvm
+                        .read(place * BLOCK_BYTES, &mut image)
+                        .expect("in the region");
+                    crc32c::crc32c(&image)
+                };
+                let files = self.files.lock();
+                let file = files.files.get(&key);
+                let blocks = file
+                    .iter()
+                    .flat_map(|file| file.map.range(from.0..from.0 + u64::from(max)));
+                let parts = blocks.map(|(&block, &place)| SummedBlocks {
+                    file_block: FileBlock(block),
+                    number: None,
+                    sums: vec![sum(place)],
+                });
+                Ok(Response::Summed(Summed {
+                    parts: parts.collect(),
+                    next: None,
+                }))
+            }
+            Request::NoteReads { reads } => {
+                count("note");
+                self.reads.lock().extend(reads);
+                Ok(Response::Done)
             }
             Request::GrowLog { len_bytes } => {
                 count("grow");

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod beside;
+mod direct;
 pub(crate) mod fake;
 mod model;
 mod races;
@@ -46,6 +47,15 @@ impl Rig {
             plane,
             _dir: dir,
         }
+    }
+
+    /// A session that reads the SSD by itself; the places are those of NVM.
+    pub(crate) fn direct(log_chunks: u64, log_max_chunks: u64) -> (Self, Arc<direct::Disk>) {
+        let mut rig = Self::new(log_chunks, log_max_chunks);
+        let disk = Arc::new(direct::Disk::of(rig.fake.nvm.clone()));
+        rig.plane = rig.plane.reading_from(Some(disk.clone()));
+        *rig.fake.tier.lock() = varve_format::Tier::Ssd;
+        (rig, disk)
     }
 
     pub(crate) fn inode(ino: u64) -> Arc<Inode> {

@@ -2,7 +2,7 @@
 
 use super::{Rig, contents};
 use crate::errno::{Errno, OpError};
-use proptest::prelude::{Just, ProptestConfig, Strategy, any, prop, prop_oneof, proptest};
+use proptest::prelude::{Just, ProptestConfig, Strategy, prop, prop_oneof, proptest};
 use std::collections::BTreeSet;
 use varve_format::{BLOCK_BYTES, EntryFlags, FallocateMode, Tier};
 
@@ -16,7 +16,7 @@ enum Call {
     Digest(u64),
     Reclaim,
     Barrier,
-    Tier(bool),
+    Tier(Tier),
 }
 
 const SPAN: u64 = 120_000;
@@ -52,7 +52,7 @@ fn call() -> impl Strategy<Value = Call> {
         3 => (0..20_u64).prop_map(Call::Digest),
         2 => Just(Call::Reclaim),
         1 => Just(Call::Barrier),
-        1 => any::<bool>().prop_map(Call::Tier),
+        1 => prop_oneof![Just(Tier::Nvm), Just(Tier::Ssd), Just(Tier::Hdd)].prop_map(Call::Tier),
     ]
 }
 
@@ -100,7 +100,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
     #[test]
     fn file_reads_as_written_when_calls_are_random(calls in prop::collection::vec(call(), 1..60)) {
-        let rig = Rig::new(4, 8);
+        let (rig, _disk) = Rig::direct(4, 8);
         let inode = Rig::inode(9);
         let mut model: Vec<u8> = Vec::new();
         let mut blocks = BTreeSet::new();
@@ -158,8 +158,8 @@ proptest! {
                     rig.plane.forget_extents(&inode);
                     rig.fake.poison(freed);
                 }
-                Call::Tier(slow) => {
-                    *rig.fake.tier.lock() = if slow { Tier::Hdd } else { Tier::Nvm };
+                Call::Tier(tier) => {
+                    *rig.fake.tier.lock() = tier;
                     rig.plane.forget_extents(&inode);
                 }
             }

@@ -21,9 +21,10 @@ use super::nvme::identify::{
 use super::ring::{Kind, NvmeCommand, Passthrough, Request, Rings};
 use crate::DEVICE_BLOCK_BYTES;
 use crate::aligned::{AlignedBuf, BufPool};
+use crate::block::file::whole_part;
 use crate::error::{DeviceName, MediaError, check_blocks, check_range};
 use crate::latch::Latch;
-use crate::traits::{BlockDevice, DeviceInfo, DeviceState, MediumKind};
+use crate::traits::{BlockDevice, DeviceInfo, DeviceState, MediumKind, ReaderPart};
 
 /// Most bytes of one command: the kernel splits nothing here.
 const PIECE_BYTES_MAX: usize = 128 << 10;
@@ -48,7 +49,7 @@ pub struct NgDevice {
     latch: Latch,
     _file: File,
     /// The block device, claimed so that it cannot be mounted meanwhile.
-    _claim: File,
+    claim: File,
 }
 
 /// The block device of the same namespace: `/dev/ng0n1` and `/dev/nvme0n1`.
@@ -168,7 +169,7 @@ impl NgDevice {
             bounce: BufPool::new(BOUNCE_BYTES),
             latch: Latch::default(),
             _file: file,
-            _claim: claim,
+            claim,
         })
     }
 
@@ -419,6 +420,14 @@ impl BlockDevice for NgDevice {
             self.latch
                 .note(self.error("write of a batch", first.0, first.1, &error))
         })
+    }
+
+    /// By the namespace's block device: commands that another process could send by the character device are not
+    /// only reads.
+    fn reader_parts(&self) -> Vec<ReaderPart> {
+        whole_part(&self.claim, true, self.len_bytes())
+            .into_iter()
+            .collect()
     }
 
     fn state(&self) -> DeviceState {
