@@ -462,6 +462,10 @@ impl BlockDevice for EmulatedDisk {
         parts
     }
 
+    fn wants_order(&self) -> bool {
+        self.model.seek_max_ns > 0 || self.inner.wants_order()
+    }
+
     fn state(&self) -> DeviceState {
         self.inner.state()
     }

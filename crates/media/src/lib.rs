@@ -19,6 +19,7 @@ mod aligned;
 pub mod block;
 pub mod dax;
 mod direct;
+pub mod elevator;
 pub mod emulated;
 mod error;
 pub mod faulty;

@@ -17,6 +17,28 @@ pub(crate) fn begin_write_out(file: &File, off: u64, len: u64) {
     }
 }
 
+/// `_IO(0x12, 119)`.
+const BLKDISCARD: libc::Ioctl = 0x1277 as libc::Ioctl;
+
+/// Tells a block device that a range is free: what it reads as from then on is the device's to choose. `false`:
+/// the device cannot be told.
+///
+/// # Errors
+/// The host's.
+pub(crate) fn discard(device: &File, off: u64, len: u64) -> io::Result<bool> {
+    let range = [off, len];
+    // SAFETY: the kernel reads two numbers, which live through the call; the descriptor is open as long as
+    // `device` is borrowed.
+    if unsafe { libc::ioctl(device.as_raw_fd(), BLKDISCARD, range.as_ptr()) } == 0 {
+        return Ok(true);
+    }
+    let error = io::Error::last_os_error();
+    match error.raw_os_error() {
+        Some(libc::EOPNOTSUPP | libc::ENOTTY | libc::ENOSYS) => Ok(false),
+        _ => Err(error),
+    }
+}
+
 /// Locks one byte of a file for its open file description: the kernel takes the lock back when the last
 /// descriptor of it is closed and the last mapping made with it is gone, in whichever process.
 ///

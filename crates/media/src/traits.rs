@@ -270,6 +270,11 @@ pub trait BlockDevice: Send + Sync {
         Vec::new()
     }
 
+    /// Whether reads move a head and nobody below sorts them: [`Elevator`](crate::elevator::Elevator) then does.
+    fn wants_order(&self) -> bool {
+        false
+    }
+
     /// Whether the device still takes writes.
     fn state(&self) -> DeviceState {
         DeviceState::Ok

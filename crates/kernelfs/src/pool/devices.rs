@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use varve_format::Tier;
 use varve_media::block::nvme::Places;
+use varve_media::elevator::Elevator;
 use varve_media::emulated::{DiskModel, EmulatedDisk, EmulatedRegion, NvmModel};
 use varve_media::host::host_capacity;
 use varve_media::{
@@ -348,16 +349,20 @@ fn tier(pool: &HostPool, tier: Emulated, create: bool) -> Result<Option<Arc<dyn 
     Ok(Some(slowed_disk(pool, tier, device)))
 }
 
-/// Slows a device of a tier down, if the pool's configuration says so.
+/// Slows a device of a tier down, if the pool's configuration says so, and has its reads ordered where that pays.
 pub(super) fn slowed_disk(pool: &HostPool, tier: Tier, device: Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice> {
     let (emulated, model) = match tier {
         Tier::Hdd => (Emulated::Hdd, DiskModel::HDD),
         _ => (Emulated::Ssd, DiskModel::SSD),
     };
-    if pool.config().emulate.contains(&emulated) {
+    let device = if pool.config().emulate.contains(&emulated) {
         Arc::new(EmulatedDisk::new(device, model))
     } else {
         device
+    };
+    match device.wants_order() {
+        true => Arc::new(Elevator::new(device)),
+        false => device,
     }
 }
 

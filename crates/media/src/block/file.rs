@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use io_uring::opcode;
 use rustix::fs::OFlags;
 
+use super::queue::BlockQueue;
 use super::ring::{Kind, Plain, Request, Rings};
 use crate::DEVICE_BLOCK_BYTES;
 use crate::aligned::{ALIGN_BYTES, AlignedBuf, BufPool, is_aligned};
@@ -18,6 +19,7 @@ use crate::direct::read_full;
 use crate::error::{DeviceName, MediaError, check_blocks, check_range};
 use crate::host::punch_file;
 use crate::latch::Latch;
+use crate::sys::discard;
 use crate::traits::{BlockDevice, DeviceInfo, DeviceState, MediumKind, ReaderPart};
 
 /// Transfers are cut in pieces of this size, which are in flight at once.
@@ -55,6 +57,8 @@ pub struct FileDevice {
     rings: Option<Rings<Plain>>,
     bounce: BufPool,
     latch: Latch,
+    /// Of a block device.
+    queue: Option<BlockQueue>,
     /// Claim on a block device. A descriptor of its own, since rings keep the other one for a moment after a
     /// kill.
     _claim: Option<File>,
@@ -105,7 +109,7 @@ impl FileDevice {
     /// cannot be mounted meanwhile.
     ///
     /// # Errors
-    /// `Setup`; `Refused` if a block device is in use; `Unfit` if it is neither a file nor a block device.
+    /// `Setup`; `Refused` if a block device is in use or has zones; `Unfit` if it is neither a file nor a block device.
     pub fn open(path: &Path, options: BlockOptions) -> Result<Self, MediaError> {
         let name = DeviceName::from(path);
         let claim = claim(path, &name)?;
@@ -136,6 +140,12 @@ impl FileDevice {
                 what: "is neither a file nor a block device",
             });
         }
+        let queue = kind
+            .is_block_device()
+            .then(|| BlockQueue::of(Path::new("/sys"), meta.rdev()));
+        if let Some(queue) = queue {
+            queue.check_zones(&name)?;
+        }
         let len = length(&file, &name)?;
         Ok(Self {
             name,
@@ -146,6 +156,7 @@ impl FileDevice {
             file,
             bounce: BufPool::new(BOUNCE_BYTES),
             latch: Latch::default(),
+            queue,
             _claim: claim,
         })
     }
@@ -169,6 +180,7 @@ impl FileDevice {
             file,
             bounce: BufPool::new(READER_BOUNCE_BYTES),
             latch: Latch::default(),
+            queue: None,
             _claim: None,
         })
     }
@@ -338,7 +350,8 @@ fn rings_of(file: &File, meta: &Metadata, options: BlockOptions, direct: bool) -
         opcode::WriteFixed::CODE,
     ];
     // Only direct transfers can be polled for, and only where the driver has queues for it.
-    let polled = direct && meta.file_type().is_block_device() && has_poll_queues(meta.rdev());
+    let polled =
+        direct && meta.file_type().is_block_device() && BlockQueue::of(Path::new("/sys"), meta.rdev()).polls;
     let probe = |polled| Rings::probe(file.as_raw_fd(), polled, Plain, &codes).ok();
     if polled && let Some(rings) = probe(true) {
         // Only a read shows whether the driver really polls.
@@ -348,16 +361,6 @@ fn rings_of(file: &File, meta: &Metadata, options: BlockOptions, direct: bool) -
         }
     }
     probe(false)
-}
-
-/// Whether a block device's driver has queues for polling (`nvme.poll_queues`).
-fn has_poll_queues(device: u64) -> bool {
-    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
-    let dir = format!("/sys/dev/block/{major}:{minor}");
-    // A partition has none of its own.
-    ["queue/io_poll", "../queue/io_poll"]
-        .iter()
-        .any(|file| std::fs::read_to_string(format!("{dir}/{file}")).is_ok_and(|text| text.trim() == "1"))
 }
 
 impl BlockDevice for FileDevice {
@@ -389,9 +392,14 @@ impl BlockDevice for FileDevice {
         if len == 0 {
             return Ok(());
         }
-        // On a block device the kernel turns PUNCH_HOLE into a discard that reads as zeros, if the device
-        // supports it.
-        let done = punch_file(&self.file, off, len);
+        // Of a block device, a hole is a write of zeros that frees, which fewer devices have than a discard.
+        let done = match self.is_file {
+            true => punch_file(&self.file, off, len),
+            false => match discard(&self.file, off, len) {
+                Ok(false) => punch_file(&self.file, off, len),
+                done => done,
+            },
+        };
         done.map(|_| ())
             .map_err(|e| self.io_error("trim", off, len as usize, &e))
     }
@@ -430,6 +438,10 @@ impl BlockDevice for FileDevice {
         whole_part(&self.file, self.uses_direct(), self.len_bytes)
             .into_iter()
             .collect()
+    }
+
+    fn wants_order(&self) -> bool {
+        self.queue.is_some_and(|queue| queue.rotates && !queue.sorted)
     }
 
     fn state(&self) -> DeviceState {

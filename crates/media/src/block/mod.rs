@@ -7,6 +7,7 @@ mod file;
 mod ng;
 pub mod nvme;
 mod open;
+mod queue;
 #[allow(unsafe_code)]
 mod ring;
 pub mod spdk;

@@ -8,7 +8,7 @@ mod ioctl;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use io_uring::opcode;
@@ -22,6 +22,7 @@ use super::ring::{Kind, NvmeCommand, Passthrough, Request, Rings};
 use crate::DEVICE_BLOCK_BYTES;
 use crate::aligned::{AlignedBuf, BufPool};
 use crate::block::file::whole_part;
+use crate::block::queue::BlockQueue;
 use crate::error::{DeviceName, MediaError, check_blocks, check_range};
 use crate::latch::Latch;
 use crate::traits::{BlockDevice, DeviceInfo, DeviceState, MediumKind, ReaderPart};
@@ -139,6 +140,9 @@ impl NgDevice {
             ));
         };
         let claim = claim(&places, &block).map_err(refused)?;
+        if let Ok(meta) = claim.metadata() {
+            BlockQueue::of(&places.sys, meta.rdev()).check_zones(&name)?;
+        }
         let (controller, namespace, nsid) = identify(&file).map_err(refused)?;
         let namespace_name = block
             .file_name()
