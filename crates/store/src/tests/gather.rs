@@ -53,3 +53,46 @@ fn scattered_blocks_that_move_in_one_transaction_are_one_write() {
         assert!(back == data(n));
     }
 }
+
+#[test]
+fn disk_is_written_in_its_own_order_unit_after_unit() {
+    const UNITS: u64 = 3;
+    let Rig { world, store } = Rig::new();
+    drop(store);
+    let mut devices = devices_of(&world);
+    let disk = Arc::new(EmulatedDisk::new(devices.hdd.unwrap(), DiskModel::NONE));
+    devices.hdd = Some(Arc::clone(&disk) as _);
+    let (store, _) = Store::open(devices, OpenOptions::default()).unwrap();
+    let mut tx = store.begin().unwrap();
+    // Two files by turns, so that neither decides the order.
+    let files = ["f", "g"].map(|name| make(&mut tx, ROOT_INO, name, 0o100_644).unwrap().ino);
+    tx.commit().unwrap();
+    let before = disk.counts();
+    let blocks = UNITS * store.layout.unit_data_blocks(Tier::Hdd);
+    let (mut written, mut turn) = (0, 0);
+    while written < blocks {
+        let count = (turn * 5 % 13 + 1).min(blocks - written);
+        let mut tx = store.begin().unwrap();
+        let data = pattern(count as usize * 4096, turn);
+        let at = FileBlock(turn * 13);
+        tx.write_data(
+            files[turn as usize % 2],
+            at,
+            &data,
+            true,
+            DataTarget::only(Tier::Hdd),
+        )
+        .unwrap();
+        tx.commit().unwrap();
+        written += count;
+        turn += 1;
+    }
+    let now = disk.counts();
+    let seeks = now.write_seeks - before.write_seeks;
+    assert!(now.written_bytes - before.written_bytes >= blocks * 4096);
+    // To the first unit, and of each to its footer at its end and to the next one.
+    assert!(
+        seeks <= 1 + 2 * UNITS,
+        "{seeks} seeks for {turn} writes to {UNITS} units"
+    );
+}
