@@ -12,7 +12,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
-use varve_ipc::{Hello, IpcError, Request, Response, Upcall, Welcome};
+use varve_ipc::{DevicePart, Hello, IpcError, Request, Response, Upcall, Welcome};
 
 /// The daemon's frames, as `varve_ipc` has them.
 #[derive(Debug, Deserialize)]
@@ -21,6 +21,7 @@ pub enum ServerFrame {
     Opened {
         result: Result<Box<Welcome>, IpcError>,
         descriptors: u8,
+        ssd: Vec<DevicePart>,
     },
     /// To a call.
     Answer {
@@ -34,7 +35,7 @@ pub enum ServerFrame {
 /// Longest that anything is written: a daemon that takes no more is left.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Descriptors that come with a welcome at most.
-const KINDS: usize = 6;
+const KINDS: usize = 6 + 32;
 
 /// A frame with its length.
 pub fn frame(id: u64, request: &Request) -> Vec<u8> {
@@ -139,19 +140,23 @@ impl Wire {
         let Some(ServerFrame::Opened {
             result: Ok(welcome),
             descriptors,
+            ssd,
         }) = frame
         else {
             return Ok(None);
         };
         let mut fds = std::mem::take(&mut self.fds).into_iter();
         let mut take = |kind: u8| (descriptors & kind != 0).then(|| fds.next()).flatten();
-        let given = Given {
+        let mut given = Given {
             page: take(1),
             log: take(2),
             backing: take(4),
             nvm: take(8),
             verified: take(32),
+            ..Given::default()
         };
+        take(16);
+        given.ssd = ssd.into_iter().zip(fds).collect();
         Ok(Some((*welcome, given)))
     }
 
@@ -190,4 +195,5 @@ pub struct Given {
     pub backing: Option<OwnedFd>,
     pub nvm: Option<OwnedFd>,
     pub verified: Option<OwnedFd>,
+    pub ssd: Vec<(DevicePart, OwnedFd)>,
 }

@@ -207,6 +207,7 @@ fn descriptors(job: &Job, session: &Session, found: &mut Found) {
         given.backing.is_some(),
         "a file on the host's disk, to be filled at will",
     );
+    found.if_so(!given.ssd.is_empty(), "the SSD, with everybody's data");
     let list = [
         ("page", &given.page, false),
         ("log", &given.log, true),

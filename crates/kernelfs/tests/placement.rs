@@ -9,7 +9,7 @@ use common::{Client, ROOT, World};
 use varve_format::log::CHUNK_BYTES;
 use varve_format::seeded::{Bug, arm};
 use varve_format::{BLOCK_BYTES, FileBlock, InodeKey, LogOp, Tier};
-use varve_ipc::{Link, Request, Response, Upcall};
+use varve_ipc::{IpcError, Link, READS_MAX, ReadRun, Request, Response, Upcall};
 use varve_kernelfs::placement::STAY_MS;
 use varve_kernelfs::{Config, KernelFs, PolicyName};
 use varve_media::sim::Crash;
@@ -519,4 +519,62 @@ fn pool_of_each_policy_works_until_it_is_full_and_says_which_it_is() {
         }
         sound(kernel);
     }
+}
+
+/// Fills NVM, has one of two files read six times, and returns the blocks that come back up of both.
+fn warmed(read: impl Fn(&Client, InodeKey)) -> [u64; 2] {
+    let world = world();
+    let kernel = &world.kernel;
+    let keys = fill_nvm(kernel);
+    let client = world.client();
+    settle(kernel);
+    assert_eq!(blocks_on(kernel, keys[1].ino, Tier::Nvm), 0);
+    client.read_lease(keys[1]);
+    for _ in 0..6 {
+        read(&client, keys[1]);
+        kernel.place();
+    }
+    world.clock.advance_ms(STAY_MS);
+    settle(kernel);
+    [1, 2].map(|at| blocks_on(kernel, keys[at].ino, Tier::Nvm))
+}
+
+#[test]
+fn reads_by_the_session_itself_count_as_those_by_the_daemon() {
+    let of_daemon = warmed(|client, key| drop(read_all(client, key)));
+    let run = |key, at| ReadRun {
+        key,
+        from: FileBlock(at * 64),
+        blocks: 64,
+    };
+    let told = warmed(|client, key| {
+        let reads = (0..FILE as u64 / (256 << 10)).map(|at| run(key, at)).collect();
+        assert_eq!(client.link.call(Request::NoteReads { reads }), Ok(Response::Done));
+    });
+    assert_eq!(told, of_daemon);
+    assert_eq!(told[0], FILE as u64 / BLOCK_BYTES);
+    assert_eq!(warmed(|_, _| ())[0], 0, "what was not read stays");
+}
+
+#[test]
+fn report_of_reads_is_refused_of_others_and_bounded() {
+    let world = World::new();
+    let other = varve_ipc::Peer {
+        uid: 4711,
+        ..varve_ipc::Peer::this_process()
+    };
+    let (owner, other) = (world.client(), world.client_as(other, common::hello()));
+    let run = ReadRun {
+        key: InodeKey::new(77, 1),
+        from: FileBlock(u64::MAX - 1),
+        blocks: u32::MAX,
+    };
+    let told = |client: &Client, count| {
+        let reads = vec![run; count];
+        client.link.call(Request::NoteReads { reads })
+    };
+    // What it has no lease on is left out.
+    assert_eq!(told(&owner, 1), Ok(Response::Done));
+    assert_eq!(told(&owner, READS_MAX + 1), Err(IpcError::Errno(libc::E2BIG)));
+    assert_eq!(told(&other, 1), Err(IpcError::Errno(libc::EPERM)));
 }

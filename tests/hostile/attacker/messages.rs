@@ -8,7 +8,8 @@ use std::os::fd::AsFd;
 use varve_format::log::{CHUNK_BYTES, EntryMeta};
 use varve_format::{FileBlock, Ino, LeaseNo, LogSeq, TxId};
 use varve_ipc::{
-    Admin, Cred, ForwardedOp, LeaseMode, Near, ReleaseItem, Request, Response, Tell, Upcall, Want, Watched,
+    Admin, Cred, ForwardedOp, LeaseMode, Near, ReadRun, ReleaseItem, Request, Response, Tell, Upcall, Want,
+    Watched,
 };
 use zerocopy::IntoBytes;
 
@@ -140,6 +141,7 @@ impl Attacker {
                 offset: extreme(self),
                 len: extreme(self) as u32 % (2 << 20),
             },
+            16 if self.rng.below(4) == 0 => Request::NoteReads { reads: self.reads() },
             16 if self.rng.below(2) == 0 => {
                 // Now and then more than are allowed.
                 let count = if self.rng.below(8) == 0 {
@@ -187,6 +189,21 @@ impl Attacker {
                     .clone(),
             ),
         }
+    }
+
+    /// Reads that it may have made, now and then more than are allowed.
+    fn reads(&mut self) -> Vec<ReadRun> {
+        let count = if self.rng.below(8) == 0 {
+            300
+        } else {
+            self.rng.below(20)
+        };
+        let mut run = || ReadRun {
+            key: self.any_key(),
+            from: FileBlock(self.extreme()),
+            blocks: self.extreme() as u32,
+        };
+        (0..count).map(|_| run()).collect()
     }
 
     pub(super) fn forward(&mut self) -> Request {
