@@ -154,13 +154,11 @@ impl DeviceReads {
     /// Notes a read. Returns reads to report when there are many.
     fn note(&self, key: InodeKey, run: &Run) -> Option<Vec<ReadRun>> {
         let mut reads = self.reads.lock();
-        let (from, blocks) = (FileBlock(run.first), run.sums.len() as u32);
-        match reads.last_mut() {
-            Some(last) if last.key == key && last.from.0 + u64::from(last.blocks) == from.0 => {
-                last.blocks = last.blocks.saturating_add(blocks);
-            }
-            _ => reads.push(ReadRun { key, from, blocks }),
-        }
+        reads.push(ReadRun {
+            key,
+            from: FileBlock(run.first),
+            blocks: run.sums.len() as u32,
+        });
         (reads.len() >= READS_MAX).then(|| std::mem::take(&mut *reads))
     }
 }
