@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Pool, cannot_mount, kill, noise, run_ok, text_of, varve};
+use common::{Pool, cannot_mount, kill, noise, run_ok, text_of, varve, wait_until};
 use serde_json::Value;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -95,6 +95,14 @@ fn owners_program_reads_the_ssd_without_the_daemon() {
     pool.fsck_clean();
 }
 
+/// Whether this process has a file of this name open, deleted or not.
+fn has_open(name: &str) -> bool {
+    let is_it = |to: std::path::PathBuf| to.to_string_lossy().contains(&format!("/{name}"));
+    let fds = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+    fds.into_iter()
+        .any(|fd| std::fs::read_link(fd.path()).is_ok_and(is_it))
+}
+
 #[test]
 fn data_on_several_devices_is_read_without_the_daemon_and_after_one_goes() {
     if cannot_mount() {
@@ -107,11 +115,14 @@ fn data_on_several_devices_is_read_without_the_daemon_and_after_one_goes() {
     read_all(&posix, "/f", &body, 3);
     let read = read_by_daemon(&pool) - before;
     assert!(read < MIB as u64, "{read} bytes were read by the daemon");
-    // What moves to a device that the session knows is read there; what comes to a new one is the daemon's.
+    assert!(has_open("ssd.img") && has_open("ssd-2.img"));
+    // One that is taken out is closed; what comes to a new one is the daemon's.
     run_ok(varve().args(["remove-device"]).arg(pool.dir()).arg("ssd-2.img"));
+    wait_until("the end of its use", || !has_open("ssd-2.img"));
+    assert!(has_open("ssd.img"));
+    let mut add = varve();
     run_ok(
-        varve()
-            .arg("add-device")
+        add.arg("add-device")
             .arg(pool.dir())
             .args(["--tier", "ssd", "128M"]),
     );

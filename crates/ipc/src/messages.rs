@@ -363,6 +363,8 @@ pub struct Owned {
 /// A part of a tier's bytes that a session reads by a descriptor of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DevicePart {
+    /// Number of the device in its tier, below 64.
+    pub index: u8,
     /// Its first byte in the tier.
     pub first_byte: u64,
     /// Length in bytes.

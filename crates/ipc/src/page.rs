@@ -45,6 +45,12 @@ pub trait SessionPage: Send + Sync {
     /// 0 while no inode of the pool is watched in a mount's kernel (see [`Watched`](crate::Watched)); else a
     /// number that differs after each change of the watched set.
     fn watched(&self) -> u64;
+    /// Devices of the SSD that were taken out of the pool, by the bits of
+    /// [`DevicePart::index`](crate::DevicePart::index): the session is to close them. Bits of other devices mean
+    /// nothing.
+    fn gone_devices(&self) -> u64 {
+        0
+    }
 }
 
 #[repr(C)]
@@ -56,6 +62,7 @@ struct Words {
     state: AtomicU32,
     reserved: AtomicU32,
     watched: AtomicU64,
+    gone_devices: AtomicU64,
 }
 
 const _: () = assert!(size_of::<Words>() <= PAGE_BYTES);
@@ -88,6 +95,7 @@ impl Page {
                 state: AtomicU32::new(LIVE),
                 reserved: AtomicU32::new(0),
                 watched: AtomicU64::new(0),
+                gone_devices: AtomicU64::new(0),
             })),
         }
     }
@@ -209,6 +217,13 @@ impl Page {
         }
     }
 
+    /// Daemon: publishes that devices are no part of the pool any more.
+    pub fn add_gone_devices(&self, bits: u64) {
+        if let Some(words) = self.writable() {
+            words.gone_devices.fetch_or(bits, Ordering::Release);
+        }
+    }
+
     /// Daemon: publishes the newest transaction.
     pub fn set_committed_tx(&self, tx: TxId) {
         if let Some(words) = self.writable() {
@@ -236,6 +251,10 @@ impl SessionPage for Page {
 
     fn watched(&self) -> u64 {
         self.words().watched.load(Ordering::Acquire)
+    }
+
+    fn gone_devices(&self) -> u64 {
+        self.words().gone_devices.load(Ordering::Acquire)
     }
 }
 

@@ -406,6 +406,7 @@ impl Service for KernelFs {
 fn shared_parts(device: &dyn BlockDevice) -> Vec<(DevicePart, OwnedFd)> {
     let of = |part: ReaderPart| {
         let told = DevicePart {
+            index: part.index,
             first_byte: part.first_byte,
             len_bytes: part.len_bytes,
             data_offset: part.data_offset,

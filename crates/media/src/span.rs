@@ -31,6 +31,8 @@ pub struct SpanPart {
 
 /// A part, and which of its writes are durable.
 struct Part {
+    /// Of a part of another process' whole, its number there.
+    index: u8,
     first_byte: u64,
     len_bytes: u64,
     data_offset: u64,
@@ -119,6 +121,10 @@ impl Span {
     /// # Errors
     /// `Refused`: it does not follow the last, its device is too short, or there are too many.
     pub fn add(&self, part: SpanPart) -> Result<(), MediaError> {
+        self.add_as(u8::MAX, part)
+    }
+
+    fn add_as(&self, index: u8, part: SpanPart) -> Result<(), MediaError> {
         let name = part
             .device
             .as_ref()
@@ -145,6 +151,7 @@ impl Span {
         let added = self.parts.get(count).is_some_and(|place| {
             let device = part.device.as_ref();
             let part = Part {
+                index,
                 simulated: device.is_some_and(|device| device.info().kind == MediumKind::Sim),
                 first_byte: part.first_byte,
                 len_bytes: part.len_bytes,
@@ -181,7 +188,7 @@ impl Span {
                 })?;
             }
             let file: Arc<dyn BlockDevice> = Arc::new(FileDevice::of_reader(part.file)?);
-            span.add(SpanPart {
+            let found = SpanPart {
                 first_byte: part.first_byte,
                 len_bytes: part.len_bytes,
                 data_offset: part.data_offset,
@@ -189,7 +196,8 @@ impl Span {
                     true => Arc::new(EmulatedDisk::new(file, DiskModel::SSD)),
                     false => file,
                 }),
-            })?;
+            };
+            span.add_as(part.index, found)?;
         }
         Ok(span)
     }
@@ -354,8 +362,17 @@ impl BlockDevice for Span {
         })
     }
 
+    fn let_go(&self, gone: u64) {
+        for part in self
+            .parts()
+            .filter(|part| part.index < 64 && gone >> part.index & 1 != 0)
+        {
+            part.device.write().take();
+        }
+    }
+
     fn reader_parts(&self) -> Vec<ReaderPart> {
-        let of = |part: &Part| {
+        let of = |(index, part): (u8, &Part)| {
             let device = part.device.read().clone()?;
             let whole = device
                 .reader_parts()
@@ -363,13 +380,14 @@ impl BlockDevice for Span {
                 .filter(|whole| whole.first_byte == 0)?;
             let fits = part.data_offset.checked_add(part.len_bytes)? <= whole.len_bytes;
             fits.then_some(ReaderPart {
+                index,
                 first_byte: part.first_byte,
                 len_bytes: part.len_bytes,
                 data_offset: whole.data_offset + part.data_offset,
                 ..whole
             })
         };
-        self.parts().filter_map(of).collect()
+        (0..).zip(self.parts()).filter_map(of).collect()
     }
 
     fn state(&self) -> DeviceState {
@@ -507,5 +525,44 @@ mod tests {
         }
         span.add(part(28672, 8192)).unwrap();
         assert_eq!((span.len_bytes(), span.devices().len()), (36864, 4));
+    }
+
+    #[test]
+    fn reader_has_the_same_bytes_until_it_lets_a_device_go() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = |name: &str, len| {
+            let made = FileDevice::create(&dir.path().join(name), len, crate::BlockOptions::default());
+            Some(Arc::new(made.unwrap()) as Arc<dyn BlockDevice>)
+        };
+        let part = |first_byte, len_bytes, data_offset, device| SpanPart {
+            first_byte,
+            len_bytes,
+            data_offset,
+            device,
+        };
+        let world = world();
+        let own = Span::new([
+            part(0, 8192, 0, file("a", 8192)),
+            // Memory of this process, which no other one can read.
+            part(8192, 8192, 0, world.block("a").map(|device| device as _)),
+            part(16384, 16384, 4096, file("c", 20480)),
+        ])
+        .unwrap();
+        for (at, byte) in [(0, 1), (4096, 2), (8192, 3), (16384, 4), (28672, 5)] {
+            own.write(at, &[byte; 4096]).unwrap();
+        }
+        let others = Span::of_reader_parts(own.reader_parts()).unwrap();
+        let read = |at| {
+            let mut out = [0; 4096];
+            others.read(at, &mut out).map(|()| out[4095]).ok()
+        };
+        let all = || [0, 4096, 8192, 16384, 28672].map(read);
+        assert_eq!(all(), [Some(1), Some(2), None, Some(4), Some(5)]);
+        let refused = others.write(0, &[9; 4096]).unwrap_err();
+        assert!(refused.to_string().contains("Bad file descriptor"), "{refused}");
+        own.write(4096, &[7; 4096]).unwrap();
+        assert_eq!(read(4096), Some(7));
+        others.let_go(1 << 2 | 1 << 63);
+        assert_eq!(all(), [Some(1), Some(7), None, None, None]);
     }
 }

@@ -190,6 +190,8 @@ pub trait Region: Send + Sync {
 /// A part of a block device as another process reads it.
 #[derive(Debug)]
 pub struct ReaderPart {
+    /// Which of the device's own devices it is, below 64; 0 if it is one.
+    pub index: u8,
     /// Its first byte on the device.
     pub first_byte: u64,
     /// Length in bytes.
@@ -269,6 +271,10 @@ pub trait BlockDevice: Send + Sync {
     fn reader_parts(&self) -> Vec<ReaderPart> {
         Vec::new()
     }
+
+    /// Closes those of the device's own devices that another process has taken out of it, by the bits of
+    /// [`ReaderPart::index`]: they are not read any more. For a device made of such parts.
+    fn let_go(&self, _gone: u64) {}
 
     /// Whether reads move a head and nobody below sorts them: [`Elevator`](crate::elevator::Elevator) then does.
     fn wants_order(&self) -> bool {

@@ -361,15 +361,33 @@ impl<'k> Mover<'k> {
             };
             let taken = taken.and_then(|()| self.store.take_out(device.tier, device.numbers.0));
             match taken {
-                Ok(true) => tracing::warn!(
-                    device = device.name,
-                    "nothing is on the device any more: it is not part of the pool and may be detached"
-                ),
+                Ok(true) => {
+                    self.tell_gone();
+                    tracing::warn!(
+                        device = device.name,
+                        "nothing is on the device any more: it is not part of the pool and may be detached"
+                    );
+                }
                 Ok(false) | Err(StoreError::NotFound) => {}
                 Err(error) => self.faults.note_error(&error),
             }
         }
         moved
+    }
+
+    /// Tells sessions which devices of the SSD are no part of the pool any more, so that they close them.
+    fn tell_gone(&self) {
+        let Some(ssd) = &self.store.devices().ssd else {
+            return;
+        };
+        // One that sessions cannot read by themselves counts as gone, which nobody looks at.
+        let here = ssd
+            .reader_parts()
+            .iter()
+            .fold(0, |bits, part| bits | 1_u64 << part.index);
+        for entry in self.sessions.table.lock().entries.values() {
+            entry.session.page.add_gone_devices(!here);
+        }
     }
 
     /// Moves metadata to slower tiers before the NVM has too little room for more: returns the number of

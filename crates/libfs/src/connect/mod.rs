@@ -87,6 +87,7 @@ fn open_ssd(parts: Vec<(DevicePart, OwnedFd)>) -> Option<Arc<dyn BlockDevice>> {
         return None;
     }
     let parts = parts.into_iter().map(|(part, fd)| ReaderPart {
+        index: part.index,
         first_byte: part.first_byte,
         len_bytes: part.len_bytes,
         data_offset: part.data_offset,

@@ -24,6 +24,7 @@ use parking_lot::Mutex;
 use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use varve_format::{BLOCK_BYTES, BLOCK_SIZE, FileBlock, InodeKey, Tier};
 use varve_ipc::{IpcError, READS_MAX, ReadRun, Request, Response, SummedBlocks};
 use varve_media::{BlockDevice, BufPool};
@@ -118,6 +119,8 @@ pub(super) struct DeviceReads {
     buffers: BufPool,
     /// Reads that the daemon was not told of yet.
     reads: Mutex<Vec<ReadRun>>,
+    /// Devices that were taken out, as the session page said.
+    gone: AtomicU64,
 }
 
 /// Blocks that lie one after the other on the device, with their checksums.
@@ -136,6 +139,7 @@ impl DeviceReads {
             sums: SumCache::new(),
             buffers: BufPool::new(BUFFER_BLOCKS as usize * BLOCK_SIZE),
             reads: Mutex::default(),
+            gone: AtomicU64::new(0),
         }
     }
 
@@ -277,9 +281,13 @@ impl DataPlane {
         let _ = self.call(Request::NoteReads { reads });
     }
 
-    /// Reports the reads that the daemon was not told of yet.
+    /// Reports the reads that the daemon was not told of yet, and closes devices that were taken out.
     pub(super) fn report_reads(&self) {
         let Some(device) = &self.device else { return };
+        let gone = self.page.gone_devices();
+        if device.gone.swap(gone, Ordering::Relaxed) != gone {
+            device.device.let_go(gone);
+        }
         let reads = std::mem::take(&mut *device.reads.lock());
         if !reads.is_empty() {
             self.tell_reads(reads);

@@ -330,6 +330,7 @@ pub(super) fn reopen(file: &File, direct: bool) -> io::Result<File> {
 /// The part of a device that is all of a file or block device.
 pub(super) fn whole_part(file: &File, direct: bool, len_bytes: u64) -> Option<ReaderPart> {
     Some(ReaderPart {
+        index: 0,
         first_byte: 0,
         len_bytes,
         data_offset: 0,
