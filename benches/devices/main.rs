@@ -25,15 +25,19 @@ mod places;
 
 use std::path::PathBuf;
 
+/// Bytes.
 pub const MIB: u64 = 1 << 20;
+/// Bytes of one operation on a whole pool.
 pub const BLOCK: usize = 4096;
 
 /// What is measured, and for how long.
 pub struct Options {
     parts: Vec<String>,
+    /// Turns of each side.
     pub rounds: usize,
     /// Time of one side in one round.
     pub seconds: f64,
+    /// Where files lie.
     pub dir: PathBuf,
 }
 

@@ -237,7 +237,7 @@ fn wait_for_ssd(pool: &Pool) -> anyhow::Result<()> {
         let told: serde_json::Value = serde_json::from_str(&said)?;
         let tiers = told["tiers"].as_array().cloned().unwrap_or_default();
         let used = |name: &str| {
-            let tier = tiers.iter().find(|tier| tier["name"] == name);
+            let tier = tiers.iter().find(|tier| tier["tier"] == name);
             tier.and_then(|tier| tier["used_bytes"].as_u64())
                 .unwrap_or_default()
         };
