@@ -1,4 +1,5 @@
-//! Programs that read the SSD by themselves: beside moves of what they read, when they are killed, with several
+//! Programs that read the SSD by themselves: beside moves of what they read, when they are killed, with
+//! several
 //! devices, and without the right or the setting.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 

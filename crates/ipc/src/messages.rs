@@ -233,7 +233,8 @@ pub struct Near {
     pub tell: Tell,
 }
 
-/// Contents that a client is likely to ask for once it has the leases. The daemon tells them of small inodes, as
+/// Contents that a client is likely to ask for once it has the leases. The daemon tells them of small inodes,
+/// as
 /// far as an answer has room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Tell {
@@ -243,7 +244,8 @@ pub struct Tell {
     pub extents: bool,
 }
 
-/// What is told of an inode with a lease on it, as digested. For a client that held no lease on it: the view of
+/// What is told of an inode with a lease on it, as digested. For a client that held no lease on it: the view
+/// of
 /// another one is newer.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Told {
@@ -631,7 +633,8 @@ pub enum Request {
         len_bytes: u64,
     },
     /// Makes ranges of the session's log durable against a power cut, and with the first the log's header and
-    /// name: for the first sync of a session, and for all of one without a backing file. They are durable when
+    /// name: for the first sync of a session, and for all of one without a backing file. They are durable
+    /// when
     /// it is answered.
     SyncLog {
         /// First byte and length of each range, in bytes; at most [`SYNC_RANGES_MAX`].

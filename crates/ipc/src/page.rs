@@ -46,7 +46,8 @@ pub trait SessionPage: Send + Sync {
     /// number that differs after each change of the watched set.
     fn watched(&self) -> u64;
     /// Devices of the SSD that were taken out of the pool, by the bits of
-    /// [`DevicePart::index`](crate::DevicePart::index): the session is to close them. Bits of other devices mean
+    /// [`DevicePart::index`](crate::DevicePart::index): the session is to close them. Bits of other devices
+    /// mean
     /// nothing.
     fn gone_devices(&self) -> u64 {
         0

@@ -1,5 +1,7 @@
-//! Reads of a disk with a head in the order of their positions: of those that wait, the next one upwards of the
-//! head goes first, and after the topmost the lowest (C-LOOK; Worthington, Ganger and Patt 1994, §2.1). For disks
+//! Reads of a disk with a head in the order of their positions: of those that wait, the next one upwards of
+//! the
+//! head goes first, and after the topmost the lowest (C-LOOK; Worthington, Ganger and Patt 1994, §2.1). For
+//! disks
 //! below which nobody sorts: a scheduler of the kernel does the same. Knows positions only; writes pass.
 
 use std::collections::BTreeMap;
@@ -12,7 +14,8 @@ use parking_lot::Mutex;
 use crate::error::{DeviceName, MediaError};
 use crate::traits::{BlockDevice, DeviceInfo, DeviceState, ReaderPart};
 
-/// A read that so many later ones have passed goes next. Without it one program that reads upwards would keep all
+/// A read that so many later ones have passed goes next. Without it one program that reads upwards would keep
+/// all
 /// below it waiting until it has come to the end of the disk.
 const PASSES_MAX: u64 = 64;
 

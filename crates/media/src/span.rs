@@ -170,7 +170,8 @@ impl Span {
         Ok(())
     }
 
-    /// Makes the whole that another process reads by these parts ([`BlockDevice::reader_parts`]). What lies in
+    /// Makes the whole that another process reads by these parts ([`BlockDevice::reader_parts`]). What lies
+    /// in
     /// none of them cannot be read.
     ///
     /// # Errors

@@ -200,7 +200,8 @@ pub struct ReaderPart {
     pub data_offset: u64,
     /// Open for reading only. Reads bypass the page cache if the device's own do.
     pub file: File,
-    /// Reads are to be slowed down to a model of an SSD ([`DiskModel::SSD`](crate::emulated::DiskModel::SSD)).
+    /// Reads are to be slowed down to a model of an SSD
+    /// ([`DiskModel::SSD`](crate::emulated::DiskModel::SSD)).
     pub emulated: bool,
 }
 
@@ -265,8 +266,10 @@ pub trait BlockDevice: Send + Sync {
         parts.iter().try_for_each(|(off, src)| self.write(*off, src))
     }
 
-    /// Opens what another process can read this device by, without this one: what was written here and returned
-    /// is seen there. Parts in order; what lies in none of them is read by this process only. Empty where no part
+    /// Opens what another process can read this device by, without this one: what was written here and
+    /// returned
+    /// is seen there. Parts in order; what lies in none of them is read by this process only. Empty where no
+    /// part
     /// of it can be read so.
     fn reader_parts(&self) -> Vec<ReaderPart> {
         Vec::new()
@@ -276,7 +279,8 @@ pub trait BlockDevice: Send + Sync {
     /// [`ReaderPart::index`]: they are not read any more. For a device made of such parts.
     fn let_go(&self, _gone: u64) {}
 
-    /// Whether reads move a head and nobody below sorts them: [`Elevator`](crate::elevator::Elevator) then does.
+    /// Whether reads move a head and nobody below sorts them: [`Elevator`](crate::elevator::Elevator) then
+    /// does.
     fn wants_order(&self) -> bool {
         false
     }

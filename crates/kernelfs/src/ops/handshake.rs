@@ -170,7 +170,8 @@ impl<'k> Handshake<'k> {
         })
     }
 
-    /// The SSD, for a session that reads it by itself: it is privileged, so it may read all data, and it is given
+    /// The SSD, for a session that reads it by itself: it is privileged, so it may read all data, and it is
+    /// given
     /// the checksums.
     fn readable_ssd(&self, session: &Session) -> Option<Arc<dyn BlockDevice>> {
         let direct = session.privileged && self.core.env.config.direct_reads;
@@ -323,7 +324,8 @@ impl<'k> Handshake<'k> {
             continues: predecessor.map(|ended| ended.id),
             segments,
         });
-        // The kernel of a mount answers by what it was told, also after a restart of the daemon, which must know
+        // The kernel of a mount answers by what it was told, also after a restart of the daemon, which must
+        // know
         // of it.
         if !read_only && hello.kind == ClientKind::Shim {
             let recorded = self.records.make(&session);

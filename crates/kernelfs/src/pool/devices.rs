@@ -349,7 +349,8 @@ fn tier(pool: &HostPool, tier: Emulated, create: bool) -> Result<Option<Arc<dyn 
     Ok(Some(slowed_disk(pool, tier, device)))
 }
 
-/// Slows a device of a tier down, if the pool's configuration says so, and has its reads ordered where that pays.
+/// Slows a device of a tier down, if the pool's configuration says so, and has its reads ordered where that
+/// pays.
 pub(super) fn slowed_disk(pool: &HostPool, tier: Tier, device: Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice> {
     let (emulated, model) = match tier {
         Tier::Hdd => (Emulated::Hdd, DiskModel::HDD),

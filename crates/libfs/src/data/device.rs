@@ -1,5 +1,7 @@
-//! Reads of SSD blocks by the session itself: the device writes into this process' own memory, no other process
-//! is woken, and the bytes are compared with their checksums here. Knows places and checksums of blocks, which
+//! Reads of SSD blocks by the session itself: the device writes into this process' own memory, no other
+//! process
+//! is woken, and the bytes are compared with their checksums here. Knows places and checksums of blocks,
+//! which
 //! the daemon tells; knows neither logs nor leases.
 //!
 //! # Why the bytes are the file's
@@ -8,10 +10,12 @@
 //!   only if, after the device has delivered them, the places are still the inode's and the session still
 //!   counts. Neither a lock nor a message is held across the transfer.
 //! - *Nobody else's memory.* The device writes only where this process has asked it to, through a descriptor
-//!   that cannot write to the device. A process that dies takes its transfers with it: the kernel does not reuse
+//! that cannot write to the device. A process that dies takes its transfers with it: the kernel does not
+//! reuse
 //!   their pages before they have ended.
 //! - *In doubt the daemon reads.* A checksum that is not known or differs, a failed transfer, a place that
-//!   changed: nothing is returned here, and the daemon is asked for the data. Its answer, error or damage counts,
+//! changed: nothing is returned here, and the daemon is asked for the data. Its answer, error or damage
+//! counts,
 //!   and it alone reports faults of devices.
 //! - A checksum told for newer contents than those read, or the other way round, differs from the bytes.
 
@@ -33,7 +37,8 @@ use varve_media::{BlockDevice, BufPool};
 const WINDOW_BLOCKS: u64 = 1024;
 /// Windows whose checksums are kept: 16 MiB, for 16 GiB of files.
 const WINDOWS_MAX: NonZeroUsize = NonZeroUsize::new(4096).expect("not zero");
-/// A read of so many blocks asks for checksums at once. A smaller one does when a window is read for the second
+/// A read of so many blocks asks for checksums at once. A smaller one does when a window is read for the
+/// second
 /// time: a small file that is read once then costs one message, not two.
 const EAGER_BLOCKS: u64 = 16;
 /// Most blocks of one transfer through a buffer: 512 KiB.
@@ -69,7 +74,8 @@ impl SumCache {
         Self(Mutex::new(LruCache::new(WINDOWS_MAX)))
     }
 
-    /// Returns the checksums of blocks of a file that begin in one window; `asked`: the daemon was asked just now.
+    /// Returns the checksums of blocks of a file that begin in one window; `asked`: the daemon was asked just
+    /// now.
     fn find(&self, (inode, version): (u64, u64), blocks: &Range<u64>, asked: bool) -> Found {
         let start = blocks.start / WINDOW_BLOCKS * WINDOW_BLOCKS;
         let window = (inode, version, start);
@@ -168,7 +174,8 @@ impl DeviceReads {
 }
 
 impl DataPlane {
-    /// Reads blocks from the device into the cache, and copies bytes to `out`, from byte `within` of the first
+    /// Reads blocks from the device into the cache, and copies bytes to `out`, from byte `within` of the
+    /// first
     /// block on; returns how many. `None`: the daemon is to be asked.
     pub(super) fn fetch_from_device(
         &self,
@@ -194,7 +201,8 @@ impl DataPlane {
         })
     }
 
-    /// Reads whole blocks from the device to `out`, as many as lie one after the other, past the cache. Returns
+    /// Reads whole blocks from the device to `out`, as many as lie one after the other, past the cache.
+    /// Returns
     /// the number of bytes. `None`: the daemon is to be asked, and bytes of `out` may have changed.
     pub(super) fn read_from_device(
         &self,
@@ -214,7 +222,8 @@ impl DataPlane {
         Some(len)
     }
 
-    /// Finds the first of some blocks on the device, with their checksums; asks the daemon for these if need be.
+    /// Finds the first of some blocks on the device, with their checksums; asks the daemon for these if need
+    /// be.
     fn run_on_device(
         &self,
         device: &DeviceReads,

@@ -1,4 +1,5 @@
-//! Reads of the SSD by the session itself: beside moves of the blocks, a seal, damage and failures of the device.
+//! Reads of the SSD by the session itself: beside moves of the blocks, a seal, damage and failures of the
+//! device.
 
 use super::{Rig, contents};
 use crate::errno::OpError;
@@ -206,7 +207,8 @@ fn sequential_small_reads_read_ahead_from_the_device() {
     assert!(rig.fake.called("read") <= 1);
 }
 
-/// Returns what a read shows amid which its block is moved, and its old place is written anew with a block that
+/// Returns what a read shows amid which its block is moved, and its old place is written anew with a block
+/// that
 /// has the same checksum.
 fn read_amid_a_move(bug: Option<Bug>) -> bool {
     let (rig, disk, inode, data) = on_ssd(20);
