@@ -1,6 +1,5 @@
 //! Programs that read the SSD by themselves: beside moves of what they read, when they are killed, with
-//! several
-//! devices, and without the right or the setting.
+//! several devices, and without the right or the setting.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod common;
@@ -122,10 +121,15 @@ fn data_on_several_devices_is_read_without_the_daemon_and_after_one_goes() {
     let read = read_by_daemon(&pool) - before;
     assert!(read < MIB as u64, "{read} bytes were read by the daemon");
     assert!(has_open("ssd.img") && has_open("ssd-2.img"));
+    // A file that is open since before a restart keeps no device open.
+    let kept = posix.open(b"/f", libc::O_RDONLY, 0).unwrap();
+    kill(pool.child_pid("serve").unwrap());
+    read_all(&posix, "/f", &body, 7);
     // One that is taken out is closed; what comes to a new one is the daemon's.
     run_ok(varve().args(["remove-device"]).arg(pool.dir()).arg("ssd-2.img"));
     wait_until("the end of its use", || !has_open("ssd-2.img"));
     assert!(has_open("ssd.img"));
+    posix.close(kept).unwrap();
     let mut add = varve();
     run_ok(
         add.arg("add-device")

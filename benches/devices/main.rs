@@ -1,6 +1,5 @@
 //! `cargo bench --bench devices`: ways to a block device beside fio, and whole pools on a device beside ext4
-//! and
-//! xfs on the same kind of device, in one run.
+//! and xfs on the same kind of device, in one run.
 //!
 //! ```console
 //! cargo bench --bench devices                               # all parts
@@ -9,14 +8,12 @@
 //! ```
 //!
 //! Files and loop devices lie in a temporary directory of `--dir` (the target directory), which must be on
-//! the
-//! disk to measure. *backends*: operations a second and microseconds of one, of this library and of fio
+//! the disk to measure. *backends*: operations a second and microseconds of one, of this library and of fio
 //! (io_uring, fixed buffers) on the same file; at depth N the library has N transfers of a batch under way,
-//! and
-//! the next batch begins when all have ended. *reads*: 4 KiB that no cache holds, each place once. *writes*:
-//! 4 KiB at random places of a file, each followed by `fdatasync`. *idle*: start, stop, memory, processor.
-//! In each round all sides take their turn; the median of the rounds is shown. Sides that need root or a
-//! program that is missing are named and left out.
+//! and the next batch begins when all have ended. *reads*: 4 KiB that no cache holds, each place once.
+//! *writes*: 4 KiB at random places of a file, each followed by `fdatasync`. *idle*: start, stop, memory,
+//! processor. In each round all sides take their turn; the median of the rounds is shown. Sides that need
+//! root or a program that is missing are named and left out.
 
 mod backends;
 #[path = "../common/mod.rs"]

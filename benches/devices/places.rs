@@ -1,6 +1,5 @@
 //! Where the sides lie: loop devices over files of one directory, file systems on them, pools. Each ends with
-//! its
-//! value.
+//! its value.
 
 use crate::common::output;
 use anyhow::Context;

@@ -24,6 +24,9 @@ pub const RELEASED_MAX: usize = 256;
 pub const NUMBERS_MAX: u16 = 4096;
 /// Most runs in one [`Request::NoteReads`].
 pub const READS_MAX: usize = 256;
+
+/// Most blocks of one of them; what is larger is left out.
+pub const READ_BLOCKS_MAX: u32 = 1 << 10;
 /// Window, in blocks, in which the sessions of ordinary users get the map of a file; windows start at
 /// multiples of it.
 pub const WINDOW_BLOCKS: u64 = 64;
@@ -234,8 +237,7 @@ pub struct Near {
 }
 
 /// Contents that a client is likely to ask for once it has the leases. The daemon tells them of small inodes,
-/// as
-/// far as an answer has room.
+/// as far as an answer has room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Tell {
     /// Names in directories, as [`Request::ReadDir`].
@@ -245,8 +247,7 @@ pub struct Tell {
 }
 
 /// What is told of an inode with a lease on it, as digested. For a client that held no lease on it: the view
-/// of
-/// another one is newer.
+/// of another one is newer.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Told {
     /// It has no extended attributes.
@@ -634,8 +635,7 @@ pub enum Request {
     },
     /// Makes ranges of the session's log durable against a power cut, and with the first the log's header and
     /// name: for the first sync of a session, and for all of one without a backing file. They are durable
-    /// when
-    /// it is answered.
+    /// when it is answered.
     SyncLog {
         /// First byte and length of each range, in bytes; at most [`SYNC_RANGES_MAX`].
         ranges: Vec<(u64, u64)>,

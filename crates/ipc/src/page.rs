@@ -47,8 +47,7 @@ pub trait SessionPage: Send + Sync {
     fn watched(&self) -> u64;
     /// Devices of the SSD that were taken out of the pool, by the bits of
     /// [`DevicePart::index`](crate::DevicePart::index): the session is to close them. Bits of other devices
-    /// mean
-    /// nothing.
+    /// mean nothing.
     fn gone_devices(&self) -> u64 {
         0
     }

@@ -51,8 +51,8 @@ pub struct Descriptors {
     /// The bits of blocks of NVM that were compared with their checksums, read-write
     /// (`varve_media::Verified`); privileged sessions only, and only where each block is compared once.
     pub verified: Option<OwnedFd>,
-    /// The SSD's devices, read-only, with the part of the tier that each is; privileged sessions only. What lies
-    /// in no part is read by the daemon.
+    /// The SSD's devices, read-only, with the part of the tier that each is; privileged sessions only. What
+    /// lies in no part is read by the daemon.
     pub ssd: Vec<(DevicePart, OwnedFd)>,
 }
 

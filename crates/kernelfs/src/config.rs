@@ -180,8 +180,8 @@ pub struct Config {
     pub io_uring: bool,
     /// Whether slower tiers bypass the host's page cache where its file system can. Default true.
     pub o_direct: bool,
-    /// Whether programs of root and of the pool's owner, and mounts, read data on SSD by themselves, where its
-    /// device can be shared; else the daemon reads for them. Default true.
+    /// Whether programs of root and of the pool's owner, and mounts, read data on SSD by themselves, where
+    /// its device can be shared; else the daemon reads for them. Default true.
     pub direct_reads: bool,
     /// Tiers that are slowed down to a model of their medium, to estimate a load's performance there. Default
     /// none. `status` names them.
@@ -221,8 +221,8 @@ pub struct Config {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PolicyName {
-    /// New data goes to the fastest tier with room; a full tier passes on what is used least, and what is used
-    /// much moves up.
+    /// New data goes to the fastest tier with room; a full tier passes on what is used least, and what is
+    /// used much moves up.
     #[default]
     Hierarchy,
     /// Tiers are peers: data moves to the one that has answered its mix of reads and writes fastest.

@@ -88,6 +88,12 @@ impl Fs {
     pub fn shared(&self) -> bool {
         self.mount.of_session(Session::is_shared)
     }
+    /// Closes the session's devices: the daemon reads what lies on them from now on. For a process that may
+    /// become another user's.
+    pub fn let_go_of_devices(&self) {
+        self.mount.of_session(|session| session.data.let_go_of_devices());
+    }
+
     /// Returns the version of this session's leases, to be taken before an operation whose reply the kernel
     /// above a shim may cache.
     #[must_use]
@@ -96,7 +102,8 @@ impl Fs {
     }
 
     /// Returns the timeouts of the reply to an operation that has found `inode`, or nothing, under a name in
-    /// `dir`. A shim holds them until the reply is sent: recalls of the leases that it depends on wait for it.
+    /// `dir`. A shim holds them until the reply is sent: recalls of the leases that it depends on wait for
+    /// it.
     #[must_use]
     pub fn name_reply(&self, version: ReplyVersion, dir: InodeKey, inode: Option<InodeKey>) -> CachedReply {
         self.mount

@@ -1,8 +1,7 @@
 //! Reads of a disk with a head in the order of their positions: of those that wait, the next one upwards of
-//! the
-//! head goes first, and after the topmost the lowest (C-LOOK; Worthington, Ganger and Patt 1994, §2.1). For
-//! disks
-//! below which nobody sorts: a scheduler of the kernel does the same. Knows positions only; writes pass.
+//! the head goes first, and after the topmost the lowest (C-LOOK; Worthington, Ganger and Patt 1994, §2.1).
+//! For disks below which nobody sorts: a scheduler of the kernel does the same. Knows positions only; writes
+//! pass.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,10 +13,13 @@ use parking_lot::Mutex;
 use crate::error::{DeviceName, MediaError};
 use crate::traits::{BlockDevice, DeviceInfo, DeviceState, ReaderPart};
 
-/// A read that so many later ones have passed goes next. Without it one program that reads upwards would keep
-/// all
-/// below it waiting until it has come to the end of the disk.
+/// A read that so many others have passed, and twice as many more as waited with it at most, goes next.
+/// Without it one program that reads upwards would keep all below it waiting until it has come to the end of
+/// the disk.
 const PASSES_MAX: u64 = 64;
+/// Most parts of a batch, and bytes, that go in one turn: others need not wait for the rest.
+const TURN_PARTS: usize = 16;
+const TURN_BYTES: usize = 1 << 20;
 
 /// A read that waits for its turn.
 struct Waiter {
@@ -39,13 +41,16 @@ struct Queue {
     waiting: BTreeMap<(u64, u64), Arc<Waiter>>,
     /// By arrival: position, and how many reads had got their turn then.
     arrivals: BTreeMap<u64, (u64, u64)>,
+    /// Most reads that waited since the oldest of them is the oldest.
+    peak: usize,
 }
 
 impl Queue {
     /// Takes the next read out of those that wait.
     fn next(&mut self) -> Option<Arc<Waiter>> {
+        let passes_max = PASSES_MAX + 2 * self.peak as u64;
         let oldest = self.arrivals.first_key_value();
-        let passed = oldest.filter(|(_, (_, went))| self.went - went >= PASSES_MAX);
+        let passed = oldest.filter(|(_, (_, went))| self.went - went >= passes_max);
         let key = match passed {
             Some((ticket, (off, _))) => (*off, *ticket),
             None => {
@@ -53,8 +58,25 @@ impl Queue {
                 *above.or_else(|| self.waiting.first_key_value())?.0
             }
         };
+        let was_oldest = self
+            .arrivals
+            .first_key_value()
+            .is_some_and(|(ticket, _)| *ticket == key.1);
         self.arrivals.remove(&key.1);
-        self.waiting.remove(&key)
+        let next = self.waiting.remove(&key);
+        if was_oldest {
+            self.peak = self.waiting.len();
+        }
+        next
+    }
+
+    /// Lets a read wait from `off` on.
+    fn add(&mut self, off: u64, waiter: Arc<Waiter>) {
+        let ticket = self.came;
+        self.came += 1;
+        self.waiting.insert((off, ticket), waiter);
+        self.arrivals.insert(ticket, (off, self.went));
+        self.peak = self.peak.max(self.waiting.len());
     }
 }
 
@@ -98,10 +120,7 @@ impl Elevator {
                 thread: std::thread::current(),
                 has_turn: AtomicBool::new(false),
             });
-            let (ticket, went) = (queue.came, queue.went);
-            queue.came += 1;
-            queue.waiting.insert((off, ticket), Arc::clone(&waiter));
-            queue.arrivals.insert(ticket, (off, went));
+            queue.add(off, Arc::clone(&waiter));
             drop(queue);
             while !waiter.has_turn.load(Ordering::Acquire) {
                 std::thread::park();
@@ -141,15 +160,27 @@ impl BlockDevice for Elevator {
         self.inner.trim(off, len)
     }
 
-    /// In the order of positions, as one read.
+    /// In the order of positions, some at a time.
     fn read_batch(&self, parts: &mut [(u64, &mut [u8])]) -> Result<(), MediaError> {
         parts.sort_unstable_by_key(|(off, _)| *off);
-        let Some((first, _)) = parts.first() else {
-            return Ok(());
-        };
-        let end = parts.last().map_or(0, |(off, out)| off + out.len() as u64);
-        let _turn = self.turn(*first, end);
-        self.inner.read_batch(parts)
+        let mut left = parts;
+        while let Some((first, _)) = left.first() {
+            let first = *first;
+            let (mut count, mut bytes, mut end) = (0, 0, first);
+            for (off, out) in left.iter().take(TURN_PARTS) {
+                if count > 0 && bytes + out.len() > TURN_BYTES {
+                    break;
+                }
+                count += 1;
+                bytes += out.len();
+                end = off.saturating_add(out.len() as u64);
+            }
+            let (now, rest) = left.split_at_mut(count);
+            let _turn = self.turn(first, end);
+            self.inner.read_batch(now)?;
+            left = rest;
+        }
+        Ok(())
     }
 
     fn write_batch(&self, parts: &[(u64, &[u8])]) -> Result<(), MediaError> {
@@ -158,6 +189,10 @@ impl BlockDevice for Elevator {
 
     fn reader_parts(&self) -> Vec<ReaderPart> {
         self.inner.reader_parts()
+    }
+
+    fn gone_parts(&self) -> u64 {
+        self.inner.gone_parts()
     }
 
     fn state(&self) -> DeviceState {
@@ -187,14 +222,11 @@ mod tests {
     use std::time::Instant;
 
     fn add(queue: &mut Queue, off: u64) {
-        let ticket = queue.came;
-        queue.came += 1;
-        queue.arrivals.insert(ticket, (off, queue.went));
         let waiter = Waiter {
             thread: std::thread::current(),
             has_turn: AtomicBool::new(false),
         };
-        queue.waiting.insert((off, ticket), Arc::new(waiter));
+        queue.add(off, Arc::new(waiter));
     }
 
     /// Takes the next; returns its position.
@@ -239,7 +271,7 @@ mod tests {
             }
             passed += 1;
         }
-        assert_eq!(passed, PASSES_MAX);
+        assert_eq!(passed, PASSES_MAX + 2 * 2, "two waited");
     }
 
     #[test]
@@ -283,5 +315,86 @@ mod tests {
             sorted < unsorted * 8 / 10,
             "{sorted:?}, {unsorted:?} without an order"
         );
+    }
+
+    /// A device on which a read of one block waits for another thread's, once a batch has begun.
+    #[derive(Default)]
+    struct Counts {
+        batches: parking_lot::Mutex<Vec<(usize, usize)>>,
+    }
+
+    impl BlockDevice for Counts {
+        fn len_bytes(&self) -> u64 {
+            1 << 40
+        }
+
+        fn read(&self, _: u64, _: &mut [u8]) -> Result<(), crate::MediaError> {
+            Ok(())
+        }
+
+        fn write(&self, _: u64, _: &[u8]) -> Result<(), crate::MediaError> {
+            Ok(())
+        }
+
+        fn flush(&self) -> Result<(), crate::MediaError> {
+            Ok(())
+        }
+
+        fn trim(&self, _: u64, _: u64) -> Result<(), crate::MediaError> {
+            Ok(())
+        }
+
+        fn read_batch(&self, parts: &mut [(u64, &mut [u8])]) -> Result<(), crate::MediaError> {
+            let bytes = parts.iter().map(|(_, out)| out.len()).sum();
+            self.batches.lock().push((parts.len(), bytes));
+            Ok(())
+        }
+
+        fn name(&self) -> crate::error::DeviceName {
+            "counts".into()
+        }
+
+        fn info(&self) -> crate::traits::DeviceInfo {
+            panic!("nobody asks")
+        }
+    }
+
+    #[test]
+    fn batch_gives_others_their_turn_and_is_read_whole() {
+        let inner = Arc::new(Counts::default());
+        let disk = Elevator::new(Arc::clone(&inner) as _);
+        let mut bytes = vec![0_u8; 100 * 4096 + (3 << 20)];
+        let (small, large) = bytes.split_at_mut(100 * 4096);
+        let mut parts: Vec<_> = (0..100)
+            .rev()
+            .map(|at| at * 8192)
+            .zip(small.chunks_mut(4096))
+            .collect();
+        parts.push((1 << 30, large));
+        disk.read_batch(&mut parts).unwrap();
+        let batches = inner.batches.lock().clone();
+        assert_eq!(batches.iter().map(|(count, _)| count).sum::<usize>(), 101);
+        assert_eq!(
+            batches.iter().map(|(_, bytes)| bytes).sum::<usize>(),
+            100 * 4096 + (3 << 20)
+        );
+        for (count, bytes) in batches {
+            assert!(
+                count == 1 || (count <= 16 && bytes <= 1 << 20),
+                "{count} parts, {bytes} bytes"
+            );
+        }
+        disk.read_batch(&mut []).unwrap();
+    }
+
+    #[test]
+    fn where_many_wait_position_counts_for_more_than_age() {
+        let mut queue = Queue::default();
+        (0..200).rev().for_each(|off| add(&mut queue, off * 10));
+        queue.head = 0;
+        let order: Vec<_> = (0..200).map(|_| take(&mut queue).unwrap()).collect();
+        let mut sorted = order.clone();
+        sorted.sort_unstable();
+        assert_eq!(order, sorted);
     }
 }

@@ -171,8 +171,7 @@ impl Span {
     }
 
     /// Makes the whole that another process reads by these parts ([`BlockDevice::reader_parts`]). What lies
-    /// in
-    /// none of them cannot be read.
+    /// in none of them cannot be read.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -370,6 +369,12 @@ impl BlockDevice for Span {
         {
             part.device.write().take();
         }
+    }
+
+    fn gone_parts(&self) -> u64 {
+        let parts = (0..64).zip(self.parts());
+        let gone = parts.filter(|(_, part)| part.device.read().is_none());
+        gone.fold(0, |bits, (index, _)| bits | 1_u64 << index)
     }
 
     fn reader_parts(&self) -> Vec<ReaderPart> {

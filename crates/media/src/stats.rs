@@ -498,6 +498,10 @@ impl BlockDevice for CountingDevice {
         self.inner.reader_parts()
     }
 
+    fn gone_parts(&self) -> u64 {
+        self.inner.gone_parts()
+    }
+
     fn state(&self) -> DeviceState {
         self.inner.state()
     }

@@ -20,8 +20,8 @@ pub(crate) fn begin_write_out(file: &File, off: u64, len: u64) {
 /// `_IO(0x12, 119)`.
 const BLKDISCARD: libc::Ioctl = 0x1277 as libc::Ioctl;
 
-/// Tells a block device that a range is free: what it reads as from then on is the device's to choose. `false`:
-/// the device cannot be told.
+/// Tells a block device that a range is free: what it reads as from then on is the device's to choose.
+/// `false`: the device cannot be told.
 ///
 /// # Errors
 /// The host's.
@@ -245,8 +245,9 @@ pub fn bound_arenas() {
 }
 
 /// Has the allocator keep up to `bytes` of freed memory (in each arena) instead of giving it back to the
-/// kernel at once, for a command that allocates a buffer for each of many large messages: else each of its pages is
-/// faulted in and cleared again and again. Settings in the environment (`GLIBC_TUNABLES`) take precedence.
+/// kernel at once, for a command that allocates a buffer for each of many large messages: else each of its
+/// pages is faulted in and cleared again and again. Settings in the environment (`GLIBC_TUNABLES`) take
+/// precedence.
 pub fn keep_freed(bytes: usize) {
     if std::env::var_os("GLIBC_TUNABLES").is_some() {
         return;

@@ -267,10 +267,8 @@ pub trait BlockDevice: Send + Sync {
     }
 
     /// Opens what another process can read this device by, without this one: what was written here and
-    /// returned
-    /// is seen there. Parts in order; what lies in none of them is read by this process only. Empty where no
-    /// part
-    /// of it can be read so.
+    /// returned is seen there. Parts in order; what lies in none of them is read by this process only. Empty
+    /// where no part of it can be read so.
     fn reader_parts(&self) -> Vec<ReaderPart> {
         Vec::new()
     }
@@ -278,6 +276,11 @@ pub trait BlockDevice: Send + Sync {
     /// Closes those of the device's own devices that another process has taken out of it, by the bits of
     /// [`ReaderPart::index`]: they are not read any more. For a device made of such parts.
     fn let_go(&self, _gone: u64) {}
+
+    /// The devices that were taken out of it, as [`let_go`](Self::let_go) takes them.
+    fn gone_parts(&self) -> u64 {
+        0
+    }
 
     /// Whether reads move a head and nobody below sorts them: [`Elevator`](crate::elevator::Elevator) then
     /// does.

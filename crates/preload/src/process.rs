@@ -430,6 +430,10 @@ impl Process {
         for (fd, ofd) in self.table.all() {
             self.give_for_good(fd, &ofd, Why::SwitchedOff);
         }
+        // It may be another user from now on.
+        for fs in self.pools.iter().filter_map(Pool::open) {
+            fs.let_go_of_devices();
+        }
         was_on
     }
 

@@ -600,9 +600,10 @@ impl Space {
         !self.pending[0].is_empty()
     }
 
-    /// Returns the units that became empty since the last call.
-    pub(crate) fn take_trims(&mut self) -> Vec<Span> {
-        std::mem::take(&mut self.trims)
+    /// Returns some of the units that became empty, of each only once.
+    pub(crate) fn take_trims(&mut self, most: usize) -> Vec<Span> {
+        let kept = self.trims.len().saturating_sub(most);
+        self.trims.split_off(kept)
     }
 
     /// Returns whether a unit is still empty (it may have been opened meanwhile).

@@ -171,8 +171,7 @@ impl<'k> Handshake<'k> {
     }
 
     /// The SSD, for a session that reads it by itself: it is privileged, so it may read all data, and it is
-    /// given
-    /// the checksums.
+    /// given the checksums.
     fn readable_ssd(&self, session: &Session) -> Option<Arc<dyn BlockDevice>> {
         let direct = session.privileged && self.core.env.config.direct_reads;
         self.core.store.devices().ssd.clone().filter(|_| direct)
@@ -325,8 +324,7 @@ impl<'k> Handshake<'k> {
             segments,
         });
         // The kernel of a mount answers by what it was told, also after a restart of the daemon, which must
-        // know
-        // of it.
+        // know of it.
         if !read_only && hello.kind == ClientKind::Shim {
             let recorded = self.records.make(&session);
             recorded.inspect_err(|_| self.logs.remove(id))?;

@@ -380,13 +380,9 @@ impl<'k> Mover<'k> {
         let Some(ssd) = &self.store.devices().ssd else {
             return;
         };
-        // One that sessions cannot read by themselves counts as gone, which nobody looks at.
-        let here = ssd
-            .reader_parts()
-            .iter()
-            .fold(0, |bits, part| bits | 1_u64 << part.index);
+        let gone = ssd.gone_parts();
         for entry in self.sessions.table.lock().entries.values() {
-            entry.session.page.add_gone_devices(!here);
+            entry.session.page.add_gone_devices(gone);
         }
     }
 

@@ -12,7 +12,8 @@ use varve_format::{
 };
 use varve_ipc::{
     ClientKind, DATA_MAX, DirEntry, Grant, IpcError, LeaseMode, MappedExtent, NumberedBlocks, Owned,
-    OwnedBlocks, READS_MAX, ReadRun, SUMS_MAX, StatFs, Summed, SummedBlocks, TOLD_MAX, Tell, USERS_MAX,
+    OwnedBlocks, READ_BLOCKS_MAX, READS_MAX, ReadRun, SUMS_MAX, StatFs, Summed, SummedBlocks, TOLD_MAX, Tell,
+    USERS_MAX,
 };
 use varve_store::{MappedPart, OwnedPart, SpaceStats, Store, StoreError, SummedPart};
 
@@ -166,10 +167,11 @@ impl<'k> Reads<'k> {
         Ok((entries.collect(), complete))
     }
 
-    /// Adds to leases that were just granted what the client is likely to ask for next. What cannot be read is left
-    /// out: who asks for it learns why.
+    /// Adds to leases that were just granted what the client is likely to ask for next. What cannot be read
+    /// is left out: who asks for it learns why.
     pub(crate) fn tell(&self, session: &Session, mut grants: Vec<Grant>, tell: Tell) -> Vec<Grant> {
-        // A user's session is told of no inode that it has not looked up, and maps no blocks but its segments.
+        // A user's session is told of no inode that it has not looked up, and maps no blocks but its
+        // segments.
         let all = session.privileged && session.segments.is_none();
         let mut room = TOLD_BYTES_MAX;
         for grant in &mut grants {
@@ -451,7 +453,10 @@ impl Reads<'_> {
         }
         let leased: Vec<&ReadRun> = {
             let sessions = self.sessions.table.lock();
-            let has = |run: &&ReadRun| sessions.table.mode(session.id, run.key).is_some();
+            // No reader notes more than a window at a time.
+            let has = |run: &&ReadRun| {
+                run.blocks <= READ_BLOCKS_MAX && sessions.table.mode(session.id, run.key).is_some()
+            };
             reads.iter().filter(has).collect()
         };
         for run in leased {

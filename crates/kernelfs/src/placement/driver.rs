@@ -273,7 +273,8 @@ impl State {
         let access = |(unit, (mut touched, on)): (UnitId, (Touched, [u64; 3]))| {
             let tier = most_of(on)?;
             let device = self.tiers.iter().position(|there| *there == tier)?;
-            // Only NVM is read by clients themselves.
+            // Reads of NVM by clients themselves are seen by their maps only; of those from the SSD they
+            // tell.
             touched.reads = touched
                 .reads
                 .saturating_add((touched.mapped && tier == Tier::Nvm).into());

@@ -361,10 +361,10 @@ pub(super) fn slowed_disk(pool: &HostPool, tier: Tier, device: Arc<dyn BlockDevi
     } else {
         device
     };
-    match device.wants_order() {
-        true => Arc::new(Elevator::new(device)),
-        false => device,
+    if tier == Tier::Hdd && device.wants_order() {
+        return Arc::new(Elevator::new(device));
     }
+    device
 }
 
 /// Slows NVM, its journal or a log down, if the pool's configuration says so.

@@ -1,8 +1,6 @@
 //! Reads of SSD blocks by the session itself: the device writes into this process' own memory, no other
-//! process
-//! is woken, and the bytes are compared with their checksums here. Knows places and checksums of blocks,
-//! which
-//! the daemon tells; knows neither logs nor leases.
+//! process is woken, and the bytes are compared with their checksums here. Knows places and checksums of
+//! blocks, which the daemon tells; knows neither logs nor leases.
 //!
 //! # Why the bytes are the file's
 //! - *Act, then check.* A freed block is not written again before every session that may know its place has
@@ -10,13 +8,11 @@
 //!   only if, after the device has delivered them, the places are still the inode's and the session still
 //!   counts. Neither a lock nor a message is held across the transfer.
 //! - *Nobody else's memory.* The device writes only where this process has asked it to, through a descriptor
-//! that cannot write to the device. A process that dies takes its transfers with it: the kernel does not
-//! reuse
-//!   their pages before they have ended.
+//!   that cannot write to the device. A process that dies takes its transfers with it: the kernel does not
+//!   reuse their pages before they have ended.
 //! - *In doubt the daemon reads.* A checksum that is not known or differs, a failed transfer, a place that
-//! changed: nothing is returned here, and the daemon is asked for the data. Its answer, error or damage
-//! counts,
-//!   and it alone reports faults of devices.
+//!   changed: nothing is returned here, and the daemon is asked for the data. Its answer, error or damage
+//!   counts, and it alone reports faults of devices.
 //! - A checksum told for newer contents than those read, or the other way round, differs from the bytes.
 
 use super::cache::Keys;
@@ -37,22 +33,42 @@ use varve_media::{BlockDevice, BufPool};
 const WINDOW_BLOCKS: u64 = 1024;
 /// Windows whose checksums are kept: 16 MiB, for 16 GiB of files.
 const WINDOWS_MAX: NonZeroUsize = NonZeroUsize::new(4096).expect("not zero");
+/// Windows that were read from once.
+const TOUCHED_MAX: NonZeroUsize = NonZeroUsize::new(4096).expect("not zero");
 /// A read of so many blocks asks for checksums at once. A smaller one does when a window is read for the
-/// second
-/// time: a small file that is read once then costs one message, not two.
+/// second time: a small file that is read once then costs one message, not two.
 const EAGER_BLOCKS: u64 = 16;
 /// Most blocks of one transfer through a buffer: 512 KiB.
 const BUFFER_BLOCKS: u64 = 128;
 
-/// A window of a file, in one version of its extents.
-type Window = (u64, u64, u64);
+/// A window of a file: the inode, and its first block.
+type Window = (u64, u64);
 
-/// Checksums of a window.
-enum Sums {
-    /// It was read from once, and nothing was asked.
-    Touched,
-    /// The checksums of its blocks, as far as the daemon told them.
-    Known(Box<[Option<u32>]>),
+/// Checksums of the blocks of a window, as far as the daemon told them. They may be of another moment than
+/// what lies on the device: then the bytes differ.
+#[derive(Default)]
+struct Sums {
+    /// Up to the last block that is known.
+    sums: Vec<u32>,
+    /// Which of them are known.
+    known: [u64; WINDOW_BLOCKS as usize / 64],
+}
+
+impl Sums {
+    fn set(&mut self, at: usize, sum: u32) {
+        if self.sums.len() <= at {
+            self.sums.resize(at + 1, 0);
+        }
+        self.sums[at] = sum;
+        self.known[at / 64] |= 1 << (at % 64);
+    }
+
+    fn from(&self, at: usize) -> impl Iterator<Item = u32> {
+        let is_known = |at: usize| self.known[at / 64] >> (at % 64) & 1 == 1;
+        let from = at.min(self.sums.len());
+        let sums = self.sums[from..].iter().zip(from..);
+        sums.take_while(move |(_, at)| is_known(*at)).map(|(sum, _)| *sum)
+    }
 }
 
 /// What [`SumCache::find`] found.
@@ -67,54 +83,58 @@ enum Found {
 }
 
 /// Checksums of blocks, least recently used out first.
-struct SumCache(Mutex<LruCache<Window, Sums>>);
+struct SumCache {
+    known: Mutex<LruCache<Window, Sums>>,
+    touched: Mutex<LruCache<Window, ()>>,
+}
 
 impl SumCache {
     fn new() -> Self {
-        Self(Mutex::new(LruCache::new(WINDOWS_MAX)))
+        Self {
+            known: Mutex::new(LruCache::new(WINDOWS_MAX)),
+            touched: Mutex::new(LruCache::new(TOUCHED_MAX)),
+        }
     }
 
     /// Returns the checksums of blocks of a file that begin in one window; `asked`: the daemon was asked just
     /// now.
-    fn find(&self, (inode, version): (u64, u64), blocks: &Range<u64>, asked: bool) -> Found {
+    fn find(&self, inode: u64, blocks: &Range<u64>, asked: bool) -> Found {
         let start = blocks.start / WINDOW_BLOCKS * WINDOW_BLOCKS;
-        let window = (inode, version, start);
-        let mut windows = self.0.lock();
-        match windows.get(&window) {
-            None if blocks.end - blocks.start < EAGER_BLOCKS => {
-                windows.put(window, Sums::Touched);
-                Found::Leave
-            }
-            None | Some(Sums::Touched) => Found::Ask(start),
-            Some(Sums::Known(known)) => {
-                let known = &known[(blocks.start - start) as usize..];
-                let most = (blocks.end - blocks.start) as usize;
-                let sums: Vec<u32> = known.iter().take(most).map_while(|sum| *sum).collect();
-                match (sums.is_empty(), asked) {
-                    (false, _) => Found::Sums(sums),
-                    (true, false) => Found::Ask(blocks.start),
-                    (true, true) => Found::Leave,
+        let window = (inode, start);
+        if let Some(known) = self.known.lock().get(&window) {
+            let most = (blocks.end - blocks.start) as usize;
+            let sums: Vec<u32> = known.from((blocks.start - start) as usize).take(most).collect();
+            return match (sums.is_empty(), asked) {
+                (false, _) => Found::Sums(sums),
+                (true, false) => Found::Ask(blocks.start),
+                (true, true) => Found::Leave,
+            };
+        }
+        let is_first = self.touched.lock().put(window, ()).is_none();
+        match is_first && blocks.end - blocks.start < EAGER_BLOCKS {
+            true => Found::Leave,
+            false => Found::Ask(start),
+        }
+    }
+
+    /// Adds an answer for the window of `block`. What lies outside of it is left out.
+    fn learn(&self, inode: u64, block: u64, parts: &[SummedBlocks]) {
+        let start = block / WINDOW_BLOCKS * WINDOW_BLOCKS;
+        let mut windows = self.known.lock();
+        let known = windows.get_or_insert_mut((inode, start), Sums::default);
+        for part in parts {
+            for (block, sum) in (part.file_block.0..).zip(&part.sums) {
+                if let Some(at) = block.checked_sub(start).filter(|at| *at < WINDOW_BLOCKS) {
+                    known.set(at as usize, *sum);
                 }
             }
         }
     }
 
-    /// Adds an answer for the window of `block`. What lies outside of it is left out.
-    fn learn(&self, (inode, version): (u64, u64), block: u64, parts: &[SummedBlocks]) {
+    /// Forgets the window of a block that is not as its checksum says.
+    fn forget(&self, inode: u64, block: u64) {
         let start = block / WINDOW_BLOCKS * WINDOW_BLOCKS;
-        let mut windows = self.0.lock();
-        let sums = windows.get_or_insert_mut((inode, version, start), || Sums::Touched);
-        if matches!(sums, Sums::Touched) {
-            *sums = Sums::Known(vec![None; WINDOW_BLOCKS as usize].into());
-        }
-        let Sums::Known(known) = sums else { return };
-        for part in parts {
-            for (block, sum) in (part.file_block.0..).zip(&part.sums) {
-                if let Some(place) = block.checked_sub(start).and_then(|at| known.get_mut(at as usize)) {
-                    *place = Some(*sum);
-                }
-            }
-        }
+        self.known.lock().pop(&(inode, start));
     }
 }
 
@@ -150,7 +170,7 @@ impl DeviceReads {
     }
 
     /// Reads a run. `None`: it failed, or the bytes are not those that were written.
-    fn read(&self, run: &Run, out: &mut [u8]) -> Option<()> {
+    fn read(&self, inode: u64, run: &Run, out: &mut [u8]) -> Option<()> {
         if let Err(error) = self.device.read(run.place * BLOCK_BYTES, out) {
             tracing::debug!(%error, "the daemon is to read what could not be read here");
             return None;
@@ -158,6 +178,9 @@ impl DeviceReads {
         let mut blocks = out.chunks_exact(BLOCK_SIZE).zip(&run.sums);
         let same = |(bytes, sum): (&[u8], &u32)| varve_media::crc32c_append(0, bytes) == *sum;
         let right = blocks.all(same) || armed(Bug::DeviceReadUnverified);
+        if !right {
+            self.sums.forget(inode, run.first);
+        }
         right.then_some(())
     }
 
@@ -175,8 +198,7 @@ impl DeviceReads {
 
 impl DataPlane {
     /// Reads blocks from the device into the cache, and copies bytes to `out`, from byte `within` of the
-    /// first
-    /// block on; returns how many. `None`: the daemon is to be asked.
+    /// first block on; returns how many. `None`: the daemon is to be asked.
     pub(super) fn fetch_from_device(
         &self,
         inode: &Inode,
@@ -190,7 +212,7 @@ impl DataPlane {
         let run = self.run_on_device(device, inode, keys.version, blocks.start..end)?;
         device.buffers.with(|buffer| {
             let bytes = &mut buffer.bytes_mut()[..run.sums.len() * BLOCK_SIZE];
-            device.read(&run, bytes)?;
+            device.read(inode.id(), &run, bytes)?;
             self.is_current(inode, keys.version).then_some(())?;
             self.cache.put(keys, run.first, bytes);
             let wanted = &bytes[within..];
@@ -202,8 +224,7 @@ impl DataPlane {
     }
 
     /// Reads whole blocks from the device to `out`, as many as lie one after the other, past the cache.
-    /// Returns
-    /// the number of bytes. `None`: the daemon is to be asked, and bytes of `out` may have changed.
+    /// Returns the number of bytes. `None`: the daemon is to be asked, and bytes of `out` may have changed.
     pub(super) fn read_from_device(
         &self,
         inode: &Inode,
@@ -216,7 +237,7 @@ impl DataPlane {
         (blocks > 0).then_some(())?;
         let run = self.run_on_device(device, inode, version, first..first + blocks)?;
         let len = run.sums.len() * BLOCK_SIZE;
-        device.read(&run, &mut out[..len])?;
+        device.read(inode.id(), &run, &mut out[..len])?;
         self.is_current(inode, version).then_some(())?;
         self.note_read(device, inode, &run);
         Some(len)
@@ -238,7 +259,11 @@ impl DataPlane {
             (body.extents.version() == version).then_some(())?;
             body.extents.run_on(Tier::Ssd, blocks.start, most)?
         };
-        let (wanted, of) = (blocks.start..blocks.start + count, (inode.id(), version));
+        // Many short pieces are read by the daemon at once.
+        if count < EAGER_BLOCKS && 4 * count <= most {
+            return None;
+        }
+        let (wanted, of) = (blocks.start..blocks.start + count, inode.id());
         let mut asked = false;
         loop {
             match device.sums.find(of, &wanted, asked) {
@@ -290,6 +315,13 @@ impl DataPlane {
         let _ = self.call(Request::NoteReads { reads });
     }
 
+    /// Closes all devices: the session is over, and nothing read from now on counts.
+    pub(crate) fn let_go_of_devices(&self) {
+        if let Some(device) = &self.device {
+            device.device.let_go(u64::MAX);
+        }
+    }
+
     /// Reports the reads that the daemon was not told of yet, and closes devices that were taken out.
     pub(super) fn report_reads(&self) {
         let Some(device) = &self.device else { return };
@@ -321,18 +353,11 @@ mod tests {
     #[test]
     fn small_read_asks_for_checksums_at_its_second_time_and_a_large_one_at_once() {
         let sums = SumCache::new();
-        assert_eq!(sums.find((1, 1), &(5..6), false), Found::Leave);
-        assert_eq!(sums.find((1, 1), &(9..10), false), Found::Ask(0));
-        assert_eq!(
-            sums.find((1, 2), &(9..10), false),
-            Found::Leave,
-            "another version"
-        );
+        assert_eq!(sums.find(1, &(5..6), false), Found::Leave);
+        assert_eq!(sums.find(1, &(9..10), false), Found::Ask(0));
+        assert_eq!(sums.find(2, &(9..10), false), Found::Leave, "another file");
         let next = WINDOW_BLOCKS + 8;
-        assert_eq!(
-            sums.find((1, 1), &(next..next + 16), false),
-            Found::Ask(WINDOW_BLOCKS)
-        );
+        assert_eq!(sums.find(1, &(next..next + 16), false), Found::Ask(WINDOW_BLOCKS));
     }
 
     #[test]
@@ -346,14 +371,14 @@ mod tests {
             summed(far + 4, &[1]),
             summed(end - 1, &[2, 3]),
         ];
-        sums.learn((1, 1), far + 1, &told);
-        assert_eq!(sums.find((1, 1), &(far..far + 9), false), Found::Sums(vec![8, 9]));
-        assert_eq!(
-            sums.find((1, 1), &(far + 4..far + 6), false),
-            Found::Sums(vec![1])
-        );
-        assert_eq!(sums.find((1, 1), &(end - 1..end), false), Found::Sums(vec![2]));
-        assert_eq!(sums.find((1, 1), &(far + 2..far + 9), false), Found::Ask(far + 2));
-        assert_eq!(sums.find((1, 1), &(far + 2..far + 9), true), Found::Leave);
+        sums.learn(1, far + 1, &told);
+        assert_eq!(sums.find(1, &(far..far + 9), false), Found::Sums(vec![8, 9]));
+        assert_eq!(sums.find(1, &(far + 4..far + 6), false), Found::Sums(vec![1]));
+        assert_eq!(sums.find(1, &(end - 1..end), false), Found::Sums(vec![2]));
+        assert_eq!(sums.find(1, &(far + 2..far + 9), false), Found::Ask(far + 2));
+        assert_eq!(sums.find(1, &(far + 2..far + 9), true), Found::Leave);
+        // A block that differs has its window forgotten.
+        sums.forget(1, far + 4);
+        assert_eq!(sums.find(1, &(far..far + 1), false), Found::Leave);
     }
 }

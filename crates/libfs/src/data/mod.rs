@@ -156,8 +156,8 @@ impl DataPlane {
         self.page.state() == PageState::Live
     }
 
-    /// Has the daemon record the session, if it may not have yet. What a session did is known after a crash of
-    /// the daemon only with a record: to be called before anything that must not be done twice.
+    /// Has the daemon record the session, if it may not have yet. What a session did is known after a crash
+    /// of the daemon only with a record: to be called before anything that must not be done twice.
     ///
     /// # Errors
     /// The daemon's.
@@ -203,10 +203,15 @@ impl DataPlane {
         }
     }
 
-    /// Reports to the daemon what it does not see by itself: faults of the log, damaged NVM blocks, reads from the
-    /// SSD. Costs three loads and a lock if there are none.
+    /// Reports to the daemon what it does not see by itself: faults of the log, damaged NVM blocks, reads
+    /// from the SSD. Costs three loads and a lock if there are none.
     pub(crate) fn report(&self) {
         self.report_reads();
+        self.report_faults();
+    }
+
+    /// As [`report`](Self::report), of faults only.
+    pub(crate) fn report_faults(&self) {
         let of_log = self.log.iter().flat_map(Log::take_faults).flatten();
         let damaged = self.nvm.as_ref().and_then(Nvm::take_damaged);
         let of_nvm = damaged.map(|block| ClientFault::NvmDamaged {

@@ -92,8 +92,8 @@ impl ExtentCache {
         }
     }
 
-    /// Returns where `block` lies on a tier, and how many of the `most` blocks from it on lie there one after the
-    /// other.
+    /// Returns where `block` lies on a tier, and how many of the `most` blocks from it on lie there one after
+    /// the other.
     pub(crate) fn run_on(&self, tier: Tier, block: u64, most: u64) -> Option<(u64, u64)> {
         let mut run: Option<(u64, u64)> = None;
         loop {

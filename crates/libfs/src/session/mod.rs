@@ -145,6 +145,9 @@ impl Session {
     /// Ends all waiting in this session: it is over, and its mount with it.
     pub(crate) fn end(&self) {
         self.leases.lose();
+        // Its worker, which would close devices that are taken out, ends; files that are open refer to it
+        // yet.
+        self.data.let_go_of_devices();
         let _ = self.events.send(Event::Stop);
     }
 
@@ -222,7 +225,7 @@ impl Session {
     /// Makes everything logged until now durable against a power cut.
     pub(crate) fn sync_log<T>(&self) -> OpResult<(), T> {
         let synced = self.data.sync();
-        self.data.report();
+        self.data.report_faults();
         // The entries of a sealed log are digested, and so durable, before the session that follows begins.
         if !self.is_live() {
             return Err(OpError::lost());

@@ -361,6 +361,7 @@ impl Drop for Mount {
     fn drop(&mut self) {
         let session = self.session();
         if !self.unmounted.load(Ordering::Acquire) && session.is_live() {
+            session.data.report();
             let _ = session.link.call(Request::Bye);
         }
         session.end();

@@ -59,6 +59,11 @@ pub struct FileDevice {
     latch: Latch,
     /// Of a block device.
     queue: Option<BlockQueue>,
+    /// The descriptor is this process' own to change. A reader's has been handed over, and the program that
+    /// it is in may have closed it.
+    may_change: bool,
+    /// The device takes discards, as far as is known.
+    discards: AtomicBool,
     /// Claim on a block device. A descriptor of its own, since rings keep the other one for a moment after a
     /// kill.
     _claim: Option<File>,
@@ -109,7 +114,8 @@ impl FileDevice {
     /// cannot be mounted meanwhile.
     ///
     /// # Errors
-    /// `Setup`; `Refused` if a block device is in use or has zones; `Unfit` if it is neither a file nor a block device.
+    /// `Setup`; `Refused` if a block device is in use or has zones; `Unfit` if it is neither a file nor a
+    /// block device.
     pub fn open(path: &Path, options: BlockOptions) -> Result<Self, MediaError> {
         let name = DeviceName::from(path);
         let claim = claim(path, &name)?;
@@ -157,12 +163,14 @@ impl FileDevice {
             bounce: BufPool::new(BOUNCE_BYTES),
             latch: Latch::default(),
             queue,
+            may_change: true,
+            discards: AtomicBool::new(true),
             _claim: claim,
         })
     }
 
-    /// Wraps a descriptor that another process opened for reading ([`BlockDevice::reader_parts`]). Each read is
-    /// one system call, by the thread that wants the bytes.
+    /// Wraps a descriptor that another process opened for reading ([`BlockDevice::reader_parts`]). Each read
+    /// is one system call, by the thread that wants the bytes.
     ///
     /// # Errors
     /// `Setup`.
@@ -181,6 +189,8 @@ impl FileDevice {
             bounce: BufPool::new(READER_BOUNCE_BYTES),
             latch: Latch::default(),
             queue: None,
+            may_change: false,
+            discards: AtomicBool::new(true),
             _claim: None,
         })
     }
@@ -203,7 +213,9 @@ impl FileDevice {
     fn or_buffered(&self, mut work: impl FnMut() -> io::Result<()>) -> io::Result<()> {
         match work() {
             Err(e)
-                if e.raw_os_error() == Some(libc::EINVAL) && self.direct.swap(false, Ordering::Relaxed) =>
+                if self.may_change
+                    && e.raw_os_error() == Some(libc::EINVAL)
+                    && self.direct.swap(false, Ordering::Relaxed) =>
             {
                 let flags = rustix::fs::fcntl_getfl(&self.file)?;
                 rustix::fs::fcntl_setfl(&self.file, flags - OFlags::DIRECT)?;
@@ -396,13 +408,17 @@ impl BlockDevice for FileDevice {
         // Of a block device, a hole is a write of zeros that frees, which fewer devices have than a discard.
         let done = match self.is_file {
             true => punch_file(&self.file, off, len),
+            false if !self.discards.load(Ordering::Relaxed) => return Ok(()),
             false => match discard(&self.file, off, len) {
                 Ok(false) => punch_file(&self.file, off, len),
                 done => done,
             },
         };
-        done.map(|_| ())
-            .map_err(|e| self.io_error("trim", off, len as usize, &e))
+        done.map(|_| ()).map_err(|e| {
+            // One that refuses will refuse the next one, too.
+            self.discards.store(false, Ordering::Relaxed);
+            self.io_error("trim", off, len as usize, &e)
+        })
     }
 
     fn read_batch(&self, parts: &mut [(u64, &mut [u8])]) -> Result<(), MediaError> {

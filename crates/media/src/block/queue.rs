@@ -9,7 +9,8 @@ use crate::error::{DeviceName, MediaError};
 pub(super) struct BlockQueue {
     /// The driver has queues for polling (`nvme.poll_queues`).
     pub(super) polls: bool,
-    /// It is a disk with a head.
+    /// It is one disk with a head, and the kernel knows that it is one: not a virtual machine's disk, an
+    /// array or a volume over others, which say what any of their parts does.
     pub(super) rotates: bool,
     /// A scheduler of the kernel sorts its requests.
     pub(super) sorted: bool,
@@ -28,12 +29,16 @@ impl BlockQueue {
             let text = files.iter().find_map(|file| std::fs::read_to_string(file).ok());
             text.map(|text| text.trim().to_owned()).unwrap_or_default()
         };
+        let at = std::fs::canonicalize(&dir).unwrap_or_default();
+        let is_made_up = at.iter().any(|part| {
+            let part = part.to_string_lossy();
+            part == "virtual" || part.starts_with("virtio")
+        });
         Self {
             polls: said("io_poll") == "1",
-            rotates: said("rotational") == "1",
-            // The chosen one is in brackets, unless there is only one.
-            sorted: !matches!(said("scheduler").as_str(), "" | "none")
-                && !said("scheduler").contains("[none]"),
+            rotates: said("rotational") == "1" && !is_made_up,
+            // The chosen one is in brackets. Where there is no choice, somebody below may sort.
+            sorted: !said("scheduler").contains("[none]"),
             zoned: said("zoned") == "host-managed",
         }
     }
@@ -79,7 +84,8 @@ mod tests {
     #[test]
     fn queue_says_whether_it_polls_turns_sorts_and_has_zones() {
         let none = BlockQueue::default();
-        assert_eq!(of(&[], false), none);
+        let sorted = BlockQueue { sorted: true, ..none };
+        assert_eq!(of(&[], false), sorted);
         let ssd = [
             ("rotational", "0"),
             ("io_poll", "1"),
@@ -94,7 +100,7 @@ mod tests {
         };
         for (scheduler, sorted) in [
             ("none [mq-deadline]", true),
-            ("none", false),
+            ("none", true),
             ("[none] bfq", false),
         ] {
             let disk = [("rotational", "1"), ("scheduler", scheduler), ("zoned", "none")];

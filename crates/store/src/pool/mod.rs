@@ -44,6 +44,8 @@ use writer::Writer;
 
 /// Footers of sealed units kept in DRAM.
 const FOOTERS_CACHED: NonZeroUsize = NonZeroUsize::new(64).expect("not 0");
+/// Most units that are trimmed at once: a device may take milliseconds for each, and commits wait.
+const TRIMS_MAX: usize = 8;
 
 pub(crate) type FooterKey = (Tier, u64, u64, u32);
 
@@ -122,8 +124,8 @@ impl Store {
             .ok_or_else(|| StoreError::Damaged(format!("the pool has no {} tier", tier.name())))
     }
 
-    /// Takes the device out of service on which a write or flush of a tier failed, if others of the tier go on:
-    /// the error is one of the transaction only then.
+    /// Takes the device out of service on which a write or flush of a tier failed, if others of the tier go
+    /// on: the error is one of the transaction only then.
     pub(crate) fn lose_device(&self, tier: Tier, error: StoreError) -> StoreError {
         let (StoreError::Media(fault), Some(span)) = (&error, &self.spans[tier as usize - 1]) else {
             return error;
@@ -303,10 +305,10 @@ impl Store {
         writer.journal.advance_tail()
     }
 
-    /// Trims units that became empty; called under the writer's lock. A failed trim has no effect but a
-    /// warning.
+    /// Trims some of the units that became empty; called under the writer's lock, so that the others wait for
+    /// the next call. A failed trim has no effect but a warning.
     pub(crate) fn trim_empty(&self) {
-        let trims = self.space.lock().take_trims();
+        let trims = self.space.lock().take_trims(TRIMS_MAX);
         for span in trims {
             if !self.space.lock().is_empty_unit(span.tier, span.start) && !armed(Bug::TrimOpened) {
                 continue;

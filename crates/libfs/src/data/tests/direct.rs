@@ -208,8 +208,7 @@ fn sequential_small_reads_read_ahead_from_the_device() {
 }
 
 /// Returns what a read shows amid which its block is moved, and its old place is written anew with a block
-/// that
-/// has the same checksum.
+/// that has the same checksum.
 fn read_amid_a_move(bug: Option<Bug>) -> bool {
     let (rig, disk, inode, data) = on_ssd(20);
     let rig = Arc::new(rig);

@@ -426,8 +426,8 @@ impl BlockDevice for NgDevice {
         })
     }
 
-    /// By the namespace's block device: commands that another process could send by the character device are not
-    /// only reads.
+    /// By the namespace's block device: commands that another process could send by the character device are
+    /// not only reads.
     fn reader_parts(&self) -> Vec<ReaderPart> {
         whole_part(&self.claim, true, self.len_bytes())
             .into_iter()
