@@ -94,6 +94,7 @@ impl Link for BrokenLink {
             last_seq: LogSeq(logged(&self.library) - self.before),
             open: true,
             changes: u32::MAX,
+            cached_ms: 0,
         };
         self.link.call(Request::Release { items: vec![item] })?;
         Ok(None)

@@ -213,6 +213,10 @@ pub enum Bug {
     ReplyAcrossRecall,
     /// Other sessions change what a mount's session held, as soon as that session was sealed.
     ChangeAfterSealedMount,
+    /// Other sessions change what a mount's session gave back, while its kernel may still use cached replies.
+    ChangeWhileCached,
+    /// A mount gives a lease back and does not say that its kernel may still use cached replies.
+    CachedNotTold,
 
     // Several devices a tier.
     /// The row of a device that is added is durable before its label.

@@ -289,6 +289,9 @@ pub struct ReleaseItem {
     /// Number of changes logged under it; [`u32::MAX`]: they were not counted. Distinguishes leases that are
     /// worth their transfer from those that only alternate between sessions.
     pub changes: u32,
+    /// For how many milliseconds the kernel above a mount may still use what it was told under the lease, at
+    /// most [`DENTRY_TTL_MAX`](crate::DENTRY_TTL_MAX): until then no other session may change the inode.
+    pub cached_ms: u32,
 }
 
 /// A directory entry with its attributes.

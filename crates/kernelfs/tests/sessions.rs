@@ -404,6 +404,7 @@ fn hostile_requests_get_an_errno() {
         last_seq: LogSeq(u64::MAX),
         open: true,
         changes: 0,
+        cached_ms: 0,
     };
     let stale = a.link.call(Request::Release {
         items: vec![item(LeaseNo(12345))],
@@ -429,6 +430,7 @@ fn absurd_release_fails_and_the_lease_stays_until_it_expires() {
         last_seq: LogSeq(1 << 60),
         open: true,
         changes: 0,
+        cached_ms: 0,
     };
     let answer = a.link.call(Request::Release { items: vec![item] });
     assert_eq!(answer, Err(IpcError::Errno(libc::EAGAIN)));

@@ -180,6 +180,81 @@ fn change_beside_a_sealed_mount_that_does_not_wait_is_caught() {
     assert!(early.is_err(), "the seeded bug is not found");
 }
 
+/// A mount that goes on has given leases back, under which its kernel may use replies for 200 ms; `change` of
+/// another session waits for that.
+fn change_waits_for_a_live_mount(change: fn(&mut Client, InodeKey)) {
+    let world = World::new();
+    let mut other = world.client();
+    let file = other.forward(&make(b"f")).unwrap().attr.unwrap().key;
+    let mut shim = shim(&world);
+    for key in [ROOT, file] {
+        let lease = shim.read_lease(key).lease;
+        shim.release_cached(key, lease, false, 200);
+    }
+    // Its own changes do not wait, nor do looks of others.
+    let lease = shim.write_lease(ROOT).lease;
+    shim.release(ROOT, lease, false);
+    shim.forward(&make(b"own")).unwrap();
+    other.read_lease(ROOT);
+    other.read_lease(file);
+    std::thread::scope(|scope| {
+        let changed = scope.spawn(|| change(&mut other, file));
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(!changed.is_finished(), "the mount's kernel has a cached reply");
+        world.clock.advance_ms(200);
+        changed.join().unwrap();
+    });
+}
+
+#[test]
+fn lease_for_writing_waits_for_the_kernel_of_the_mount_that_gave_it_back() {
+    change_waits_for_a_live_mount(|other, file| _ = other.write_lease(file));
+}
+
+#[test]
+fn prefetched_lease_waits_for_the_kernel_of_the_mount_that_gave_it_back() {
+    change_waits_for_a_live_mount(|other, file| {
+        let near = Near {
+            these: vec![file],
+            after: ROOT.ino,
+            count: 0,
+            mode: LeaseMode::Write,
+            tell: Tell::default(),
+        };
+        let near = Request::AcquireNear {
+            wants: vec![want(ROOT, LeaseMode::Read)],
+            near,
+        };
+        let lease = other.read_lease(file).lease;
+        other.release(file, lease, false);
+        assert!(matches!(other.link.call(near), Ok(Response::Granted(grants)) if grants.len() == 2));
+    });
+}
+
+#[test]
+fn forwarded_operation_waits_for_the_kernel_of_the_mount_that_gave_its_lease_back() {
+    change_waits_for_a_live_mount(|other, _| {
+        let lease = other.read_lease(ROOT).lease;
+        other.release(ROOT, lease, false);
+        other.forward(&make(b"g")).unwrap();
+    });
+}
+
+#[test]
+fn change_that_does_not_wait_for_the_kernel_of_a_live_mount_is_caught() {
+    if !cfg!(debug_assertions) {
+        return;
+    }
+    let early = std::panic::catch_unwind(|| {
+        change_waits_for_a_live_mount(|other, file| {
+            arm(Some(Bug::ChangeWhileCached));
+            other.write_lease(file);
+            arm(None);
+        });
+    });
+    assert!(early.is_err(), "the seeded bug is not found");
+}
+
 fn ordinary() -> Peer {
     Peer {
         uid: 1000,

@@ -31,6 +31,7 @@ impl Attacker {
                             last_seq: LogSeq(0),
                             open: false,
                             changes: 0,
+                            cached_ms: 0,
                         }],
                     }
                 }
@@ -102,6 +103,7 @@ impl Attacker {
                     last_seq: LogSeq(self.extreme()),
                     open: self.rng.below(2) == 0,
                     changes: self.extreme() as u32,
+                    cached_ms: self.extreme() as u32,
                 });
                 Request::Release {
                     items: items.collect(),

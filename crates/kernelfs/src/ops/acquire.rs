@@ -82,7 +82,7 @@ impl<'k> Leasing<'k> {
         let until_ms = self.core.now_ms() + self.core.env.config.wait_ms;
         loop {
             let decision = self.obtain(session.id, wants, until_ms)?;
-            if writes && let Err(error) = self.sharing.await_sealed_mounts(session) {
+            if writes && let Err(error) = self.await_cached_replies(session, &decision) {
                 self.undo(session, &decision);
                 return Err(error);
             }
@@ -161,7 +161,7 @@ impl<'k> Leasing<'k> {
         }
         let may_write = || {
             let recorded = self.records.make(session);
-            recorded.and_then(|()| self.sharing.await_sealed_mounts(session))
+            recorded.and_then(|()| self.await_cached_replies(session, &decision))
         };
         if mode == LeaseMode::Write && may_write().is_err() {
             self.undo(session, &decision);
@@ -265,6 +265,14 @@ impl<'k> Leasing<'k> {
         sessions.table.cancel(ticket);
         sessions.waiters.remove(&ticket);
         sessions.pump(self.core.now_ms());
+    }
+
+    /// Waits until no kernel above another mount has cached replies about what a decision allows to change.
+    fn await_cached_replies(&self, session: &Session, decision: &Decision) -> Result<(), IpcError> {
+        let leases = decision.leases.iter();
+        let writes = leases.filter(|lease| lease.mode == LeaseMode::Write);
+        self.sharing
+            .await_cached_replies(session, writes.map(|lease| lease.key))
     }
 
     /// Takes a decision back.

@@ -378,7 +378,7 @@ impl<'k> Forwarding<'k> {
         let owner = self.exclusive(keys)?;
         let mut result = self
             .sharing
-            .await_sealed_mounts(session)
+            .await_cached_replies(session, keys.iter().copied())
             .and_then(|()| self.apply(session, work, named));
         let now_ms = self.core.now_ms();
         let mut sessions = self.core.locked();

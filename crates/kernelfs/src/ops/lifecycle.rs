@@ -130,7 +130,11 @@ impl<'k> Upkeep<'k> {
     /// See [`KernelFs::tick`].
     pub(crate) fn tick(&self) {
         let now_ms = self.core.now_ms();
-        self.core.sessions.table.lock().pump(now_ms);
+        {
+            let mut sessions = self.core.sessions.table.lock();
+            sessions.cached.prune(self.core.env.clock.moment());
+            sessions.pump(now_ms);
+        }
         self.teardown.seal_doomed();
         self.teardown.finish_sealed();
         self.teardown.reap(now_ms);

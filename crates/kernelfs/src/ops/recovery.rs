@@ -71,7 +71,8 @@ impl<'k> Recovery<'k> {
         for row in rows.iter().filter(|row| row.flags & SESSION_MOUNT != 0) {
             self.core
                 .locked()
-                .note_sealed_mount(row.id, self.core.env.clock.moment());
+                .cached
+                .note_sealed(row.id, self.core.env.clock.moment());
         }
         let numbers = self.take_up_grants(&rows)?;
         let sealed = self.revive_all(rows, limit)?;

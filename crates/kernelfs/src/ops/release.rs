@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use varve_format::LogSeq;
 use varve_format::seeded::{Bug, armed};
-use varve_ipc::{IpcError, LeaseMode, RELEASED_MAX, ReleaseItem};
+use varve_ipc::{ClientKind, IpcError, LeaseMode, RELEASED_MAX, ReleaseItem};
 
 /// Context of releases.
 pub(crate) struct Releases<'k> {
@@ -63,7 +63,7 @@ impl<'k> Releases<'k> {
         let done = self
             .digest_until(session, upto)
             .and_then(|()| self.end_rows(session, &begun));
-        let now_ms = self.core.now_ms();
+        let (now_ms, now) = (self.core.now_ms(), self.core.env.clock.moment());
         let mut sessions = self.core.locked();
         sessions.table.end_work(session.id, now_ms);
         for (item, _) in &begun {
@@ -72,6 +72,11 @@ impl<'k> Releases<'k> {
                     .table
                     .abort_release(session.id, item.key, item.lease, now_ms);
                 continue;
+            }
+            if item.cached_ms > 0 && session.kind == ClientKind::Shim {
+                sessions
+                    .cached
+                    .note_given_back(session.id, item.key, item.cached_ms, now);
             }
             let stays =
                 sessions

@@ -8,8 +8,7 @@ use crate::session::state::Session;
 use crate::session::table::{Phase, SessionEntry, SessionTable, SharedMode};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use varve_format::SessionId;
-use varve_format::seeded::{Bug, armed};
+use varve_format::{InodeKey, SessionId};
 use varve_ipc::{ClientKind, IpcError, Upcall};
 
 /// Context of shared mode.
@@ -103,16 +102,20 @@ impl<'k> Sharing<'k> {
         }
     }
 
-    /// Waits until the kernels of mounts with sealed sessions have no cached replies. To be called with
-    /// leases on the inodes that are about to change: a mount that is sealed later cannot have had them.
+    /// Waits until the kernels of other mounts have no cached replies about `keys`, which are about to change,
+    /// and those of mounts with sealed sessions none at all. To be called with leases on `keys`: a mount that
+    /// is sealed, or gives them back, later cannot have had them.
     ///
     /// # Errors
     /// The session, or the daemon, has ended: nothing may be changed.
-    pub(crate) fn await_sealed_mounts(&self, session: &Session) -> Result<(), IpcError> {
-        if armed(Bug::ChangeAfterSealedMount) {
-            return Ok(());
-        }
-        let until = self.core.locked().cached_until(session.predecessor);
+    pub(crate) fn await_cached_replies(
+        &self,
+        session: &Session,
+        keys: impl IntoIterator<Item = InodeKey>,
+    ) -> Result<(), IpcError> {
+        let sessions = self.core.locked();
+        let until = sessions.cached.until(session.id, session.predecessor, keys);
+        drop(sessions);
         loop {
             let left = until.saturating_sub(self.core.env.clock.moment());
             if left.is_zero() {

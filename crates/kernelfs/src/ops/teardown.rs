@@ -86,7 +86,7 @@ impl<'k> Teardown<'k> {
             let caches = is_mount && sessions.table.count(id) > 0;
             sessions.note_watched(id, Watched::default());
             if caches {
-                sessions.note_sealed_mount(id, self.core.env.clock.moment());
+                sessions.cached.note_sealed(id, self.core.env.clock.moment());
             }
             // Threads that wait for leases on behalf of this session stop waiting.
             let tickets: Vec<_> = sessions.table.waiting_tickets(id);
@@ -111,7 +111,8 @@ impl<'k> Teardown<'k> {
             // Answers from here on get no timeout.
             self.core
                 .locked()
-                .note_sealed_mount(id, self.core.env.clock.moment());
+                .cached
+                .note_sealed(id, self.core.env.clock.moment());
         }
         let _ = session.upcalls.push(Upcall::Sealed);
         session.turn.next.notify_all();

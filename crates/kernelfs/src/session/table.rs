@@ -5,15 +5,15 @@ use crate::digest::queue::DigestQueue;
 use crate::error::no;
 use crate::leases::grants::GrantTable;
 use crate::leases::{Decision, GrantedLease, Holds, Table, Ticket};
+use crate::session::cached::CachedReplies;
 use crate::session::state::{Known, Session, unlearn};
 use crate::watches::Watches;
 use parking_lot::{Condvar, Mutex};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 use varve_format::{InodeKey, LastForwarded, Seal, SessionId, TxId};
-use varve_ipc::{DENTRY_TTL_MAX, IpcError, ReleaseItem, Upcall};
+use varve_ipc::{IpcError, ReleaseItem, Upcall};
 
 /// State of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -161,8 +161,8 @@ pub(crate) struct SessionTable {
     pub(crate) unheld: BTreeSet<InodeKey>,
     /// Time since which there has been one session at most.
     pub(crate) alone_since_ms: u64,
-    /// Sealed sessions of mounts, and until when their kernels may have cached replies.
-    sealed_mounts: Vec<(SessionId, Duration)>,
+    /// What the kernels above mounts may use without a lease.
+    pub(crate) cached: CachedReplies,
     pub(crate) latched: bool,
     pub(crate) watches: Watches,
     pub(crate) next_read_only: u64,
@@ -193,7 +193,7 @@ impl SessionTable {
             to_digest: DigestQueue::default(),
             unheld: BTreeSet::new(),
             alone_since_ms: 0,
-            sealed_mounts: Vec::new(),
+            cached: CachedReplies::default(),
             latched: false,
             watches: Watches::default(),
             next_read_only: READ_ONLY_SESSIONS,
@@ -201,24 +201,6 @@ impl SessionTable {
             changes: BTreeMap::new(),
             next_change: 0,
         }
-    }
-
-    /// Notes that the session of a mount is sealed at `now`, a [moment](varve_ipc::Clock::moment) of the
-    /// clock. Its kernel goes on using cached replies.
-    pub(crate) fn note_sealed_mount(&mut self, id: SessionId, now: Duration) {
-        self.sealed_mounts
-            .retain(|(other, until)| *other != id && *until > now);
-        self.sealed_mounts.push((id, now + DENTRY_TTL_MAX));
-    }
-
-    /// Returns the moment until which the kernels of sealed mounts may have cached replies. The session's own
-    /// kernel, if it continues a mount's session, learns of its changes.
-    pub(crate) fn cached_until(&self, successor_of: Option<SessionId>) -> Duration {
-        let others = self
-            .sealed_mounts
-            .iter()
-            .filter(|(id, _)| Some(*id) != successor_of);
-        others.map(|(_, until)| *until).max().unwrap_or_default()
     }
 
     /// Whether a client of an earlier daemon may still return.

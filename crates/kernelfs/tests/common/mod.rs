@@ -250,6 +250,11 @@ impl Client {
     }
 
     pub fn release(&self, key: InodeKey, lease: LeaseNo, open: bool) {
+        self.release_cached(key, lease, open, 0);
+    }
+
+    /// Gives a lease back under which the kernel above may use replies for a while.
+    pub fn release_cached(&self, key: InodeKey, lease: LeaseNo, open: bool, cached_ms: u32) {
         let last_seq = LogSeq(self.seq);
         let items = vec![ReleaseItem {
             key,
@@ -258,6 +263,7 @@ impl Client {
             last_seq,
             open,
             changes: 0,
+            cached_ms,
         }];
         assert_eq!(self.link.call(Request::Release { items }), Ok(Response::Done));
     }

@@ -5,7 +5,9 @@
 //! ([`DENTRY_TTL`](varve_ipc::DENTRY_TTL)) only if these are held and no lease of the session was recalled
 //! since before the operation ([`ReplyVersion`]). A recalled lease is released when no reply that depends on
 //! it is in flight and the last one has expired. Requests that need no more than the lease go on meanwhile,
-//! and their replies get no timeout (`docs/adr/0038-dentry-timeouts-rest-on-leases.md`).
+//! and their replies get no timeout (`docs/adr/0038-dentry-timeouts-rest-on-leases.md`). One that no other
+//! session waits for is released when none is in flight, and the daemon is told until when the kernel may use
+//! the last: it keeps other sessions from changes until then.
 //!
 //! That takes at most [`DENTRY_TTL_MAX`](varve_ipc::DENTRY_TTL_MAX). So that it is not paid for each inode,
 //! replies in [contended regions](super::regions) get no timeout.
@@ -62,6 +64,14 @@ impl CachedReplies {
             remaining.max(IN_FLIGHT)
         } else {
             remaining
+        }
+    }
+
+    /// Returns how long to wait before another look if a reply is in flight; zero if none is.
+    pub(crate) fn sending(&self) -> Duration {
+        match self.in_flight.load(Ordering::SeqCst) {
+            0 => Duration::ZERO,
+            _ => IN_FLIGHT,
         }
     }
 

@@ -56,6 +56,11 @@ pub(crate) enum Event {
 struct Recall {
     node: Arc<Node>,
     number: LeaseNo,
+    /// Others wait for the lease, which is kept, and serves this session, until cached replies have expired.
+    /// Otherwise the daemon is told when that is.
+    awaited: bool,
+    /// Others wait for the lease, and its directory counts as contended.
+    contended: bool,
     /// A newer grant, which the daemon gave in place of this one and recalled before it came here. Both go
     /// together: data read under this one must be dropped first.
     successor: Option<LeaseNo>,
@@ -67,7 +72,7 @@ struct Recall {
     late: bool,
     /// Pages under writeback were skipped and stay until the lease is gone.
     late_pages: bool,
-    /// When the cached replies that depend on the lease have expired.
+    /// When to look again: the cached replies that depend on the lease have expired.
     expires: Option<Duration>,
     started: Duration,
 }
@@ -159,7 +164,7 @@ impl Recalls {
             Event::GiveBack { key, number } => {
                 if let Some(node) = self.leases.get(key) {
                     if node.held_number() == Some(number) {
-                        self.begin(node, number, true, around);
+                        self.begin(node, number, false, around);
                     } else if node.state().phase != Phase::Releasing {
                         node.open_gate();
                     }
@@ -200,6 +205,7 @@ impl Recalls {
             last_seq: around.log_last(),
             open: around.is_open(key),
             changes: 0,
+            cached_ms: 0,
         });
     }
 
@@ -230,11 +236,14 @@ impl Recalls {
     /// reader keep a read lease, unless a writer waits by then; but its answer does not say which.
     fn begin(&mut self, node: Arc<Node>, number: LeaseNo, others: bool, around: &dyn Surroundings) {
         let key = node.key();
-        if let Some(known) = self.under_way.get(&key) {
+        if let Some(known) = self.under_way.get_mut(&key) {
             let same = known.number == number;
-            if same && others {
+            if same && others && !known.contended {
+                known.contended = true;
                 self.leases.note_contention(&node);
             }
+            // A request of this session does not wait for what its own kernel has cached.
+            known.awaited &= !same || others;
             self.look(key, around);
             if same {
                 return;
@@ -257,6 +266,8 @@ impl Recalls {
             Recall {
                 node,
                 number,
+                awaited: others,
+                contended: others,
                 successor: None,
                 pass: None,
                 passes: 0,
@@ -300,7 +311,10 @@ impl Recalls {
             }
             let clock = self.leases.clock();
             // No reply begins in this phase.
-            let remaining = node.replies.remaining(clock.monotonic_ms());
+            let remaining = match recall.awaited {
+                true => node.replies.remaining(clock.monotonic_ms()),
+                false => node.replies.sending(),
+            };
             if !remaining.is_zero() && !armed(Bug::RecallBeforeExpiry) {
                 let expires = clock.moment() + remaining;
                 recall.expires = Some(expires);
@@ -464,7 +478,7 @@ impl Recalls {
                 let Some(recall) = self.under_way.remove(&key) else {
                     continue;
                 };
-                let item = release_item(&recall, around);
+                let item = release_item(&recall, around, self.leases.clock().monotonic_ms());
                 if let Some(lease) = recall.successor {
                     let last_seq = around.log_last();
                     items.push(ReleaseItem {
@@ -542,6 +556,7 @@ impl Recalls {
             last_seq,
             open: false,
             changes: 0,
+            cached_ms: 0,
         };
         self.spare.extend(spare.into_iter().map(item));
         if gone {
@@ -582,7 +597,7 @@ impl Recalls {
     }
 }
 
-fn release_item(recall: &Recall, around: &dyn Surroundings) -> ReleaseItem {
+fn release_item(recall: &Recall, around: &dyn Surroundings, now_ms: u64) -> ReleaseItem {
     let node = &recall.node;
     ReleaseItem {
         key: node.key(),
@@ -591,6 +606,10 @@ fn release_item(recall: &Recall, around: &dyn Surroundings) -> ReleaseItem {
         last_seq: around.last_seq(node),
         open: around.is_open(node.key()),
         changes: node.inode.changes(),
+        cached_ms: match armed(Bug::CachedNotTold) {
+            true => 0,
+            false => node.replies.remaining(now_ms).as_millis() as u32,
+        },
     }
 }
 

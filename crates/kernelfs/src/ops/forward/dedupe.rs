@@ -58,7 +58,7 @@ impl Forwarding<'_> {
         let owner = self.exclusive(&files)?;
         let told = self
             .sharing
-            .await_sealed_mounts(session)
+            .await_cached_replies(session, files.iter().copied())
             .and_then(|()| self.dedupe_leased(session, &op, files.len(), &space));
         let now_ms = self.core.now_ms();
         let mut sessions = self.core.locked();

@@ -1,7 +1,7 @@
 //! The kernel's cached replies under a scheduler that tries interleavings: programs of the mount look at an
-//! inode, whose lease another session wants, changes the inode and lets it go. What that session has changed
-//! is never seen as it was before. The daemon is a model that grants one lease at a time. Run by `cargo test
-//! -p varve-libfs --features shuttle --lib interleavings`.
+//! inode, and have it changed by the daemon; another session wants its lease, changes the inode and lets it go.
+//! What was changed is never seen as it was before. The daemon is a model that grants one lease at a time. Run
+//! by `cargo test -p varve-libfs --features shuttle --lib interleavings`.
 #![allow(clippy::unwrap_used)]
 
 use crate::lease::{Event, Leases, Node, Recalls, Surroundings, Use};
@@ -26,17 +26,21 @@ struct Book {
     granted: u64,
     /// The other session wants the inode, or has it.
     other: bool,
+    /// The daemon has it for an operation of its own.
+    internal: bool,
+    /// Until when the kernel may use replies, as the session has told.
+    cached_until_ms: u64,
 }
 
 #[derive(Default)]
-struct Daemon(Mutex<Book>);
+struct Daemon(Mutex<Book>, Arc<SteppedClock>);
 
 impl Link for Daemon {
     fn call(&self, request: Request) -> Result<Response, IpcError> {
         let answer = match request {
             Request::Acquire { .. } | Request::AcquireNear { .. } => loop {
                 let mut book = self.0.lock().unwrap();
-                if !book.other || book.held.is_some() {
+                if !(book.other || book.internal) || book.held.is_some() {
                     let fresh = LeaseNo(book.granted + 1);
                     book.granted += u64::from(book.held.is_none());
                     let grant = Grant {
@@ -53,8 +57,10 @@ impl Link for Daemon {
             },
             Request::Release { items } => {
                 let mut book = self.0.lock().unwrap();
-                if items.iter().any(|item| Some(item.lease) == book.held) {
+                if let Some(item) = items.iter().find(|item| Some(item.lease) == book.held) {
                     book.held = None;
+                    let until_ms = self.1.monotonic_ms() + u64::from(item.cached_ms);
+                    book.cached_until_ms = book.cached_until_ms.max(until_ms);
                 }
                 Response::Done
             }
@@ -94,8 +100,10 @@ struct World {
     clock: Arc<SteppedClock>,
     leases: Arc<Leases>,
     daemon: Arc<Daemon>,
-    /// What the other session changes.
+    /// What is changed.
     truth: AtomicU64,
+    /// The last change whose call has returned.
+    acknowledged: AtomicU64,
     /// What the kernel caches, and until when.
     cached: Mutex<Option<(u64, u64)>>,
     over: AtomicU64,
@@ -104,7 +112,7 @@ struct World {
 impl World {
     /// A program of the mount looks.
     fn look(&self) {
-        let least = self.truth.load(Ordering::SeqCst);
+        let least = self.acknowledged.load(Ordering::SeqCst);
         let known = *self.cached.lock().unwrap();
         if let Some((seen, until_ms)) = known
             && self.clock.monotonic_ms() < until_ms
@@ -136,22 +144,54 @@ impl World {
         loop {
             let mut book = self.daemon.0.lock().unwrap();
             book.other = true;
-            let Some(number) = book.held else { break };
+            let held = book.held;
+            if held.is_none() && !book.internal {
+                break;
+            }
             drop(book);
-            self.leases.tell(Event::Revoke { key: FILE, number });
+            if let Some(number) = held {
+                self.leases.tell(Event::Revoke { key: FILE, number });
+            }
             self.clock.pause(Duration::from_millis(20));
         }
-        self.truth.fetch_add(1, Ordering::SeqCst);
+        let until_ms = self.daemon.0.lock().unwrap().cached_until_ms;
+        while self.clock.monotonic_ms() < until_ms {
+            self.clock.pause(Duration::from_millis(20));
+        }
+        let change = self.truth.fetch_add(1, Ordering::SeqCst) + 1;
+        self.acknowledged.fetch_max(change, Ordering::SeqCst);
         thread::yield_now();
         self.daemon.0.lock().unwrap().other = false;
         // Until replies get a timeout again.
         self.clock.pause(Duration::from_secs(61));
     }
+
+    /// A program of the mount changes the inode, and the daemon does it: the kernel knows of its own call.
+    fn change_by_daemon(&self) {
+        loop {
+            self.leases.give_back::<()>(&[FILE]).unwrap();
+            let mut book = self.daemon.0.lock().unwrap();
+            if book.held.is_none() && !book.other {
+                book.internal = true;
+                break;
+            }
+            drop(book);
+            thread::yield_now();
+        }
+        let change = self.truth.fetch_add(1, Ordering::SeqCst) + 1;
+        thread::yield_now();
+        self.daemon.0.lock().unwrap().internal = false;
+        let mut cached = self.cached.lock().unwrap();
+        *cached = cached.filter(|(seen, _)| *seen >= change);
+        drop(cached);
+        self.acknowledged.fetch_max(change, Ordering::SeqCst);
+        self.clock.pause(Duration::from_millis(30));
+    }
 }
 
 fn changes_are_seen() {
     let clock = Arc::new(SteppedClock::default());
-    let daemon = Arc::new(Daemon::default());
+    let daemon = Arc::new(Daemon(Mutex::default(), Arc::clone(&clock)));
     let (events, inbox) = crossbeam_channel::unbounded();
     let leases = Leases::new(
         Arc::clone(&daemon) as Arc<dyn Link>,
@@ -167,6 +207,7 @@ fn changes_are_seen() {
         leases: Arc::clone(&leases),
         daemon,
         truth: AtomicU64::new(0),
+        acknowledged: AtomicU64::new(0),
         cached: Mutex::new(None),
         over: AtomicU64::new(0),
     });
@@ -193,6 +234,7 @@ fn changes_are_seen() {
         start(4, World::look),
         start(4, World::look),
         start(2, World::visit),
+        start(2, World::change_by_daemon),
     ];
     for thread in threads {
         thread.join().unwrap();
@@ -210,6 +252,11 @@ fn what_another_session_has_changed_is_never_seen_as_it_was_before() {
 #[test]
 fn lease_that_is_released_before_replies_have_expired_is_caught() {
     assert!(seeded::is_found(Bug::RecallBeforeExpiry, &[changes_are_seen]));
+}
+
+#[test]
+fn lease_that_is_released_without_a_word_on_what_is_cached_is_caught() {
+    assert!(seeded::is_found(Bug::CachedNotTold, &[changes_are_seen]));
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Replies to the kernel that must not get a timeout, and recalls that must not wait again and again.
 
 use super::{Answer, Around, Caches, Rig, Script};
+use crate::kernel_cache::dentries::CachedReply;
 use crate::kernel_cache::pages::{KernelCall, PageUse};
 use crate::lease::node::{Node, Phase, Use};
 use crate::lease::recall::{Event, Recalls};
@@ -86,6 +87,23 @@ impl World {
         self.rig.leases.get(key).unwrap()
     }
 
+    /// A reply about the inode that is not sent yet.
+    fn replies(&self, key: InodeKey) -> CachedReply {
+        let reply = self
+            .rig
+            .leases
+            .begin_reply(self.rig.leases.recalls(), None, Some(key));
+        assert!(!reply.attr_ttl().is_zero());
+        reply
+    }
+
+    /// For how long the kernel may use replies that depend on the lease, as the daemon was told with it.
+    fn told_ms(&self, key: InodeKey) -> u32 {
+        let released = self.rig.script.released.lock();
+        let last = released.iter().rfind(|item| item.key == key);
+        last.unwrap().cached_ms
+    }
+
     fn is_cached(&self, recalls: u64, dir: Option<InodeKey>, inode: Option<InodeKey>) -> bool {
         let reply = self.rig.leases.begin_reply(recalls, dir, inode);
         !(reply.attr_ttl() + reply.name_ttl()).is_zero()
@@ -143,12 +161,13 @@ fn attributes_read_under_an_expiring_lease_get_no_timeout_under_the_next_one() {
 #[test]
 fn attributes_read_before_a_release_get_no_timeout_under_a_lease_that_came_first() {
     let mut world = world();
-    let recalls = world.rig.leases.recalls();
     world.sees(FILE);
-    assert!(world.is_cached(recalls, None, Some(FILE)), "fstat");
+    let fstat = world.replies(FILE);
     let node = world.trimmed(FILE);
+    assert_eq!(node.state().phase, Phase::Expiring, "a reply is in flight");
     let slow = world.rig.leases.recalls();
     world.sees(FILE);
+    drop(fstat);
     let next = Arc::clone(&node);
     let _ = world.rig.script.at_release.set(Box::new(move || {
         let known = Some((attr(FILE), varve_ipc::Told::default()));
@@ -169,14 +188,14 @@ fn attributes_read_before_a_release_get_no_timeout_under_a_lease_that_came_first
 #[test]
 fn name_found_under_an_expiring_lease_that_was_trimmed_gets_no_timeout_under_the_next_one() {
     let mut world = world();
-    let recalls = world.rig.leases.recalls();
     world.sees(DIR);
     world.sees(FILE);
-    assert!(world.is_cached(recalls, Some(DIR), Some(FILE)));
+    let reply = world.replies(DIR);
     let node = world.trimmed(DIR);
-    assert_eq!(node.state().phase, Phase::Expiring);
+    assert_eq!(node.state().phase, Phase::Expiring, "a reply is in flight");
     let slow = world.rig.leases.recalls();
     world.sees(DIR);
+    drop(reply);
     // It waits for the inode's lease, say; meanwhile the directory's goes, the name too, and it comes back.
     world.later(400);
     assert!(node.mode().is_none());
@@ -241,23 +260,88 @@ fn inode_whose_directory_is_not_known_is_waited_for_once() {
     assert_eq!(waits, 1);
 }
 
-/// The session gives a lease back for want of room, and another wants it while it expires.
+/// The session gives a lease back for want of room, and another wants it while a reply is in flight. It is asked
+/// for it again and again.
 #[test]
-fn recall_that_joins_a_trim_makes_its_directory_contended() {
+fn recall_that_joins_a_trim_makes_its_directory_contended_once() {
     let mut world = world();
-    let mut waits = 0;
-    for _ in 0..5 {
-        let recalls = world.rig.leases.recalls();
-        world.sees(DIR);
-        world.sees(FILE);
-        let _ = world.is_cached(recalls, Some(DIR), Some(FILE));
-        let node = world.trimmed(FILE);
+    let recalls = world.rig.leases.recalls();
+    world.sees(DIR);
+    world.sees(FILE);
+    assert!(world.is_cached(recalls, Some(DIR), Some(FILE)));
+    let reply = world.replies(FILE);
+    world.trimmed(FILE);
+    for _ in 0..10 {
         world.recalled(FILE);
-        waits += u32::from(node.state().phase == Phase::Expiring);
-        world.later(400);
-        assert!(node.mode().is_none());
     }
-    assert_eq!(waits, 1);
+    drop(reply);
+    world.later(1);
+    let recalls = world.rig.leases.recalls();
+    world.sees(DIR);
+    world.sees(FILE);
+    assert!(
+        !world.is_cached(recalls, Some(DIR), Some(FILE)),
+        "its directory is"
+    );
+    let other = InodeKey::new(77, 1);
+    world.sees(other);
+    assert!(
+        world.is_cached(recalls, None, Some(other)),
+        "one wait is not many"
+    );
+}
+
+/// Nobody waits for the lease: it goes at once, with the time for which the kernel may use what it was told.
+#[test]
+fn lease_that_nobody_waits_for_is_given_back_at_once_and_the_daemon_is_told_what_is_cached() {
+    let mut world = world();
+    let recalls = world.rig.leases.recalls();
+    let node = world.sees(FILE);
+    assert!(world.is_cached(recalls, None, Some(FILE)), "fstat");
+    world.later(20);
+    world.trimmed(FILE);
+    world.rig.flush();
+    assert!(node.mode().is_none());
+    let most = varve_ipc::DENTRY_TTL_MAX.as_millis() as u32 + 1;
+    assert_eq!(world.told_ms(FILE), most - 20);
+    // Without a timeout, or long after, there is nothing to tell.
+    world.sees(DIR);
+    world.trimmed(DIR);
+    world.sees(FILE);
+    world.later(1000);
+    world.trimmed(FILE);
+    world.rig.flush();
+    assert_eq!((world.told_ms(DIR), world.told_ms(FILE)), (0, 0));
+}
+
+/// The daemon is to do an operation for this session. Its own kernel learns of it.
+#[test]
+fn request_of_the_session_does_not_wait_for_its_own_kernel_and_nothing_is_contended() {
+    let mut world = world();
+    for _ in 0..10 {
+        let recalls = world.rig.leases.recalls();
+        let node = world.sees(FILE);
+        assert!(world.is_cached(recalls, None, Some(FILE)), "nothing is contended");
+        let number = node.held_number().unwrap();
+        for _ in 0..10 {
+            world.rig.take(Event::GiveBack { key: FILE, number });
+        }
+        world.rig.flush();
+        assert!(node.mode().is_none());
+        assert!(world.told_ms(FILE) > 300);
+    }
+    // Others wait for it already, then a request of this session needs it, too.
+    let recalls = world.rig.leases.recalls();
+    let node = world.sees(FILE);
+    assert!(world.is_cached(recalls, None, Some(FILE)));
+    world.recalled(FILE);
+    world.rig.flush();
+    assert!(node.mode().is_some(), "it serves this session until then");
+    let number = node.held_number().unwrap();
+    world.rig.take(Event::GiveBack { key: FILE, number });
+    world.rig.flush();
+    assert!(node.mode().is_none());
+    assert!(world.told_ms(FILE) > 300);
 }
 
 /// A file without a name is looked at through `O_PATH`, which is no open; another session has it open.
