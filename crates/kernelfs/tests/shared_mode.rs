@@ -241,6 +241,58 @@ fn forwarded_operation_waits_for_the_kernel_of_the_mount_that_gave_its_lease_bac
 }
 
 #[test]
+fn reader_of_what_a_mount_has_written_is_named_and_does_not_wait_for_its_kernel() {
+    let world = World::new();
+    let mut other = world.client();
+    let file = other.forward(&make(b"f")).unwrap().attr.unwrap().key;
+    let shim = shim(&world);
+    let lease = shim.write_lease(file).lease;
+    world.clock.advance_ms(1_000);
+    let revoked = |keep| Upcall::Revoke {
+        key: file,
+        lease,
+        keep,
+    };
+    std::thread::scope(|scope| {
+        let looks = scope.spawn(|| other.read_lease(file));
+        assert_eq!(shim.upcall(), revoked(Some(LeaseMode::Read)));
+        shim.release_cached(file, lease, false, 300);
+        looks.join().unwrap();
+    });
+}
+
+#[test]
+fn lease_asked_back_ahead_of_a_reader_names_it() {
+    let world = World::new();
+    let mut other = world.client();
+    let file = other.forward(&make(b"f")).unwrap().attr.unwrap().key;
+    let shim = shim(&world);
+    for mode in [LeaseMode::Read, LeaseMode::Write] {
+        let lease = shim.write_lease(file).lease;
+        world.clock.advance_ms(1_000);
+        let near = Near {
+            these: vec![file],
+            after: ROOT.ino,
+            count: 0,
+            mode,
+            tell: Tell::default(),
+        };
+        let wants = vec![want(ROOT, LeaseMode::Read)];
+        other.link.call(Request::AcquireNear { wants, near }).unwrap();
+        let keep = Some(mode).filter(|mode| *mode == LeaseMode::Read);
+        assert_eq!(
+            shim.upcall(),
+            Upcall::Revoke {
+                key: file,
+                lease,
+                keep
+            }
+        );
+        shim.release(file, lease, false);
+    }
+}
+
+#[test]
 fn change_that_does_not_wait_for_the_kernel_of_a_live_mount_is_caught() {
     if !cfg!(debug_assertions) {
         return;

@@ -471,7 +471,11 @@ impl Stage {
         let mut book = self.daemon.book.lock();
         book.other = true;
         while let Some(number) = book.held {
-            self.leases.tell(Event::Revoke { key: FILE, number });
+            self.leases.tell(Event::Revoke {
+                key: FILE,
+                number,
+                only_read: false,
+            });
             self.daemon.changed.wait(&mut book);
         }
         self.daemon.write(&mut book);

@@ -105,7 +105,11 @@ impl Daemon {
         book.others += 1;
         loop {
             if let Some((number, _)) = book.held {
-                let _ = self.events.send(Event::Revoke { key: FILE, number });
+                let _ = self.events.send(Event::Revoke {
+                    key: FILE,
+                    number,
+                    only_read: false,
+                });
             } else if !book.busy {
                 break;
             }

@@ -196,7 +196,11 @@ fn pinned_is_not_given_back() {
     for key in [ROOT, DIR, ROOT] {
         let held = daemon.0.lock().unwrap().held.get(&key).copied();
         if let Some(number) = held {
-            leases.tell(Event::Revoke { key, number });
+            leases.tell(Event::Revoke {
+                key,
+                number,
+                only_read: false,
+            });
         }
         thread::yield_now();
     }
@@ -206,7 +210,11 @@ fn pinned_is_not_given_back() {
     for key in [ROOT, DIR] {
         let held = daemon.0.lock().unwrap().held.get(&key).copied();
         if let Some(number) = held {
-            leases.tell(Event::Revoke { key, number });
+            leases.tell(Event::Revoke {
+                key,
+                number,
+                only_read: false,
+            });
         }
     }
     stop.store(1, Ordering::SeqCst);

@@ -33,6 +33,8 @@ pub(crate) enum Event {
         key: InodeKey,
         /// Number of the grant.
         number: LeaseNo,
+        /// Who waits for it wants to read.
+        only_read: bool,
     },
     /// A request of this session wants a lease given back.
     GiveBack {
@@ -53,13 +55,24 @@ pub(crate) enum Event {
     Stop,
 }
 
+/// Who waits for a lease that is given back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum For {
+    /// Another session, which is to change the inode.
+    Change,
+    /// Another session, which only reads.
+    Read,
+    /// A request of this session, or nobody.
+    Own,
+}
+
 struct Recall {
     node: Arc<Node>,
     number: LeaseNo,
-    /// Others wait for the lease, which is kept, and serves this session, until cached replies have expired.
-    /// Otherwise the daemon is told when that is.
-    awaited: bool,
-    /// Others wait for the lease, and its directory counts as contended.
+    /// The lease is kept, and serves this session, until cached replies have expired: others are to change the
+    /// inode. Otherwise the daemon is told when that is.
+    kept: bool,
+    /// Others are to change the inode, and its directory counts as contended.
     contended: bool,
     /// A newer grant, which the daemon gave in place of this one and recalled before it came here. Both go
     /// together: data read under this one must be dropped first.
@@ -143,8 +156,15 @@ impl Recalls {
     /// Processes an event. Nothing is sent until [`flush`](Self::flush).
     pub(crate) fn take(&mut self, event: Event, around: &dyn Surroundings) {
         match event {
-            Event::Revoke { key, number } => match self.leases.revoked(key, number) {
-                Revoked::Held(node) => self.begin(node, number, true, around),
+            Event::Revoke {
+                key,
+                number,
+                only_read,
+            } => match self.leases.revoked(key, number) {
+                Revoked::Held(node) => {
+                    let why = if only_read { For::Read } else { For::Change };
+                    self.begin(node, number, why, around);
+                }
                 Revoked::Early => {}
                 Revoked::Unknown { replaced: None } => self.give_back_unknown(key, number, around),
                 Revoked::Unknown {
@@ -153,7 +173,7 @@ impl Recalls {
                     if armed(Bug::SuccessorAhead) {
                         self.give_back_unknown(key, number, around);
                     }
-                    self.begin(node, held, true, around);
+                    self.begin(node, held, For::Change, around);
                     if let Some(recall) = self.under_way.get_mut(&key) {
                         recall.successor = recall.successor.max(Some(number));
                     } else {
@@ -164,7 +184,7 @@ impl Recalls {
             Event::GiveBack { key, number } => {
                 if let Some(node) = self.leases.get(key) {
                     if node.held_number() == Some(number) {
-                        self.begin(node, number, false, around);
+                        self.begin(node, number, For::Own, around);
                     } else if node.state().phase != Phase::Releasing {
                         node.open_gate();
                     }
@@ -187,7 +207,7 @@ impl Recalls {
             Event::Trim => {
                 for node in self.leases.idle(self.under_way.len()) {
                     let number = node.state().number;
-                    self.begin(node, number, false, around);
+                    self.begin(node, number, For::Own, around);
                 }
             }
             Event::Closed(key) => self.closed(key, around),
@@ -219,7 +239,7 @@ impl Recalls {
             // waiting for a recall.
             Some((Some(number), node)) => {
                 if node.inode.attr().nlink == 0 {
-                    self.begin(node, number, false, around);
+                    self.begin(node, number, For::Own, around);
                 }
             }
             _ => self.dropped.push(key),
@@ -229,21 +249,21 @@ impl Recalls {
     /// As a trim.
     #[cfg(test)]
     pub(super) fn begin_unwanted(&mut self, node: Arc<Node>, number: LeaseNo, around: &dyn Surroundings) {
-        self.begin(node, number, false, around);
+        self.begin(node, number, For::Own, around);
     }
 
     /// Begins to give a lease back, to other sessions or not, always as a whole. The daemon would let a
     /// reader keep a read lease, unless a writer waits by then; but its answer does not say which.
-    fn begin(&mut self, node: Arc<Node>, number: LeaseNo, others: bool, around: &dyn Surroundings) {
+    fn begin(&mut self, node: Arc<Node>, number: LeaseNo, why: For, around: &dyn Surroundings) {
         let key = node.key();
         if let Some(known) = self.under_way.get_mut(&key) {
             let same = known.number == number;
-            if same && others && !known.contended {
+            if same && why == For::Change && !known.contended {
                 known.contended = true;
                 self.leases.note_contention(&node);
             }
             // A request of this session does not wait for what its own kernel has cached.
-            known.awaited &= !same || others;
+            known.kept &= !same || why != For::Own;
             self.look(key, around);
             if same {
                 return;
@@ -257,8 +277,8 @@ impl Recalls {
                 state.phase = Phase::Expiring;
             }
         }
-        self.leases.count_recall();
-        if others {
+        self.leases.count_recall(key);
+        if why == For::Change {
             self.leases.note_contention(&node);
         }
         self.under_way.insert(
@@ -266,8 +286,8 @@ impl Recalls {
             Recall {
                 node,
                 number,
-                awaited: others,
-                contended: others,
+                kept: why == For::Change,
+                contended: why == For::Change,
                 successor: None,
                 pass: None,
                 passes: 0,
@@ -311,7 +331,7 @@ impl Recalls {
             }
             let clock = self.leases.clock();
             // No reply begins in this phase.
-            let remaining = match recall.awaited {
+            let remaining = match recall.kept {
                 true => node.replies.remaining(clock.monotonic_ms()),
                 false => node.replies.sending(),
             };
@@ -537,7 +557,7 @@ impl Recalls {
         // An operation that began after the recall may have read what has changed when this session gets the
         // next lease, which may be here already.
         if !armed(Bug::ReplyAcrossRecall) {
-            self.leases.count_recall();
+            self.leases.count_recall(node.key());
         }
         if gone {
             state.mode = None;

@@ -19,6 +19,7 @@ use varve_ipc::{
 pub(crate) use self::pins::{AT_ONCE, Held, Pin, Pins, SlotPin};
 
 use self::dead::Dead;
+use self::replies::RecallCount;
 use self::spare_inodes::Spare;
 use super::Use;
 use super::forward::Contended;
@@ -69,8 +70,7 @@ pub(crate) struct Leases {
     /// Whether there are kernel caches above.
     kernel: bool,
     acquires: AtomicU64,
-    /// Beginnings and ends of recalls.
-    recalls: AtomicU64,
+    recalls: RecallCount,
     ahead: Ahead,
     barriers: Barriers,
     contended: Contended,
@@ -110,7 +110,7 @@ impl Leases {
             lost: AtomicBool::new(false),
             kernel,
             acquires: AtomicU64::new(0),
-            recalls: AtomicU64::new(0),
+            recalls: RecallCount::default(),
             ahead: Ahead::new(),
             barriers: Barriers::default(),
             contended: Contended::default(),
@@ -486,7 +486,11 @@ impl Leases {
     fn recall_early(&self, key: InodeKey) {
         let early = self.early.lock().remove(&key);
         if let Some(number) = early {
-            self.tell(Event::Revoke { key, number });
+            self.tell(Event::Revoke {
+                key,
+                number,
+                only_read: false,
+            });
         }
     }
 

@@ -166,6 +166,7 @@ impl Rig {
         self.take(Event::Revoke {
             key: DIR,
             number: LeaseNo(number),
+            only_read: false,
         });
     }
 
@@ -411,6 +412,7 @@ fn number_that_is_called_back_in_use_goes_when_it_is_put_back() {
     let wanted = Event::Revoke {
         key: number.0,
         number: number.1,
+        only_read: false,
     };
     rig.take(wanted);
     rig.flush();
@@ -696,6 +698,7 @@ fn inode_without_names_is_forgotten_when_its_last_entry_is_digested() {
     rig.take(Event::Revoke {
         key: files[0],
         number: LeaseNo(100),
+        only_read: false,
     });
     rig.flush();
     assert_eq!(rig.released(), [(files[0], LeaseNo(100))]);
@@ -728,6 +731,7 @@ fn dead_inode_goes_at_once_and_is_stale_until_the_daemon_knows() {
     rig.take(Event::Revoke {
         key: gone,
         number: LeaseNo(100),
+        only_read: false,
     });
     rig.flush();
     let released = rig.script.released.lock().clone();

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use varve_format::{InodeKey, LogSeq};
-use varve_ipc::{Clock, Request, Upcall};
+use varve_ipc::{Clock, LeaseMode, Request, Upcall};
 
 use crate::lease::{Event, Leases, Node, Recalls, Surroundings};
 use crate::options::{CacheObserver, Copies};
@@ -148,7 +148,11 @@ fn next_within<T>(clock: &dyn Clock, from: &Receiver<T>, pause: Duration) -> Res
 
 fn obey(session: &Arc<Session>, upcall: Upcall) {
     match upcall {
-        Upcall::Revoke { key, lease, keep: _ } => session.leases.tell(Event::Revoke { key, number: lease }),
+        Upcall::Revoke { key, lease, keep } => session.leases.tell(Event::Revoke {
+            key,
+            number: lease,
+            only_read: keep == Some(LeaseMode::Read),
+        }),
         Upcall::Barrier { tx, keys } => {
             session.leases.note_barrier();
             for key in keys {

@@ -91,7 +91,7 @@ impl Table {
         let oldest: Vec<_> = self
             .writes_by_age
             .iter()
-            .map(|(lease, at)| (*lease, *at))
+            .map(|(lease, at)| (*lease, *at, None))
             .collect();
         self.revoke_these(oldest, count, Unawaited::Space, now_ms)
     }
@@ -105,7 +105,7 @@ impl Table {
         let oldest: Vec<_> = leases
             .iter()
             .take(excess)
-            .map(|(lease, key)| (*lease, (session, *key)))
+            .map(|(lease, key)| (*lease, (session, *key), None))
             .collect();
         self.revoke_these(oldest, excess, Unawaited::Space, now_ms)
     }
@@ -126,7 +126,8 @@ impl Table {
             let held_long =
                 matches!(holder.phase, Phase::Held { since_ms } if now_ms >= since_ms + AHEAD_HELD_MS);
             if held_long && Self::conflicts(want.mode, holder.mode) && !Self::is_internal(holder.session) {
-                idle.push((holder.lease, (holder.session, want.key)));
+                let keep = Some(want.mode).filter(|mode| *mode == LeaseMode::Read);
+                idle.push((holder.lease, (holder.session, want.key), keep));
             }
         }
         let count = idle.len();
@@ -140,13 +141,13 @@ impl Table {
 
     fn revoke_these(
         &mut self,
-        leases: Vec<(LeaseNo, (SessionId, InodeKey))>,
+        leases: Vec<(LeaseNo, (SessionId, InodeKey), Option<LeaseMode>)>,
         count: usize,
         why: Unawaited,
         now_ms: u64,
     ) -> Vec<Revocation> {
         let mut out = Vec::new();
-        for (lease, (session, key)) in leases {
+        for (lease, (session, key), keep) in leases {
             if out.len() >= count {
                 break;
             }
@@ -166,7 +167,7 @@ impl Table {
                     session,
                     key,
                     lease,
-                    keep: None,
+                    keep,
                 });
             }
         }

@@ -150,7 +150,11 @@ impl World {
             }
             drop(book);
             if let Some(number) = held {
-                self.leases.tell(Event::Revoke { key: FILE, number });
+                self.leases.tell(Event::Revoke {
+                    key: FILE,
+                    number,
+                    only_read: false,
+                });
             }
             self.clock.pause(Duration::from_millis(20));
         }

@@ -127,7 +127,7 @@ impl Leases {
                 return;
             }
             // The lease was not given back: if the daemon still has it, an answer may name it once more.
-            self.count_recall();
+            self.count_recall(key);
             state.mode = None;
             node.publish(&state, false);
         }

@@ -29,6 +29,7 @@ impl Leases {
             self.tell(Event::Revoke {
                 key: node.key(),
                 number: lease,
+                only_read: false,
             });
         }
     }

@@ -5,21 +5,52 @@ use super::Leases;
 use crate::kernel_cache::dentries::CachedReply;
 use crate::lease::node::Node;
 use crate::seeded::{Bug, armed};
-use crate::sync::atomic::Ordering;
+use crate::sync::atomic::{AtomicU64, Ordering};
 use smallvec::SmallVec;
 use std::sync::Arc;
 use varve_format::InodeKey;
 
+/// Number of counts for the inodes.
+const SLOTS: usize = if cfg!(feature = "shuttle") { 1 } else { 256 };
+
+/// Beginnings and ends of recalls.
+pub(super) struct RecallCount {
+    all: AtomicU64,
+    /// By inode: the number of the last.
+    last: [AtomicU64; SLOTS],
+}
+
+impl Default for RecallCount {
+    fn default() -> Self {
+        Self {
+            all: AtomicU64::new(0),
+            last: std::array::from_fn(|_| AtomicU64::new(0)),
+        }
+    }
+}
+
+impl RecallCount {
+    fn last(&self, key: InodeKey) -> &AtomicU64 {
+        &self.last[(key.ino.0 % SLOTS as u64) as usize]
+    }
+}
+
 impl Leases {
-    /// Number of recalls that have begun or ended. What was read under a lease that is held and settled still
-    /// holds if the number has not changed since before it was read.
+    /// Number of recalls that have begun or ended. What is read later under a lease that is held and settled
+    /// still holds if none of its inode was counted since.
     pub(crate) fn recalls(&self) -> u64 {
-        self.recalls.load(Ordering::SeqCst)
+        self.recalls.all.load(Ordering::SeqCst)
     }
 
     /// Counts the beginning of a recall, whose lease is not settled any more, or its end.
-    pub(crate) fn count_recall(&self) {
-        self.recalls.fetch_add(1, Ordering::SeqCst);
+    pub(crate) fn count_recall(&self, key: InodeKey) {
+        let number = self.recalls.all.fetch_add(1, Ordering::SeqCst) + 1;
+        self.recalls.last(key).fetch_max(number, Ordering::SeqCst);
+    }
+
+    /// Whether a recall of the inode was counted after the first `recalls`.
+    fn was_recalled(&self, key: InodeKey, recalls: u64) -> bool {
+        self.recalls.last(key).load(Ordering::SeqCst) > recalls
     }
 
     /// Begins the reply to an operation that has found a name, or its absence, in `dir`, and attributes of
@@ -50,7 +81,8 @@ impl Leases {
         let timeouts = (dir.is_some(), inode.is_some());
         let reply = CachedReply::begin(replies, timeouts, &self.clock);
         // After the reply counts as in flight: a recall that begins later waits for it.
-        if self.recalls() != recalls && !armed(Bug::ReplyAcrossRecall) {
+        let recalled = nodes.iter().any(|node| self.was_recalled(node.key(), recalls));
+        if recalled && !armed(Bug::ReplyAcrossRecall) {
             return reply.cancel();
         }
         reply

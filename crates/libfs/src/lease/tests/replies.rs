@@ -111,7 +111,11 @@ impl World {
 
     fn recalled(&mut self, key: InodeKey) {
         let number = self.rig.leases.get(key).unwrap().held_number().unwrap();
-        self.rig.take(Event::Revoke { key, number });
+        self.rig.take(Event::Revoke {
+            key,
+            number,
+            only_read: false,
+        });
     }
 
     /// This session gives a lease back for want of room, as on `Event::Trim`.
@@ -204,6 +208,29 @@ fn name_found_under_an_expiring_lease_that_was_trimmed_gets_no_timeout_under_the
         !world.is_cached(slow, Some(DIR), Some(FILE)),
         "a name that is gone is cached"
     );
+}
+
+/// Files are removed all the time, say: what was read of others still holds.
+#[test]
+fn recall_of_one_inode_leaves_replies_about_others_alone() {
+    let mut world = world();
+    world.sees(DIR);
+    world.sees(FILE);
+    let recalls = world.rig.leases.recalls();
+    let other = InodeKey::new(77, 1);
+    world.sees(other);
+    world.trimmed(other);
+    world.rig.flush();
+    assert!(world.is_cached(recalls, Some(DIR), Some(FILE)));
+    let recalls = world.rig.leases.recalls();
+    world.trimmed(FILE);
+    world.rig.flush();
+    world.sees(FILE);
+    assert!(
+        !world.is_cached(recalls, Some(DIR), Some(FILE)),
+        "one of the two was recalled"
+    );
+    assert!(world.is_cached(recalls, Some(DIR), None));
 }
 
 /// As above, while the kernel drops pages: nothing was cached, so its directory is not contended.
@@ -312,6 +339,26 @@ fn lease_that_nobody_waits_for_is_given_back_at_once_and_the_daemon_is_told_what
     world.trimmed(FILE);
     world.rig.flush();
     assert_eq!((world.told_ms(DIR), world.told_ms(FILE)), (0, 0));
+}
+
+/// Another session only reads: what the kernel caches stays true.
+#[test]
+fn reader_of_another_session_does_not_wait_for_the_kernel_and_nothing_is_contended() {
+    let mut world = world();
+    for _ in 0..10 {
+        let recalls = world.rig.leases.recalls();
+        let node = world.sees(FILE);
+        assert!(world.is_cached(recalls, None, Some(FILE)), "nothing is contended");
+        let number = node.held_number().unwrap();
+        world.rig.take(Event::Revoke {
+            key: FILE,
+            number,
+            only_read: true,
+        });
+        world.rig.flush();
+        assert!(node.mode().is_none());
+        assert!(world.told_ms(FILE) > 300, "nobody may change it yet");
+    }
 }
 
 /// The daemon is to do an operation for this session. Its own kernel learns of it.
