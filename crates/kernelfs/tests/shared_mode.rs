@@ -124,22 +124,33 @@ fn lease_for_writing_waits_for_the_kernel_of_a_sealed_mount() {
     change_waits(sealed, |other, _| _ = other.write_lease(ROOT));
 }
 
+/// Asks for a read lease on the root and, ahead, for one on `file` for writing; returns that.
+fn ahead(client: &Client, file: InodeKey) -> Option<varve_ipc::Grant> {
+    let near = Near {
+        these: vec![file],
+        after: ROOT.ino,
+        count: 0,
+        mode: LeaseMode::Write,
+        tell: Tell::default(),
+    };
+    let wants = vec![want(ROOT, LeaseMode::Read)];
+    match client.link.call(Request::AcquireNear { wants, near }).unwrap() {
+        Response::Granted(grants) => grants.into_iter().find(|grant| grant.attr.key == file),
+        other => panic!("{other:?}"),
+    }
+}
+
 #[test]
-fn prefetched_lease_waits_for_the_kernel_of_a_sealed_mount() {
-    change_waits(sealed, |other, file| {
-        let near = Near {
-            these: vec![file],
-            after: ROOT.ino,
-            count: 0,
-            mode: LeaseMode::Write,
-            tell: Tell::default(),
-        };
-        let near = Request::AcquireNear {
-            wants: vec![want(ROOT, LeaseMode::Read)],
-            near,
-        };
-        assert!(matches!(other.link.call(near), Ok(Response::Granted(grants)) if grants.len() == 2));
-    });
+fn lease_ahead_is_not_granted_while_the_kernel_of_a_sealed_mount_may_cache_replies() {
+    let world = World::new();
+    let file = world.client().forward(&make(b"f")).unwrap().attr.unwrap().key;
+    let shim = shim(&world);
+    shim.read_lease(file);
+    let world = sealed(world, &shim);
+    let other = world.client();
+    assert!(ahead(&other, file).is_none());
+    std::thread::sleep(DENTRY_TTL_MAX);
+    assert!(ahead(&other, file).is_some());
 }
 
 #[test]
@@ -212,22 +223,38 @@ fn lease_for_writing_waits_for_the_kernel_of_the_mount_that_gave_it_back() {
 }
 
 #[test]
-fn prefetched_lease_waits_for_the_kernel_of_the_mount_that_gave_it_back() {
-    change_waits_for_a_live_mount(|other, file| {
-        let near = Near {
-            these: vec![file],
-            after: ROOT.ino,
-            count: 0,
-            mode: LeaseMode::Write,
-            tell: Tell::default(),
-        };
-        let near = Request::AcquireNear {
-            wants: vec![want(ROOT, LeaseMode::Read)],
-            near,
-        };
-        let lease = other.read_lease(file).lease;
-        other.release(file, lease, false);
-        assert!(matches!(other.link.call(near), Ok(Response::Granted(grants)) if grants.len() == 2));
+fn lease_ahead_is_not_granted_while_the_kernel_of_the_mount_that_gave_it_back_may_cache_replies() {
+    let world = World::new();
+    let mut other = world.client();
+    let file = other.forward(&make(b"f")).unwrap().attr.unwrap().key;
+    let shim = shim(&world);
+    let lease = shim.read_lease(file).lease;
+    shim.release_cached(file, lease, false, 200);
+    assert!(ahead(&other, file).is_none());
+    let own = ahead(&shim, file).expect("the mount's own");
+    shim.release(file, own.lease, false);
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(ahead(&other, file).is_some());
+}
+
+/// A mount gives a lease back while the answer with a newer one, which took its place, is on its way. That
+/// comes to an inode of which the mount knows nothing any more.
+#[test]
+fn replies_under_a_lease_that_was_replaced_count() {
+    let world = World::new();
+    let mut other = world.client();
+    let file = other.forward(&make(b"f")).unwrap().attr.unwrap().key;
+    let shim = shim(&world);
+    let first = shim.read_lease(file).lease;
+    let second = ahead(&shim, file).unwrap().lease;
+    shim.release_cached(file, first, false, 200);
+    shim.release(file, second, false);
+    std::thread::scope(|scope| {
+        let changed = scope.spawn(|| other.write_lease(file));
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(!changed.is_finished(), "the mount's kernel has a cached reply");
+        world.clock.advance_ms(200);
+        changed.join().unwrap();
     });
 }
 

@@ -142,8 +142,13 @@ impl<'k> Leasing<'k> {
             {
                 return Vec::new();
             }
-            let mut leases: Vec<_> = wants
-                .iter()
+            // What would have to wait is left out.
+            let now = self.core.env.clock.moment();
+            let (id, continues) = (session.id, session.predecessor);
+            let is_free = |key| mode == LeaseMode::Read || sessions.cached.until(id, continues, [key]) <= now;
+            let free: Vec<_> = wants.iter().filter(|want| is_free(want.key)).collect();
+            let mut leases: Vec<_> = free
+                .into_iter()
                 .filter_map(|want| sessions.table.take_free(session.id, want, now_ms))
                 .collect();
             sessions.hold_granted(session.id, &mut leases);

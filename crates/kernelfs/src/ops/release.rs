@@ -8,6 +8,7 @@ use crate::ops::digest::Digests;
 use crate::ops::holds::HeldInodes;
 use crate::ops::rows::write_rows;
 use crate::session::state::Session;
+use crate::session::table::SessionTable;
 use std::sync::Arc;
 use std::time::Duration;
 use varve_format::LogSeq;
@@ -37,7 +38,7 @@ impl<'k> Releases<'k> {
             return Err(no(libc::E2BIG));
         }
         let (begun, upto) = {
-            let began_ms = self.core.now_ms();
+            let (began_ms, now) = (self.core.now_ms(), self.core.env.clock.moment());
             let mut sessions = self.core.locked();
             sessions.table.begin_work(session.id, began_ms);
             let mut begun = Vec::new();
@@ -53,6 +54,9 @@ impl<'k> Releases<'k> {
                         sessions.table.note_changes(item.key, session.id, count);
                     }
                     begun.push((*item, mode));
+                } else if sessions.table.mode(session.id, item.key).is_some() {
+                    // A newer grant took the place of the lease, under which replies may be cached yet.
+                    note_cached(&mut sessions, session, item, now);
                 }
             }
             (begun, upto)
@@ -73,11 +77,7 @@ impl<'k> Releases<'k> {
                     .abort_release(session.id, item.key, item.lease, now_ms);
                 continue;
             }
-            if item.cached_ms > 0 && session.kind == ClientKind::Shim {
-                sessions
-                    .cached
-                    .note_given_back(session.id, item.key, item.cached_ms, now);
-            }
+            note_cached(&mut sessions, session, item, now);
             let stays =
                 sessions
                     .table
@@ -149,5 +149,14 @@ impl<'k> Releases<'k> {
             self.core.env.clock.pause(Duration::from_micros(250));
         }
         Ok(())
+    }
+}
+
+/// Notes what the kernel above a mount may use of what it was told under the lease.
+fn note_cached(sessions: &mut SessionTable, session: &Session, item: &ReleaseItem, now: Duration) {
+    if item.cached_ms > 0 && session.kind == ClientKind::Shim {
+        sessions
+            .cached
+            .note_given_back(session.id, item.key, item.cached_ms, now);
     }
 }

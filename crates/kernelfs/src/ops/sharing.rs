@@ -1,6 +1,6 @@
 //! Mounts beside other sessions: mounts are told that others use the pool, and a change waits for the cached
-//! replies of a mount whose session was sealed. A live mount keeps its leases until its cached replies have
-//! expired (`libfs/src/kernel_cache/dentries.rs`).
+//! replies of a mount whose session was sealed. A live mount keeps leases that others want for a change until its
+//! cached replies have expired (`libfs/src/kernel_cache/dentries.rs`), and says of others when that is.
 
 use crate::kernel::{Core, KernelFs};
 use crate::ops::teardown::Teardown;

@@ -9,6 +9,11 @@ use varve_format::seeded::{Bug, armed};
 use varve_format::{InodeKey, SessionId};
 use varve_ipc::DENTRY_TTL_MAX;
 
+/// Longest time for which a kernel may use a cached reply, rounded up.
+const MOST: Duration = DENTRY_TTL_MAX.saturating_add(Duration::from_millis(1));
+/// Room for so many inodes is kept when there are none.
+const KEPT: usize = 1024;
+
 /// Sessions whose kernels may use cached replies, and until which moment of the clock.
 type Until = SmallVec<[(SessionId, Duration); 1]>;
 
@@ -33,14 +38,15 @@ impl CachedReplies {
     /// depend on.
     pub(crate) fn note_given_back(&mut self, id: SessionId, key: InodeKey, cached_ms: u32, now: Duration) {
         self.prune(now);
-        let most = DENTRY_TTL_MAX + Duration::from_millis(1);
-        let until = now + Duration::from_millis(cached_ms.into()).min(most);
+        let until = now + Duration::from_millis(cached_ms.into()).min(MOST);
         let of_key = self.given_back.entry(key).or_default();
+        if of_key.is_empty() {
+            self.order.push_back((now + MOST, key));
+        }
         match of_key.iter_mut().find(|(other, _)| *other == id) {
             Some((_, known)) => *known = until.max(*known),
             None => of_key.push((id, until)),
         }
-        self.order.push_back((now + most, key));
     }
 
     /// Forgets what has expired.
@@ -53,8 +59,14 @@ impl CachedReplies {
                 of_key.retain(|(_, until)| *until > now);
                 if of_key.is_empty() {
                     self.given_back.remove(&key);
+                } else {
+                    self.order.push_back((now + MOST, key));
                 }
             }
+        }
+        if self.given_back.is_empty() && self.given_back.capacity() > KEPT {
+            self.given_back = HashMap::default();
+            self.order = VecDeque::default();
         }
     }
 
@@ -87,7 +99,6 @@ mod tests {
     use super::CachedReplies;
     use std::time::Duration;
     use varve_format::{InodeKey, SessionId};
-    use varve_ipc::DENTRY_TTL_MAX;
 
     const FILE: InodeKey = InodeKey::new(5, 1);
     const OTHER: InodeKey = InodeKey::new(6, 1);
@@ -118,7 +129,7 @@ mod tests {
     fn time_and_memory_are_bounded() {
         let mut cached = CachedReplies::default();
         cached.note_given_back(ONE, FILE, u32::MAX, at(0));
-        let most = DENTRY_TTL_MAX + at(1);
+        let most = super::MOST;
         assert_eq!(cached.until(TWO, None, [FILE]), most);
         for ino in 10..1_000 {
             cached.note_given_back(ONE, InodeKey::new(ino, 1), 300, at(1));
@@ -127,5 +138,11 @@ mod tests {
         assert_eq!(cached.given_back.len(), 990, "the first has expired");
         cached.prune(most + at(1));
         assert!(cached.given_back.is_empty() && cached.order.is_empty());
+        // Said of one lease again and again, as a hostile client may.
+        for ms in 0..10_000 {
+            cached.note_given_back(ONE, FILE, 300, at(1_000 + ms));
+            assert!(cached.order.len() <= 1);
+            assert!(cached.until(TWO, None, [FILE]) >= at(1_300 + ms));
+        }
     }
 }

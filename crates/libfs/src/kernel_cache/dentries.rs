@@ -2,8 +2,8 @@
 //! the kernel may use it. Does not know the replies.
 //!
 //! A reply depends on leases: a name on its directory's, attributes on their inode's. It gets a timeout
-//! ([`DENTRY_TTL`](varve_ipc::DENTRY_TTL)) only if these are held and no lease of the session was recalled
-//! since before the operation ([`ReplyVersion`]). A recalled lease is released when no reply that depends on
+//! ([`DENTRY_TTL`](varve_ipc::DENTRY_TTL)) only if these are held and none of them was recalled since before
+//! the operation ([`ReplyVersion`]). A recalled lease is released when no reply that depends on
 //! it is in flight and the last one has expired. Requests that need no more than the lease go on meanwhile,
 //! and their replies get no timeout (`docs/adr/0038-dentry-timeouts-rest-on-leases.md`). One that no other
 //! session waits for is released when none is in flight, and the daemon is told until when the kernel may use
@@ -86,7 +86,7 @@ impl CachedReplies {
 }
 
 /// Version of the session's leases before an operation, as FUSE's `attr_version`: the reply is cached only if
-/// it is unchanged.
+/// none of its leases was recalled since.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ReplyVersion {
     /// `None`: the reply gets no timeout.

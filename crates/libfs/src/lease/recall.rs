@@ -260,7 +260,7 @@ impl Recalls {
             let same = known.number == number;
             if same && why == For::Change && !known.contended {
                 known.contended = true;
-                self.leases.note_contention(&node);
+                self.leases.note_contention(&node, true);
             }
             // A request of this session does not wait for what its own kernel has cached.
             known.kept &= !same || why != For::Own;
@@ -278,8 +278,9 @@ impl Recalls {
             }
         }
         self.leases.count_recall(key);
-        if why == For::Change {
-            self.leases.note_contention(&node);
+        if why != For::Own {
+            // Who reads first and then changes the inode waits for what is cached meanwhile.
+            self.leases.note_contention(&node, why == For::Change);
         }
         self.under_way.insert(
             key,

@@ -337,12 +337,7 @@ impl Mount {
         }
         let synced = self.with_session(|session, _| session.sync_log());
         if !self.unmounted.swap(true, Ordering::AcqRel) {
-            let session = self.session();
-            if session.is_live() {
-                // The daemon frees the session's resources; a daemon that is away seals the session itself.
-                let _ = session.link.call(Request::Bye);
-            }
-            session.end();
+            end(&self.session());
         }
         synced
     }
@@ -360,10 +355,19 @@ fn counts(session: &Session) -> [u64; 4] {
 impl Drop for Mount {
     fn drop(&mut self) {
         let session = self.session();
-        if !self.unmounted.load(Ordering::Acquire) && session.is_live() {
-            session.data.report();
-            let _ = session.link.call(Request::Bye);
+        match self.unmounted.load(Ordering::Acquire) {
+            true => session.end(),
+            false => end(&session),
         }
-        session.end();
     }
+}
+
+/// Tells the daemon what it does not know yet, and that the session ends.
+fn end(session: &Session) {
+    if session.is_live() {
+        session.data.report();
+        // The daemon frees the session's resources; a daemon that is away seals the session itself.
+        let _ = session.link.call(Request::Bye);
+    }
+    session.end();
 }

@@ -89,7 +89,8 @@ impl Leases {
     }
 
     /// Notes that other sessions want a lease: where it delays them, replies get no timeout for a while.
-    pub(crate) fn note_contention(&self, node: &Node) {
+    /// `counts`: they wait for it.
+    pub(crate) fn note_contention(&self, node: &Node, counts: bool) {
         let now_ms = self.clock.monotonic_ms();
         let waits = !node.replies.remaining(now_ms).is_zero();
         // The worker waits for no writer of the inode.
@@ -100,7 +101,7 @@ impl Leases {
             .filter(|_| !is_dir)
             .unwrap_or_else(|| node.key());
         if waits || self.regions.contain([dir], now_ms) {
-            self.regions.note(dir, waits, now_ms);
+            self.regions.note(dir, waits && counts, now_ms);
         }
     }
 }
