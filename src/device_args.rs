@@ -38,15 +38,18 @@ pub struct AddDeviceArgs {
 #[command(after_help = "Examples:
   varve remove-device ./pool /dev/nvme1n1            moves everything off it, and returns at once
   varve remove-device ./pool /dev/nvme1n1 --wait     returns when it is out of the pool
+  varve jobs ./pool                                  how far it is, and what each byte left waits for
+  varve jobs limit ./pool 3 20MiB                    at most 20 MiB a second from now on
   varve remove-device ./pool /dev/nvme1n1 --cancel   keeps it after all
 
 The device takes no new data from here on, unless nothing else has room, and its data and metadata
 move to the other devices of its tier, then to other tiers. When nothing is on it and no session can
-still read what was, it is taken out for good: `varve status` does not list it any more, and it may be
-detached. Files can be read and written all the time. It goes on after a restart of the daemon or a
-power cut. Refused, with figures, if the others do not take all that is on it or their free space
-is promised to sessions; --partly begins all the same. A tier keeps one device: `varve evacuate`
-empties a whole tier. Needs the daemon. For root and the pool's owner.")]
+still read what was, it is taken out for good: of varve.toml, whose comments stay, and of `varve
+status`; it may be detached then. Files can be read and written all the time. It is a job: `varve
+jobs` shows, pauses, resumes, bounds and cancels it, and it goes on after a restart of the daemon or a
+power cut, with its limit and its pause. Refused, with figures, if the others do not take all that is
+on it or their free space is promised to sessions; --partly begins all the same. A tier keeps one
+device: `varve evacuate` empties a whole tier. Needs the daemon. For root and the pool's owner.")]
 pub struct RemoveDeviceArgs {
     /// The pool: its directory or its TOML file
     pub pool: PathBuf,

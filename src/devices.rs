@@ -10,8 +10,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 use varve_format::Tier;
 use varve_ipc::{Admin, RemovalAct};
-use varve_kernelfs::pool::explain;
 use varve_kernelfs::pool::size::show;
+use varve_kernelfs::pool::explain;
 use varve_kernelfs::{DeviceAsked, Status, TierDevice};
 use varve_store::{OpenOptions, Store};
 
@@ -95,8 +95,9 @@ pub fn remove(args: &RemoveDeviceArgs) -> anyhow::Result<()> {
         let text = format!("{} is out of the pool and may be detached", device.name);
         return show_device(&device, args.json, &text);
     }
+    let job = device.job.map(|job| format!("job {job}: ")).unwrap_or_default();
     let text = format!(
-        "moving {} off {}; `varve status {dir}` shows it until it is out of the pool",
+        "{job}moving {} off {}; `varve jobs {dir}` shows it until it is out of the pool",
         show(device.used_bytes),
         device.name
     );
@@ -164,6 +165,13 @@ fn wait(pool: &Pool, device: &TierDevice) -> anyhow::Result<()> {
     }
 }
 
+fn tier_of(device: &TierDevice) -> Tier {
+    match device.tier.as_str() {
+        "hdd" => Tier::Hdd,
+        _ => Tier::Ssd,
+    }
+}
+
 /// `varve replace`.
 pub fn replace(args: &ReplaceArgs) -> anyhow::Result<()> {
     let pool = Pool::open(&args.pool)?;
@@ -185,10 +193,7 @@ pub fn replace(args: &ReplaceArgs) -> anyhow::Result<()> {
             args.old
         )
     })?;
-    let tier = match found.tier.as_str() {
-        "hdd" => Tier::Hdd,
-        _ => Tier::Ssd,
-    };
+    let tier = tier_of(found);
     let new = add_to(&pool, tier, &args.new)?;
     out::line(&format!("{new} is a device of the {} tier now", tier.name()));
     let remove_args = RemoveDeviceArgs {

@@ -56,6 +56,8 @@ pub struct EvacuateArgs {
   varve jobs limit ./pool 3 none        as fast as other moves, which let reads and writes go first
   varve jobs list --json ./pool | jq '.jobs[].stays'
 
+Jobs empty a tier (`varve evacuate`) or one device of it (`varve remove-device`, `varve replace`): the
+latter ends when the device is out of the pool.
 States: running; waiting (all that is left waits for something, and is tried again every 10 s or
 when a full tier has room); paused; incomplete (what is left does not move by waiting: damaged
 data; `resume` tries it again); done (the tier is empty and stays so until the job is cancelled).

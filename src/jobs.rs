@@ -1,4 +1,5 @@
-//! `varve evacuate` and `varve jobs`: jobs of operators. The daemon keeps them and moves the data.
+//! `varve evacuate` and `varve jobs`: jobs of operators. The daemon keeps them and moves the data. Those that
+//! take a device out are started in `devices`.
 
 use crate::job_args::{EvacuateArgs, JobArgs, JobsArgs, JobsCommand, Limit, ListArgs};
 use crate::out;
@@ -11,6 +12,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 use varve_format::Tier;
 use varve_ipc::{Admin, IpcError, JobAct};
+use varve_kernelfs::placement::Cause;
 use varve_kernelfs::pool::size::show;
 use varve_kernelfs::{EvacuationAsked, JobState, JobStatus, PlacementStatus, Status};
 
@@ -85,8 +87,8 @@ pub fn jobs(args: &JobsArgs) -> anyhow::Result<()> {
 fn list(args: &ListArgs) -> anyhow::Result<()> {
     let pool = Pool::open(args.pool.as_deref().unwrap_or_else(|| Path::new(".")))?;
     let status: Status = ask(&pool, Admin::Status).map_err(|error| not_mine(error, pool.dir()))?;
-    let evacuated = |moves: &&PlacementStatus| moves.cause != varve_kernelfs::placement::Cause::Evacuated;
-    let others: Vec<_> = status.placement.iter().filter(evacuated).collect();
+    let of_no_job = |moves: &&PlacementStatus| !matches!(moves.cause, Cause::Evacuated | Cause::Removed);
+    let others: Vec<_> = status.placement.iter().filter(of_no_job).collect();
     if args.json {
         let value = json!({"jobs": status.operator_jobs, "moves": others});
         out::line(&format!("{value:#}"));
@@ -106,10 +108,13 @@ fn list(args: &ListArgs) -> anyhow::Result<()> {
 
 /// A job in a few lines.
 pub fn text(job: &JobStatus) -> String {
+    let what = match &job.device {
+        Some(device) => format!("takes {device} out of {}", job.tier),
+        None => format!("evacuates {}", job.tier),
+    };
     let mut text = format!(
-        "job {} evacuates {}: {}, {} moved, {} left",
+        "job {} {what}: {}, {} moved, {} left",
         job.id,
-        job.tier,
         job.state.name(),
         show(job.moved_bytes),
         show(job.left_bytes)
@@ -157,7 +162,7 @@ fn change(pool: &Pool, id: u64, act: JobAct, as_json: bool) -> anyhow::Result<()
         out::line(&format!(
             "job {id} is cancelled: {} takes new data again; {} were moved and stay where they are, {} are left \
             there",
-            job.tier,
+            job.device.as_ref().unwrap_or(&job.tier),
             show(job.moved_bytes),
             show(job.left_bytes)
         ));
@@ -170,7 +175,9 @@ fn change(pool: &Pool, id: u64, act: JobAct, as_json: bool) -> anyhow::Result<()
 /// The job that evacuates a tier.
 fn job_of(pool: &Pool, tier: Tier) -> anyhow::Result<JobStatus> {
     let jobs: Vec<JobStatus> = ask(pool, Admin::Jobs).map_err(|error| not_mine(error, pool.dir()))?;
-    let found = jobs.into_iter().find(|job| job.tier == tier.name());
+    let found = jobs
+        .into_iter()
+        .find(|job| job.device.is_none() && job.tier == tier.name());
     found.with_context(|| {
         format!(
             "{} is not being evacuated: there is nothing to cancel",
@@ -256,10 +263,11 @@ mod tests {
 
     #[test]
     fn job_is_told_with_what_stays_and_why() {
-        let job = JobStatus {
+        let mut job = JobStatus {
             id: 3,
             kind: "evacuate".into(),
             tier: "ssd".into(),
+            device: None,
             state: JobState::Waiting,
             moved_bytes: 3 << 30,
             moved_metadata_bytes: 0,
@@ -275,6 +283,8 @@ mod tests {
             "job 3 evacuates ssd: waiting, 3.0 GiB moved, 5.0 MiB left, 0 B/s, limit 20.0 MiB/s\n        5.0 \
             MiB  waiting: hdd 97 % full\n"
         );
+        job.device = Some("/dev/sdb".into());
+        assert!(text(&job).starts_with("job 3 takes /dev/sdb out of ssd: waiting, 3.0 GiB moved"));
     }
 
     #[test]

@@ -329,7 +329,8 @@ fn job_metrics(page: &mut Page, jobs: &[JobStatus]) {
     let labels = |job: &JobStatus, more: &[(&str, &str)]| -> Labels {
         let id = job.id.to_string();
         let own = [("job", id.as_str()), ("kind", &job.kind), ("tier", &job.tier)];
-        let all = own.iter().chain(more);
+        let device = job.device.as_deref().map(|device| ("device", device));
+        let all = own.iter().chain(&device).chain(more);
         all.map(|(name, value)| ((*name).into(), (*value).into()))
             .collect()
     };
@@ -357,7 +358,7 @@ fn job_metrics(page: &mut Page, jobs: &[JobStatus]) {
     );
     page.gauge(
         "operator_job_left_bytes",
-        "Bytes in use on the tier of a job",
+        "Bytes in use on the tier or the device of a job",
         of(&|job| Some(job.left_bytes)),
     );
     page.gauge(

@@ -153,25 +153,72 @@ fn missing_device_is_named_and_nothing_is_changed_without_it() {
     all_right(&files);
 }
 
+/// The jobs of a pool.
+fn jobs(pool: &Pool) -> Vec<Value> {
+    let told = run_ok(varve().args(["jobs", "list", "--json"]).arg(pool.dir())).stdout;
+    let told: Value = serde_json::from_slice(&told).unwrap();
+    told["jobs"].as_array().unwrap().clone()
+}
+
+fn job_command(pool: &Pool, name: &str, words: &[&str]) -> String {
+    text_of(varve().args(["jobs", name]).arg(pool.dir()).args(words))
+}
+
+/// Kills the daemon, and waits for the next one.
+fn kill_daemon(pool: &Pool) {
+    let pid = std::fs::read_to_string(pool.dir().join("pid")).unwrap();
+    kill(pid.trim().parse().unwrap());
+    wait_until("the daemon is back", || {
+        varve()
+            .arg("status")
+            .arg(pool.dir())
+            .output()
+            .is_ok_and(|output| output.status.success())
+    });
+}
+
 #[test]
-fn removal_goes_on_after_the_daemon_was_killed() {
+fn removal_is_a_job_that_goes_on_after_the_daemon_was_killed() {
     if cannot_mount() {
         return;
     }
     let pool = Pool::up(&["--nvm", "64M", "--ssd", "160M", "--ssd", "160M", "--hdd", "0"]);
     let files = make(&pool, 24);
-    text_of(&mut command(&pool, "remove-device", &["ssd-2.img"]));
+    let said = text_of(&mut command(&pool, "remove-device", &["ssd-2.img"]));
+    assert!(
+        said.starts_with("job 1: moving ") && said.contains("`varve jobs"),
+        "{said}"
+    );
+    let said = job_command(&pool, "limit", &["1", "4MiB"]);
+    assert!(
+        said.contains("job 1 takes ") && said.contains("ssd-2.img out of ssd"),
+        "{said}"
+    );
+    let mut moved = 0;
     for _ in 0..3 {
-        let pid = std::fs::read_to_string(pool.dir().join("pid")).unwrap();
-        kill(pid.trim().parse().unwrap());
-        wait_until("the daemon is back", || {
-            varve()
-                .arg("status")
-                .arg(pool.dir())
-                .output()
-                .is_ok_and(|output| output.status.success())
-        });
+        kill_daemon(&pool);
+        let job = jobs(&pool).remove(0);
+        assert_eq!((&job["id"], &job["kind"]), (&1.into(), &"remove".into()));
+        assert_eq!(job["limit_bytes_per_s"], 4 << 20);
+        let now = job["moved_bytes"].as_u64().unwrap();
+        assert!(now >= moved, "{job}");
+        moved = now;
     }
+    let said = job_command(&pool, "pause", &["1"]);
+    assert!(said.contains("paused"), "{said}");
+    job_command(&pool, "limit", &["1", "none"]);
+    kill_daemon(&pool);
+    let paused = jobs(&pool).remove(0);
+    assert_eq!(paused["state"], "paused");
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    assert_eq!(jobs(&pool)[0]["moved_bytes"], paused["moved_bytes"]);
+    let said = job_command(&pool, "cancel", &["1"]);
+    assert!(said.contains("ssd-2.img takes new data again"), "{said}");
+    assert_eq!(ssds(&pool)[1].1, "in use");
+    assert_eq!(jobs(&pool), Vec::<Value>::new());
+    let said = text_of(&mut command(&pool, "remove-device", &["ssd-2.img"]));
+    assert!(said.starts_with("job 2: "), "{said}");
     wait_until("it is out", || names(&pool) == ["ssd.img"]);
+    assert_eq!(jobs(&pool), Vec::<Value>::new());
     all_right(&files);
 }

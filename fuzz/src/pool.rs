@@ -5,7 +5,7 @@
 use crate::ram::Ram;
 use std::sync::{Arc, OnceLock};
 use varve_format::space::{CHECKSUMS_PER_BLOCK, UNIT_ROW_SIZE, UnitRow, footer_blocks};
-use varve_format::state::POOL_STATE_SIZE;
+use varve_format::state::STATE_BODY_SIZE;
 use varve_format::superblock::{Superblock, TierLayout};
 use varve_format::{
     BLOCK_BYTES, BLOCK_HEADER_SIZE, BLOCK_SIZE, Block, BlockKind, BlockNo, FileBlock, FileKind, Ino,
@@ -206,7 +206,7 @@ impl Pool {
 impl Pool {
     /// The pool state as it is.
     pub(crate) fn state(&self) -> &[u8] {
-        self.body(self.sb.state.start.get(), POOL_STATE_SIZE)
+        self.body(self.sb.state.start.get(), STATE_BODY_SIZE)
     }
 
     /// The checksums of a sealed unit as its footer has them.
@@ -281,6 +281,7 @@ impl Opened {
         let before = self.look(files);
         let _ = self.0.check();
         let _ = self.0.check_data();
+        let _ = (self.0.jobs(), self.0.adopt_removals(0));
         self.change();
         self.look(files);
         let _ = self.removed(&files[0], "nvm");
@@ -382,11 +383,11 @@ pub fn unit_footers(data: &[u8]) -> bool {
     taken
 }
 
-/// The pool state: as many of its bytes as there are, the others as they were.
+/// The pool state and the jobs of devices after it: as many of its bytes as there are, the others as they were.
 pub fn pool_state(data: &[u8]) -> bool {
     let pool = Pool::sound();
     let media = pool.media();
-    let len = data.len().min(POOL_STATE_SIZE);
+    let len = data.len().min(STATE_BODY_SIZE);
     let block = BlockNo(pool.sb.state.start.get());
     Media::replace(&media.nvm, block, |body| {
         body[..len].copy_from_slice(&data[..len])

@@ -10,6 +10,7 @@ use varve_extent_tree::{Directory, ExtentTree, MetaIo, MetaRead, TreeError, Xatt
 use varve_format::inode::{Inode, InodeSlot};
 use varve_format::journal::RangeHeader;
 use varve_format::session::{GrantRow, SessionRow, SessionState};
+use varve_format::state::POOL_STATE_SIZE;
 use varve_format::superblock::Superblock;
 use varve_format::{
     BLOCK_HEADER_SIZE, Block, BlockKind, BlockNo, DirRoot, Dirent, EntryMeta, Extent, ExtentFlags, FileBlock,
@@ -366,7 +367,10 @@ fn seeds(target: &str) -> Vec<Vec<u8>> {
         }
         "pool_state" => {
             let all = Pool::sound().state();
-            vec![all[..72].to_vec(), all.to_vec()]
+            let mut job = all.to_vec();
+            // The job of a device that the pool does not have.
+            (job[POOL_STATE_SIZE], job[POOL_STATE_SIZE + 33]) = (1, 1);
+            vec![all[..72].to_vec(), all.to_vec(), job]
         }
         "cache_objects" => crate::cache::segments(),
         "cache_store" => crate::cache::pages(),

@@ -82,6 +82,7 @@ impl Placement for BySize {
             from: Tier::Nvm,
             to: Tier::Ssd,
             cause: Cause::Full,
+            of: None,
             moves,
             waiting: None,
         }]

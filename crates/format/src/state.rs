@@ -1,9 +1,9 @@
 //! The pool state block: the counters and roots that change with transactions.
 
 use crate::features::Incompat;
-use crate::{Features, MAP_ROOT_SIZE, ROOT_SIZE};
+use crate::{BLOCK_BODY_SIZE, Features, MAP_ROOT_SIZE, ROOT_SIZE};
 use std::mem::{offset_of, size_of};
-use zerocopy::little_endian::{I64, U32, U64};
+use zerocopy::little_endian::{I64, U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Body of the pool state block (after the block header).
@@ -49,7 +49,7 @@ pub struct PoolState {
     pub evacuations: [EvacuationRow; 3],
 }
 
-/// The job of an operator that moves all data off a tier, and keeps new data away from it.
+/// The job of an operator that moves all data off a tier, or off one device of it, and keeps new data away.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
@@ -65,9 +65,20 @@ pub struct EvacuationRow {
     pub started_ns: I64,
     /// 1: an operator has paused it. Others count as 0: it runs.
     pub paused: u8,
+    /// Number plus one of the row of the device that is emptied; 0: a whole tier is.
+    pub device: U16,
     /// Zero.
-    pub reserved: [u8; 7],
+    pub reserved: [u8; 5],
 }
+
+/// Bytes of an [`EvacuationRow`].
+pub const EVACUATION_ROW_SIZE: usize = 40;
+/// Rows of jobs that empty one device, after the [`PoolState`] in its block, in any order. Such a row counts
+/// while the row of its device says [`DeviceRow::EMPTYING`](crate::device::DeviceRow::EMPTYING). A program that
+/// does not know them keeps them.
+pub const REMOVAL_ROWS: usize = 64;
+/// Bytes of the body of the pool state's block in use: the state, and the rows after it.
+pub const STATE_BODY_SIZE: usize = POOL_STATE_SIZE + REMOVAL_ROWS * EVACUATION_ROW_SIZE;
 
 impl EvacuationRow {
     /// Whether there is a job.
@@ -109,5 +120,7 @@ const _: () = {
     assert!(offset_of!(PoolState, projects) == 296);
     assert!(offset_of!(PoolState, last_job) == 320);
     assert!(offset_of!(PoolState, evacuations) == 328);
-    assert!(size_of::<EvacuationRow>() == 40);
+    assert!(size_of::<EvacuationRow>() == EVACUATION_ROW_SIZE);
+    assert!(offset_of!(EvacuationRow, device) == 33);
+    assert!(STATE_BODY_SIZE <= BLOCK_BODY_SIZE);
 };

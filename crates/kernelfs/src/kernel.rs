@@ -7,7 +7,7 @@ use crate::counters::Counters;
 use crate::error::refuse;
 use crate::health::Health;
 use crate::logs::LogStore;
-use crate::placement::jobs::Placer;
+use crate::placement::jobs::{DeviceGone, Placer};
 use crate::placement::{Driver, Meters, Placement};
 use crate::session::inflight::{InFlight, InFlightGuard};
 use crate::session::table::{SessionTable, Sessions};
@@ -196,6 +196,11 @@ impl KernelFs {
     /// Bounds moves to a tier by the space of its host. Only the first call counts.
     pub fn set_host_room(&self, room: HostRoom) {
         let _ = self.space.host_room.set(room);
+    }
+
+    /// Has this called after a device was taken out of the pool. Only the first call counts.
+    pub fn set_device_gone(&self, told: DeviceGone) {
+        let _ = self.placer.device_gone.set(told);
     }
 
     /// Bounds reservations by the space of the host. Only the first call counts.

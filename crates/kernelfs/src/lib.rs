@@ -70,6 +70,7 @@ pub use ops::handshake::LocalSession;
 pub use ops::jobs::EvacuationAsked;
 pub use ops::pin::{PinsSet, PlacedExtent, PlacedFile};
 pub use ops::status::{DigestStatus, LeaseStatus, SessionDetail, SessionStatus, Status, TierStatus};
+pub use placement::jobs::DeviceGone;
 pub use placement::walk::RulesApplied;
 pub use placement::{JobState, JobStatus, PlacementStatus};
 pub use process::ProcessId;

@@ -12,8 +12,8 @@ use common::{Client, World, devices};
 use std::sync::Arc;
 use varve_format::log::CHUNK_BYTES;
 use varve_format::{BLOCK_BYTES, FileBlock, InodeKey, LogOp, Pin, PinTo, PinnedBy, Tier};
-use varve_ipc::{Admin, IpcError, Link, Peer, RemovalAct, Request, Response, Upcall};
-use varve_kernelfs::{Config, DeviceAsked, KernelFs, Parts, PolicyName, TierDevice};
+use varve_ipc::{Admin, IpcError, JobAct, Link, Peer, RemovalAct, Request, Response, Upcall};
+use varve_kernelfs::{Config, DeviceAsked, JobState, JobStatus, KernelFs, Parts, PolicyName, TierDevice};
 use varve_media::faulty::{Fault, FaultOp, FaultRule, FaultScript, FaultyDevice};
 use varve_media::sim::Crash;
 use varve_store::{OpenOptions, Store};
@@ -41,6 +41,25 @@ fn ask(kernel: &KernelFs, device: &str, act: RemovalAct) -> Result<DeviceAsked, 
     match kernel.admin_request(Peer::this_process(), Admin::RemoveDevice { device, act })? {
         Response::Json(json) => Ok(serde_json::from_str(&json).unwrap()),
         other => panic!("{other:?}"),
+    }
+}
+
+fn act(kernel: &KernelFs, id: u64, act: JobAct) -> JobStatus {
+    match kernel.admin_request(Peer::this_process(), Admin::Job { id, act }) {
+        Ok(Response::Json(json)) => serde_json::from_str(&json).unwrap(),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn jobs(kernel: &KernelFs) -> Vec<JobStatus> {
+    kernel.status().operator_jobs
+}
+
+/// Steps that many times.
+fn steps(world: &World, times: usize) {
+    for _ in 0..times {
+        world.kernel.place();
+        world.clock.advance_ms(100);
     }
 }
 
@@ -96,7 +115,18 @@ fn device_is_emptied_in_service_and_taken_out() {
             panic!("it fits")
         };
         assert_eq!((begun.state.as_str(), begun.name.as_str()), ("emptying", name));
+        assert_eq!(begun.job, Some(1));
+        let job = jobs(kernel).remove(0);
+        let told = (
+            job.id,
+            job.kind.as_str(),
+            job.tier.as_str(),
+            job.device.as_deref(),
+        );
+        assert_eq!(told, (1, "remove", "ssd", Some(name)));
+        assert_eq!((job.state, job.left_bytes), (JobState::Running, begun.used_bytes));
         finish(&world, name);
+        assert_eq!(jobs(kernel), [], "it ends with the device");
         all_right(kernel, &keys);
         content_is_right(kernel, clone, 0);
         for key in &keys[..3] {
@@ -121,6 +151,99 @@ fn device_is_emptied_in_service_and_taken_out() {
         all_right(&world.kernel, &keys);
         assert_eq!(ssds(&world.kernel).len(), 1);
     }
+}
+
+#[test]
+fn job_of_a_device_is_paused_bounded_and_cancelled_and_goes_on_after_restarts() {
+    let mut world = world_of(24, 24);
+    let keys = make_many(&world.kernel, 12, Tier::Ssd);
+    begin(&world.kernel, "ssd-2");
+    let limit = 2 << 20;
+    act(&world.kernel, 1, JobAct::Limit(Some(limit)));
+    let mut before = 0;
+    for _ in 0..3 {
+        steps(&world, 5);
+        let told = jobs(&world.kernel).remove(0);
+        assert!(told.moved_bytes > before, "{told:?}");
+        assert!(told.moved_bytes - before <= limit / 2 + (1 << 20), "{told:?}");
+        before = told.moved_bytes;
+        world = world.restart();
+        let again = jobs(&world.kernel).remove(0);
+        assert_eq!(
+            (again.id, again.moved_bytes, again.limit_bytes_per_s),
+            (1, before, Some(limit))
+        );
+    }
+    act(&world.kernel, 1, JobAct::Limit(None));
+    assert_eq!(act(&world.kernel, 1, JobAct::Pause).state, JobState::Paused);
+    world = world.restart();
+    steps(&world, 20);
+    let told = jobs(&world.kernel).remove(0);
+    assert_eq!((told.state, told.moved_bytes), (JobState::Paused, before));
+    let why = listed(&world.kernel).into_iter().find_map(|device| device.why);
+    assert_eq!(why.as_deref(), Some("its job is paused"));
+    let last = act(&world.kernel, 1, JobAct::Cancel);
+    assert_eq!(last.moved_bytes, before);
+    assert_eq!(ssds(&world.kernel)[1].1, "in use");
+    assert_eq!(jobs(&world.kernel), []);
+    // What was moved is not moved back. A device that is empty stays while its job is paused.
+    begin(&world.kernel, "ssd-2");
+    act(&world.kernel, 2, JobAct::Pause);
+    act(&world.kernel, 2, JobAct::Resume);
+    finish(&world, "ssd-2");
+    all_right(&world.kernel, &keys);
+    world = world.restart();
+    assert_eq!((jobs(&world.kernel).len(), ssds(&world.kernel).len()), (0, 1));
+}
+
+#[test]
+fn each_byte_that_stays_on_a_device_has_a_reason() {
+    let world = world_of(24, 48);
+    let kernel = &world.kernel;
+    let keys = make_many(kernel, 50, Tier::Ssd);
+    // It cannot be read.
+    let on_it = |key: &InodeKey| {
+        let extents = kernel.store().map(key.ino, FileBlock(0), 1000).unwrap();
+        let first = kernel.store().device_list().unwrap()[1].numbers.0;
+        extents
+            .into_iter()
+            .find(|extent| extent.tier == Tier::Ssd && extent.block.0 >= first)
+    };
+    let (bad, extent) = keys.iter().find_map(|key| Some((*key, on_it(key)?))).unwrap();
+    let ssd = kernel.store().devices().ssd.clone().unwrap();
+    ssd.write(extent.block.0 * BLOCK_BYTES, &[0xee; 4096]).unwrap();
+    // Nothing else has room but for a few MiB.
+    let mut number = 100;
+    while let Ok(key) = make_on(kernel, number, Tier::Hdd) {
+        number += 1;
+        let stats = kernel.store().space().tiers[Tier::Hdd as usize];
+        if stats.free < stats.total / 18 || blocks_on(kernel, key.ino, Tier::Hdd) == 0 {
+            break;
+        }
+    }
+    let partly = RemovalAct::Begin { partly: true };
+    assert!(matches!(ask(kernel, "ssd-2", partly), Ok(DeviceAsked::Done(_))));
+    steps(&world, 200);
+    let told = jobs(kernel).remove(0);
+    assert_eq!(told.state, JobState::Waiting, "{told:?}");
+    let lost = told.stays.get("its data cannot be read").copied();
+    assert!(lost.is_some_and(|bytes| bytes <= 64 << 10), "{told:?}");
+    let full = |reason: &&String| reason.starts_with("waiting: ") && reason.ends_with("% full");
+    assert!(told.stays.keys().any(|reason| full(&reason)), "{told:?}");
+    assert_eq!(told.stays.values().sum::<u64>(), told.left_bytes, "{told:?}");
+    // Room and new content let it end.
+    for other in 100..number {
+        common::files::unlink(kernel, &format!("f{other}"));
+    }
+    kernel.store().checkpoint().unwrap();
+    let seed = keys.iter().position(|key| *key == bad).unwrap() as u64;
+    let mut tx = kernel.store().begin().unwrap();
+    let target = varve_store::DataTarget::prefer(Tier::Nvm);
+    tx.write_bytes(bad.ino, &[(0, &body(seed))], target).unwrap();
+    tx.commit().unwrap();
+    act(kernel, 1, JobAct::Resume);
+    finish(&world, "ssd-2");
+    all_right(kernel, &keys);
 }
 
 #[test]
@@ -262,6 +385,7 @@ fn crash_at_each_point_of_a_removal_beside_writers_loses_nothing() {
     kernel.store().checkpoint().unwrap();
     let (recording, ()) = world.sim.record(|| {
         begin(kernel, "ssd-2");
+        act(kernel, 1, JobAct::Limit(Some(64 << 20)));
         for _ in 0..40 {
             kernel.place();
             writer.step(kernel);
@@ -275,7 +399,7 @@ fn crash_at_each_point_of_a_removal_beside_writers_loses_nothing() {
     let points = recording.durability_points();
     println!("{} points, {} writes", points.len(), writer.written);
     assert!(points.len() > 40, "{}", points.len());
-    let (mut images, mut emptying, mut gone) = (0, 0, 0);
+    let (mut images, mut emptying, mut gone, mut most_moved) = (0, 0, 0, 0);
     for (at, point) in points.iter().enumerate() {
         for crash in [Crash::PowerSeeded(at as u64), Crash::Kill, Crash::PowerNone] {
             let image = recording.image(point.index, crash).into_world();
@@ -285,8 +409,18 @@ fn crash_at_each_point_of_a_removal_beside_writers_loses_nothing() {
             content_is_right(&after.kernel, clone, 5);
             match &ssds(&after.kernel)[..] {
                 [_] => gone += 1,
-                [_, (_, state)] if state == "emptying" => emptying += 1,
-                _ => continue,
+                [_, (_, state)] if state == "emptying" => {
+                    emptying += 1;
+                    let job = jobs(&after.kernel).remove(0);
+                    assert_eq!((job.id, job.device.as_deref()), (1, Some("ssd-2")));
+                    let moved = job.moved_bytes;
+                    assert!(moved <= 7 << 20, "{moved}");
+                    most_moved = most_moved.max(moved);
+                }
+                _ => {
+                    assert_eq!(jobs(&after.kernel), []);
+                    continue;
+                }
             }
             if images % 8 == 0 {
                 finish(&after, "ssd-2");
@@ -302,6 +436,7 @@ fn crash_at_each_point_of_a_removal_beside_writers_loses_nothing() {
     }
     println!("{images} images, {emptying} while it is emptied, {gone} after it was taken out");
     assert!(emptying > images / 2 && gone > 0, "{images}, {emptying}, {gone}");
+    assert!(most_moved > 1 << 20, "{most_moved}");
 }
 
 #[test]

@@ -1,12 +1,12 @@
-//! Jobs that evacuate a tier: their rows in the pool state, and the way back to NVM of metadata that lies
-//! there. Moves no data, and decides nothing.
+//! Jobs that empty a tier, or one device of it: their rows in the pool state and after it, and the way back to
+//! NVM of metadata that lies there. Moves no data, and decides nothing.
 //!
 //! While a tier has a job, it takes new blocks only when no other tier has room. A row changes with the
 //! transaction that moves data, so what it says was moved is exact, whatever a crash cuts off.
 
 use crate::pool::Store;
 use crate::tx::TxState;
-use crate::{OP_ROOM, Result, StoreError, Tx};
+use crate::{Emptied, JobRow, OP_ROOM, Result, StoreError, Tx};
 use std::ops::Range;
 use varve_extent_tree::{ExtentTree, MetaRead, Recall};
 use varve_format::inode::{Content, INODES_PER_BLOCK, InodeSlot};
@@ -37,6 +37,24 @@ pub struct Recalled {
 }
 
 impl Store {
+    /// Returns all jobs: of tiers, then of devices.
+    ///
+    /// # Errors
+    /// The pool state or the device rows cannot be read.
+    pub fn jobs(&self) -> Result<Vec<JobRow>> {
+        let snapshot = self.snapshot();
+        let reader = snapshot.reader();
+        let rows = reader.state()?.evacuations;
+        let of_tier = |(tier, row): (Tier, EvacuationRow)| JobRow {
+            of: Emptied::Tier(tier),
+            row,
+        };
+        let tiers = Tier::ALL.into_iter().zip(rows).filter(|(_, row)| row.is_job());
+        let mut jobs: Vec<JobRow> = tiers.map(of_tier).collect();
+        jobs.extend(self.removals_in(&reader)?.into_iter().map(|(_, job)| job));
+        Ok(jobs)
+    }
+
     /// Returns the job that evacuates each tier; rows without a job are not [`EvacuationRow::is_job`].
     ///
     /// # Errors
@@ -72,13 +90,22 @@ impl Store {
         Ok(job)
     }
 
-    /// Changes the row of a job; a row with number 0 ends it. Durable when this returns.
+    /// Changes the row of a job; a row with number 0 ends it, of a tier (of a device
+    /// [`cancel_emptying`](Self::cancel_emptying) does). Durable when this returns.
     ///
     /// # Errors
     /// `NotFound` if there is no such job.
     pub fn change_evacuation(&self, job: u64, change: &mut dyn FnMut(&mut EvacuationRow)) -> Result<()> {
+        let is_it = |row: &EvacuationRow| row.is_job() && row.job.get() == job;
+        if self
+            .jobs()?
+            .iter()
+            .any(|job| is_it(&job.row) && matches!(job.of, Emptied::Device { .. }))
+        {
+            return self.change_removal(job, change);
+        }
         self.change_evacuations(&mut |_, rows| {
-            let row = rows.iter_mut().find(|row| row.is_job() && row.job.get() == job);
+            let row = rows.iter_mut().find(|row| is_it(row));
             change(row.ok_or(StoreError::NotFound)?);
             Ok(())
         })
@@ -167,18 +194,19 @@ impl Store {
 }
 
 impl Tx<'_> {
-    /// Counts bytes of data that this transaction moves off a tier for the job that evacuates it.
+    /// Counts bytes of data that this transaction moves for the job that empties a tier or a device.
     ///
     /// # Errors
     /// The pool state cannot be read.
-    pub fn note_evacuated(&mut self, tier: Tier, bytes: u64) -> Result<()> {
-        self.guard(|core| {
-            core.change_state(|state| {
-                let row = &mut state.evacuations[tier as usize];
-                if row.is_job() {
-                    row.moved_bytes = U64::new(row.moved_bytes.get().saturating_add(bytes));
-                }
-            })
+    pub fn note_evacuated(&mut self, of: Emptied, bytes: u64) -> Result<()> {
+        let count = |row: &mut EvacuationRow| {
+            if row.is_job() {
+                row.moved_bytes = U64::new(row.moved_bytes.get().saturating_add(bytes));
+            }
+        };
+        self.guard(|core| match of {
+            Emptied::Tier(tier) => core.change_state(|state| count(&mut state.evacuations[tier as usize])),
+            Emptied::Device { .. } => core.count_removed(of, &count),
         })
     }
 }

@@ -46,9 +46,9 @@ pub use pool::Store;
 pub use tx::devices::{DeviceStatus, DeviceUse};
 pub use tx::{ShareRange, Tx, Unshared};
 pub use types::{
-    DataTarget, Devices, DirItem, MappedPart, MkfsOptions, NumberedBlocks, OpenOptions, OpenReport,
-    OwnedPart, Pass, Passes, PendingFrees, PoolMediaStats, SharedPart, SpaceStats, SummedPart, TierIo,
-    TierStats,
+    DataTarget, Devices, DirItem, Emptied, JobRow, MappedPart, MkfsOptions, NumberedBlocks, OpenOptions,
+    OpenReport, OwnedPart, Pass, Passes, PendingFrees, PoolMediaStats, SharedPart, SpaceStats, SummedPart,
+    TierIo, TierStats,
 };
 pub use varve_extent_tree::Progress;
 pub use varve_format::inode::{Content, Inode, InodeSlot};

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
+use varve_format::state::EvacuationRow;
 use varve_format::{BlockNo, Extent, FileBlock, FileKind, InodeKey, Tier, TimeNs, TxId};
 use varve_media::stats::{CountingDevice, CountingRegion, MediaStats};
 use varve_media::{BlockDevice, Region};
@@ -357,4 +358,37 @@ impl SummedPart {
         let len = self.sums.len() as u64;
         self.file_block.0 + len == file_block.0 && self.number.map(|first| first + len) == number
     }
+}
+
+/// What a job empties.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Emptied {
+    /// A tier.
+    Tier(Tier),
+    /// One device of a tier, which is then taken out.
+    Device {
+        /// The tier.
+        tier: Tier,
+        /// The device's first number there.
+        first: u64,
+    },
+}
+
+impl Emptied {
+    /// The tier that data leaves, or whose device it leaves.
+    #[must_use]
+    pub const fn tier(self) -> Tier {
+        match self {
+            Self::Tier(tier) | Self::Device { tier, .. } => tier,
+        }
+    }
+}
+
+/// A job that is not cancelled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct JobRow {
+    /// What it empties.
+    pub of: Emptied,
+    /// The rest.
+    pub row: EvacuationRow,
 }

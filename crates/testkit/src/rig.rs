@@ -222,6 +222,7 @@ impl Placement for Scatter {
                 from,
                 to: Tier::ALL[(from as usize + 1) % Tier::ALL.len()],
                 cause: Cause::Full,
+                of: None,
                 moves,
                 waiting: None,
             });

@@ -3,7 +3,9 @@
 
 use crate::error::no;
 use crate::kernel::{Core, KernelFs};
+use crate::ops::jobs::Jobs;
 use crate::placement::jobs::Placer;
+use crate::placement::{JobState, JobStatus};
 use serde::{Deserialize, Serialize};
 use varve_format::BLOCK_BYTES;
 use varve_ipc::IpcError;
@@ -28,6 +30,9 @@ pub struct TierDevice {
     pub pending_bytes: u64,
     /// Why it takes no writes, or why data stays on a device that is emptied.
     pub why: Option<String>,
+    /// Number of the job that empties it.
+    #[serde(default)]
+    pub job: Option<u64>,
 }
 
 /// Answer to a request about a device.
@@ -52,6 +57,7 @@ pub(crate) struct DeviceOps<'k> {
     core: Core<'k>,
     store: &'k Store,
     placer: &'k Placer,
+    jobs: Jobs<'k>,
 }
 
 impl<'k> DeviceOps<'k> {
@@ -61,17 +67,19 @@ impl<'k> DeviceOps<'k> {
             core: Core::of(kernel),
             store: &kernel.store,
             placer: &kernel.placer,
+            jobs: Jobs::of(kernel),
         }
     }
 
     /// Returns the devices of SSD and HDD that are not gone.
     pub(crate) fn list(&self) -> Vec<TierDevice> {
         let listed = self.store.device_list().unwrap_or_default();
+        let jobs = self.jobs.list().unwrap_or_default();
         let there = listed.iter().filter(|device| device.state != DeviceUse::Gone);
-        there.map(|device| self.shown(device)).collect()
+        there.map(|device| Self::shown(device, &jobs)).collect()
     }
 
-    fn shown(&self, device: &DeviceStatus) -> TierDevice {
+    fn shown(device: &DeviceStatus, jobs: &[JobStatus]) -> TierDevice {
         let state = match (device.state, &device.failed) {
             (DeviceUse::Gone, _) => "gone",
             (_, Some(_)) => "failed",
@@ -79,6 +87,13 @@ impl<'k> DeviceOps<'k> {
             (DeviceUse::InUse, None) => "in use",
         };
         let failed = device.failed.as_ref().map(ToString::to_string);
+        let is_its =
+            |job: &&JobStatus| job.tier == device.tier.name() && job.device.as_ref() == Some(&device.name);
+        let job = jobs.iter().find(is_its);
+        let waits = |job: &JobStatus| match job.state {
+            JobState::Paused => Some("its job is paused".into()),
+            _ => job.stays.keys().next().cloned(),
+        };
         TierDevice {
             tier: device.tier.name().into(),
             uuid: device.uuid_text(),
@@ -87,7 +102,8 @@ impl<'k> DeviceOps<'k> {
             capacity_bytes: device.total * BLOCK_BYTES,
             used_bytes: device.used() * BLOCK_BYTES,
             pending_bytes: device.pending * BLOCK_BYTES,
-            why: failed.or_else(|| self.placer.emptying.waiting(device)),
+            why: failed.or_else(|| job.and_then(waits)),
+            job: job.map(|job| job.id),
         }
     }
 
@@ -129,7 +145,7 @@ impl<'k> DeviceOps<'k> {
             Err(why) => return Ok(DeviceAsked::Refused(why)),
         };
         let space = self.store.space();
-        let room = self.placer.emptying.room_beside(&device, &space);
+        let room = self.placer.evacuations.room_beside_device(&device, &space);
         // Its free blocks may be what logs were promised, also if nothing is on it.
         let promised = device.failed.is_none() && space.available < device.free;
         let lacks = device.used() > room || promised;
@@ -139,8 +155,12 @@ impl<'k> DeviceOps<'k> {
                 room_bytes: room * BLOCK_BYTES,
             });
         }
-        let why = match self.store.start_emptying(device.tier, device.numbers.0, first) {
-            Ok(()) => None,
+        let now_ns = self.core.env.clock.now_ns();
+        let begun = self
+            .store
+            .start_emptying(device.tier, device.numbers.0, first, now_ns);
+        let why = match begun {
+            Ok(_) => None,
             Err(StoreError::Invalid(_) | StoreError::NotFound) => Some(format!(
                 "{} is the only device of the {} tier in use: a tier keeps one. `varve evacuate` \
                  empties a tier; \
@@ -149,6 +169,7 @@ impl<'k> DeviceOps<'k> {
                 device.tier.name()
             )),
             Err(StoreError::Exists) => Some(format!("{} is being emptied already", device.name)),
+            Err(StoreError::TableFull(_)) => Some("too many devices are being emptied already".into()),
             Err(error) => return Err(refused(error)),
         };
         if let Some(why) = why {
@@ -188,7 +209,7 @@ impl<'k> DeviceOps<'k> {
             .map_err(|error| self.core.refused(&error))?;
         let same = |other: &&DeviceStatus| (other.tier, other.numbers) == (device.tier, device.numbers);
         let found = listed.iter().find(same).ok_or(no(libc::EIO))?;
-        Ok(DeviceAsked::Done(self.shown(found)))
+        Ok(DeviceAsked::Done(Self::shown(found, &self.jobs.list()?)))
     }
 
     /// What a device of this name is, after it was added.

@@ -1,15 +1,15 @@
-//! Operators' requests about jobs: starts, pauses and ends the evacuation of a tier, and says how far it is.
-//! Moves nothing (`migrate` does).
+//! Operators' requests about jobs: starts the evacuation of a tier, pauses, bounds and ends jobs (those that
+//! empty a device are started in `ops::devices`), and says how far they are. Moves nothing (`migrate` does).
 
 use crate::error::no;
 use crate::kernel::{Core, KernelFs};
 use crate::placement::jobs::Placer;
-use crate::placement::{JobStatus, used_blocks};
+use crate::placement::{JobStatus, Seen};
 use serde::{Deserialize, Serialize};
 use varve_format::state::EvacuationRow;
 use varve_format::{BLOCK_BYTES, Tier};
 use varve_ipc::{IpcError, JobAct};
-use varve_store::{Store, StoreError};
+use varve_store::{DeviceStatus, Emptied, JobRow, Store, StoreError};
 
 /// Answer to the request for an evacuation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,19 +45,22 @@ impl<'k> Jobs<'k> {
         }
     }
 
-    /// Returns all jobs that are not cancelled, by tier.
+    /// Returns all jobs that are not cancelled: of tiers, then of devices.
     ///
     /// # Errors
     /// EIO.
     pub(crate) fn list(&self) -> Result<Vec<JobStatus>, IpcError> {
-        let rows = self
-            .store
-            .evacuations()
-            .map_err(|error| self.core.refused(&error))?;
-        Ok(self.of_rows(&rows))
+        let refused = |error: StoreError| self.core.refused(&error);
+        let rows = self.store.jobs().map_err(refused)?;
+        let of_device = |row: &JobRow| matches!(row.of, Emptied::Device { .. });
+        let devices = match rows.iter().any(of_device) {
+            true => self.store.device_list().map_err(refused)?,
+            false => Vec::new(),
+        };
+        Ok(self.of_rows(&rows, &devices))
     }
 
-    fn of_rows(&self, rows: &[EvacuationRow; 3]) -> Vec<JobStatus> {
+    fn of_rows(&self, rows: &[JobRow], devices: &[DeviceStatus]) -> Vec<JobStatus> {
         let readers: Vec<u64> = {
             let sessions = self.core.locked();
             let waits = sessions
@@ -69,8 +72,9 @@ impl<'k> Jobs<'k> {
             readers
         };
         let now_ms = self.placer.meters.now_ns() / 1_000_000;
-        let evacuations = &self.placer.evacuations;
-        evacuations.status(rows, &self.store.space(), &readers, now_ms)
+        let space = &self.store.space();
+        let seen = Seen { space, devices };
+        self.placer.evacuations.status(rows, &seen, &readers, now_ms)
     }
 
     /// Starts to evacuate a tier; `partly`: although the others do not take all of it. Durable when this
@@ -91,8 +95,13 @@ impl<'k> Jobs<'k> {
         if space.tiers[tier as usize].avoided {
             return Err(no(libc::EEXIST));
         }
-        let used = used_blocks(tier, &space);
-        let room = self.placer.evacuations.room_beside(tier, &space);
+        let seen = Seen {
+            space: &space,
+            devices: &[],
+        };
+        let of = Emptied::Tier(tier);
+        let used = seen.used(of);
+        let room = self.placer.evacuations.room_beside(of, &seen);
         if used > room && !partly {
             return Ok(EvacuationAsked::NoRoom {
                 used_bytes: used * BLOCK_BYTES,
@@ -122,13 +131,7 @@ impl<'k> Jobs<'k> {
         if act == JobAct::Limit(Some(0)) {
             return Err(no(libc::EINVAL));
         }
-        let changed = self.store.change_evacuation(job, &mut |row| match act {
-            JobAct::Pause => row.paused = 1,
-            JobAct::Resume => row.paused = 0,
-            JobAct::Cancel => *row = EvacuationRow::default(),
-            JobAct::Limit(limit) => row.limit_bytes_per_s.set(limit.unwrap_or(0)),
-        });
-        match changed {
+        match self.change(job, act) {
             Err(StoreError::NotFound) => return Err(no(libc::ENOENT)),
             done => done.map_err(|error| self.core.refused(&error))?,
         }
@@ -143,6 +146,20 @@ impl<'k> Jobs<'k> {
             JobAct::Cancel => Ok(before),
             JobAct::Pause | JobAct::Resume | JobAct::Limit(_) => now.ok_or(no(libc::ENOENT)),
         }
+    }
+
+    fn change(&self, job: u64, act: JobAct) -> Result<(), StoreError> {
+        let rows = self.store.jobs()?;
+        let found = rows.iter().find(|found| found.row.job.get() == job);
+        if let (Some(Emptied::Device { tier, first }), JobAct::Cancel) = (found.map(|found| found.of), act) {
+            return self.store.cancel_emptying(tier, first);
+        }
+        self.store.change_evacuation(job, &mut |row| match act {
+            JobAct::Pause => row.paused = 1,
+            JobAct::Resume => row.paused = 0,
+            JobAct::Cancel => *row = EvacuationRow::default(),
+            JobAct::Limit(limit) => row.limit_bytes_per_s.set(limit.unwrap_or(0)),
+        })
     }
 
     /// Has the mover look now, and for what pins want on a tier that takes data again.

@@ -8,7 +8,9 @@ use crate::digest::Applied;
 use crate::kernel::{Change, Core, Faults, KernelFs, SpaceLimits};
 use crate::ops::digest::TakeOver;
 use crate::placement::jobs::Placer;
-use crate::placement::{At, Catalog, Cause, Held, Job, Move, PinnedFiles, PlacementStatus, Wish};
+use crate::placement::{
+    At, Catalog, Cause, Held, Job, Move, PinnedFiles, PlacementStatus, Seen, Wish, emptied,
+};
 use crate::session::table::Sessions;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +20,7 @@ use varve_format::seeded::{Bug, armed};
 use varve_format::{BLOCK_BYTES, FileBlock, Ino, InodeKey, PinTo, Tier, TxId};
 use varve_ipc::Clock;
 use varve_store::{
-    DataTarget, DeviceStatus, DeviceUse, MappedPart, OP_ROOM, SharedPart, SpaceStats, Store, StoreError,
+    DataTarget, DeviceStatus, DeviceUse, JobRow, MappedPart, OP_ROOM, SharedPart, Store, StoreError,
 };
 
 /// Most blocks of one transaction of moves, which commits nothing else: 1 MiB.
@@ -237,12 +239,12 @@ impl<'k> Mover<'k> {
         };
         let space = self.store.space();
         let mut jobs = self.placer.pins.plan(&space, &catalog, self.step_blocks);
-        jobs.extend(self.evacuate(&space, &catalog, self.left(&jobs)));
         let devices = self.emptied_devices();
-        let left = self.left(&jobs);
-        let now_ms = self.placer.meters.now_ns() / 1_000_000;
-        let emptying = &self.placer.emptying;
-        jobs.extend(emptying.plan(&devices, &space, &Unheld(&catalog), now_ms, left));
+        let seen = Seen {
+            space: &space,
+            devices: &devices,
+        };
+        jobs.extend(self.evacuate(&seen, &catalog, self.left(&jobs)));
         catalog.held = self.placer.pins.held();
         let left = self.left(&jobs);
         jobs.extend(self.placer.policy.plan(&space, &catalog, left));
@@ -256,7 +258,6 @@ impl<'k> Mover<'k> {
             let moved = self.carry_job(&mut job);
             total += moved;
             self.placer.evacuations.stepped(&job);
-            emptying.stepped(&job, moved);
             shown.push(PlacementStatus {
                 from: job.from.name().into(),
                 to: job.to.name().into(),
@@ -265,8 +266,8 @@ impl<'k> Mover<'k> {
                 waiting: job.waiting,
             });
         }
-        total += self.evacuate_metadata(left);
-        total += self.take_devices_out(&devices, left);
+        total += self.evacuate_metadata(&devices, left);
+        self.take_devices_out();
         let (cooled, waiting) = self.cool_metadata();
         shown.extend(self.metadata_status(cooled, waiting));
         *self.placer.jobs.lock() = shown;
@@ -280,10 +281,10 @@ impl<'k> Mover<'k> {
     }
 
     /// Plans the moves of operators' jobs.
-    fn evacuate(&self, space: &SpaceStats, catalog: &StoreCatalog<'_>, most: u64) -> Vec<Job> {
+    fn evacuate(&self, seen: &Seen<'_>, catalog: &StoreCatalog<'_>, most: u64) -> Vec<Job> {
         let (evacuations, meters) = (&self.placer.evacuations, &self.placer.meters);
-        match self.store.evacuations() {
-            Ok(rows) => evacuations.plan(&rows, space, &Unheld(catalog), meters, most),
+        match self.job_rows(seen.devices) {
+            Ok(rows) => evacuations.plan(&rows, seen, &Unheld(catalog), meters, most),
             Err(error) => {
                 self.faults.note_error(&error);
                 Vec::new()
@@ -291,24 +292,42 @@ impl<'k> Mover<'k> {
         }
     }
 
-    /// Moves metadata off tiers that are evacuated, at most about `most` blocks. Returns their number.
-    fn evacuate_metadata(&self, most: u64) -> u64 {
-        let space = self.store.space();
+    /// Returns the jobs; each device that is emptied has one then.
+    fn job_rows(&self, devices: &[DeviceStatus]) -> Result<Vec<JobRow>, StoreError> {
+        let rows = self.store.jobs()?;
+        let has = |device: &&DeviceStatus| rows.iter().any(|row| row.of == emptied(device));
+        let mut emptying = devices
+            .iter()
+            .filter(|device| device.state == DeviceUse::Emptying);
+        if emptying.all(|device| has(&device)) {
+            return Ok(rows);
+        }
+        self.store.adopt_removals(self.clock.now_ns())?;
+        self.store.jobs()
+    }
+
+    /// Moves metadata of what is emptied, at most about `most` blocks for each. Returns their number.
+    fn evacuate_metadata(&self, devices: &[DeviceStatus], most: u64) -> u64 {
+        let space = &self.store.space();
+        let seen = Seen { space, devices };
         let evacuations = &self.placer.evacuations;
         let mut moved = 0;
-        for (tier, mut at, blocks) in evacuations.metadata_due(&space, most) {
-            match self.store.recall_metadata(tier, &mut at, blocks) {
+        for mut due in evacuations.metadata_due(&seen, most) {
+            let (tier, numbers) = (due.of.tier(), due.numbers.clone());
+            match self
+                .store
+                .recall_metadata_of(tier, numbers, &mut due.at, due.blocks)
+            {
                 Ok(step) => {
                     moved += step.moved;
                     let now_ms = self.placer.meters.now_ns() / 1_000_000;
-                    evacuations.metadata_moved(tier, at, &step, now_ms);
+                    evacuations.metadata_moved(&due, &step, now_ms);
                 }
                 Err(error) => self.faults.note_error(&error),
             }
         }
         // Metadata that was freed is there until the journal's tail has passed.
-        let waits = |tier: &Tier| evacuations.waits_for_tail(*tier, &space);
-        if Tier::ALL.iter().any(waits)
+        if evacuations.waits_for_tail(&seen)
             && self.store.pending_frees().blocks == 0
             && let Err(error) = self.store.checkpoint()
         {
@@ -328,51 +347,29 @@ impl<'k> Mover<'k> {
         })
     }
 
-    /// Moves metadata off devices that are emptied, at most about `most` blocks, and takes out those on which
-    /// nothing is any more. Returns the number of blocks.
-    fn take_devices_out(&self, devices: &[DeviceStatus], most: u64) -> u64 {
-        let emptying = &self.placer.emptying;
-        let mut moved = 0;
-        for mut due in emptying.metadata_due(devices) {
-            let recalled = self
-                .store
-                .recall_metadata_of(due.tier, due.numbers.clone(), &mut due.at, most);
-            match recalled {
-                Ok(step) => {
-                    moved += step.moved;
-                    let now_ms = self.placer.meters.now_ns() / 1_000_000;
-                    emptying.metadata_moved(&due, &step, now_ms);
-                }
-                Err(error) => self.faults.note_error(&error),
-            }
-        }
-        for device in devices
-            .iter()
-            .filter(|device| device.state == DeviceUse::Emptying)
-        {
-            if device.used() > 0 {
+    /// Takes devices out on which nothing is any more, unless their jobs are paused.
+    fn take_devices_out(&self) {
+        let evacuations = &self.placer.evacuations;
+        for device in self.emptied_devices() {
+            let is_empty = device.state == DeviceUse::Emptying && device.used() + device.pending == 0;
+            if !is_empty || !evacuations.goes_on(emptied(&device)) {
                 continue;
             }
-            // Metadata that was freed is there until the journal's tail has passed.
-            let waits = device.pending > 0 && self.store.pending_frees().blocks == 0;
-            let taken = match waits {
-                true => self.store.checkpoint(),
-                false => Ok(()),
-            };
-            let taken = taken.and_then(|()| self.store.take_out(device.tier, device.numbers.0));
-            match taken {
+            match self.store.take_out(device.tier, device.numbers.0) {
                 Ok(true) => {
                     self.tell_gone();
                     tracing::warn!(
                         device = device.name,
                         "nothing is on the device any more: it is not part of the pool and may be detached"
                     );
+                    if let Some(told) = self.placer.device_gone.get() {
+                        told(self.store);
+                    }
                 }
                 Ok(false) | Err(StoreError::NotFound) => {}
                 Err(error) => self.faults.note_error(&error),
             }
         }
-        moved
     }
 
     /// Tells sessions which devices of the SSD are no part of the pool any more, so that they close them.
@@ -446,7 +443,7 @@ impl<'k> Mover<'k> {
     fn carry_moves(&self, job: &mut Job) -> u64 {
         let (mut at, mut total, mut most) = (0, 0, TX_MOVES);
         while at < job.moves.len() && !self.stopping.load(Ordering::Acquire) {
-            if job.cause == Cause::Evacuated && !self.placer.evacuations.goes_on(job.from) {
+            if job.of.is_some_and(|of| !self.placer.evacuations.goes_on(of)) {
                 break;
             }
             self.let_others_go_first(job);
@@ -472,11 +469,7 @@ impl<'k> Mover<'k> {
                     self.store.note_damage(&error);
                     match job.cause {
                         Cause::Pinned => self.placer.pins.failed(&bad),
-                        Cause::Evacuated => self.placer.evacuations.failed(job.from, &bad),
-                        Cause::Removed => {
-                            job.waiting =
-                                Some("data that cannot be read: `varve scrub` names the files".into());
-                        }
+                        Cause::Evacuated | Cause::Removed => self.placer.evacuations.failed(job, &bad),
                         _ => self.placer.policy.failed(&bad),
                     }
                     at += 1;
@@ -582,13 +575,13 @@ impl<'k> Mover<'k> {
                 Err(error) => return Err((done.len(), error)),
             }
         }
-        if job.cause == Cause::Evacuated {
+        if let Some(of) = job.of {
             let moved = done
                 .iter()
                 .filter(|(_, did)| *did)
                 .map(|(moved, _)| u64::from(moved.len));
             let bytes = moved.sum::<u64>() * BLOCK_BYTES;
-            tx.note_evacuated(job.from, bytes)
+            tx.note_evacuated(of, bytes)
                 .map_err(|error| (done.len(), error))?;
         }
         let tx = tx.commit().map_err(|error| (done.len(), error))?;

@@ -380,6 +380,7 @@ impl State {
                     from,
                     to,
                     cause,
+                    of: None,
                     moves,
                     waiting: None,
                 }),
@@ -402,6 +403,7 @@ impl State {
                     from,
                     to,
                     cause,
+                    of: None,
                     moves: Vec::new(),
                     waiting: Some(waiting.reason.clone().into_owned()),
                 });

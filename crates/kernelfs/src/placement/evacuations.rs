@@ -1,19 +1,21 @@
-//! Jobs of operators that evacuate a tier (`varve evacuate`): which data of it moves next, at which pace, and
-//! why the rest does not. The rows in the store say which jobs there are; this keeps what a restart may
-//! forget: how far a pass has come, what it found, the pace. Moves nothing.
+//! Jobs of operators that empty a tier (`varve evacuate`) or one device of it (`varve remove-device`): which
+//! data of it moves next, at which pace, and why the rest does not. The rows in the store say which jobs there
+//! are; this keeps what a restart may forget: how far a pass has come, what it found, the pace. Moves nothing.
 //!
-//! A pass goes over all data of the tier ([`varve_placement::mover::Job`] plans its steps), then over all
+//! The other devices of the tier take what leaves a device while they have room, then the other tiers, below
+//! their high mark. A pass goes over all data there ([`varve_placement::mover::Job`] plans its steps), then over all
 //! metadata there. A pass that could move nothing is followed by a rest. Pins and `varve exclude` hold
 //! nothing on a tier that is evacuated.
 
+mod object;
 mod pace;
 mod search;
 mod status;
 
+pub(crate) use object::{Seen, emptied};
 pub use status::{JobState, JobStatus};
 
 use super::driver::devices_of;
-use super::fill::Fill;
 use super::meter::Meters;
 use super::units::{UNIT, Units};
 use super::{At, Catalog, Cause, Job, Move};
@@ -21,13 +23,14 @@ use pace::{Pace, Rate};
 use parking_lot::Mutex;
 use search::OnTier;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use varve_format::state::EvacuationRow;
 use varve_format::{BLOCK_BYTES, Tier};
 use varve_placement::heat::Heat;
 use varve_placement::mover::{self, JobId};
 use varve_placement::policy::{Budget, Step, View};
-use varve_placement::{DeviceId, DeviceState};
-use varve_store::{Recalled, SpaceStats};
+use varve_placement::{DeviceId, DeviceState, DeviceView};
+use varve_store::{Emptied, JobRow, Recalled};
 
 /// Most runs remembered whose data cannot be read.
 const BAD_MAX: usize = 4096;
@@ -47,7 +50,7 @@ enum Stage {
 #[derive(Debug)]
 struct Evacuation {
     row: EvacuationRow,
-    tier: Tier,
+    of: Emptied,
     plan: mover::Job,
     stage: Stage,
     /// This pass has moved something.
@@ -66,7 +69,19 @@ struct Evacuation {
     metadata_found: Option<String>,
 }
 
-/// The jobs that evacuate tiers.
+/// Metadata that is to be moved now.
+#[derive(Debug, Clone)]
+pub(crate) struct MetadataDue {
+    pub(crate) of: Emptied,
+    /// Block numbers on its tier.
+    pub(crate) numbers: Range<u64>,
+    /// Where to go on in the inode file.
+    pub(crate) at: u64,
+    /// Most blocks.
+    pub(crate) blocks: u64,
+}
+
+/// The jobs that empty tiers and devices.
 #[derive(Debug)]
 pub(crate) struct Evacuations {
     /// Fill level, in percent, up to which other tiers take the data.
@@ -74,15 +89,15 @@ pub(crate) struct Evacuations {
     /// Policies count accesses; here it only tells the size of a unit.
     heat: Heat,
     /// Locked while inodes are read.
-    jobs: Mutex<BTreeMap<Tier, Evacuation>>,
+    jobs: Mutex<BTreeMap<Emptied, Evacuation>>,
 }
 
 impl Evacuation {
-    fn new(tier: Tier, row: EvacuationRow, now_ms: u64) -> Self {
+    fn new(of: Emptied, row: EvacuationRow, now_ms: u64) -> Self {
         let id = JobId(row.job.get());
         Self {
             row,
-            tier,
+            of,
             plan: mover::Job::new(id, DeviceId(0), row.moved_bytes.get()),
             stage: Stage::Data,
             moved: false,
@@ -113,12 +128,6 @@ impl Evacuation {
     }
 }
 
-/// Blocks of a tier in use.
-pub(crate) fn used_blocks(tier: Tier, space: &SpaceStats) -> u64 {
-    let stats = &space.tiers[tier as usize];
-    stats.total.saturating_sub(stats.free + stats.pending)
-}
-
 impl Evacuations {
     /// Other tiers take the data until they are `high` percent full.
     pub(crate) fn new(high: u64) -> Self {
@@ -129,39 +138,25 @@ impl Evacuations {
         }
     }
 
-    /// Blocks that the other tiers take of a tier's data.
-    pub(crate) fn room_beside(&self, tier: Tier, space: &SpaceStats) -> u64 {
-        let others = Tier::ALL.into_iter().filter(|other| *other != tier);
-        let room = |other: Tier| {
-            let stats = &space.tiers[other as usize];
-            let takes = stats.total > 0 && !stats.avoided;
-            Fill::of(other, stats).below(self.high) * u64::from(takes)
-        };
-        others.map(room).sum()
-    }
-
     /// Notes what the rows say.
-    fn sync(&self, rows: &[EvacuationRow; 3], now_ms: u64) {
+    fn sync(&self, rows: &[JobRow], now_ms: u64) {
         let mut jobs = self.jobs.lock();
-        for tier in Tier::ALL {
-            let row = rows[tier as usize];
-            let known = jobs.get(&tier).map(|job| job.row.job);
-            if !row.is_job() {
-                jobs.remove(&tier);
-            } else if known != Some(row.job) {
-                jobs.insert(tier, Evacuation::new(tier, row, now_ms));
-            }
-            if let Some(job) = jobs.get_mut(&tier) {
-                job.row = row;
-            }
+        let there = |of: &Emptied, job: &Evacuation| {
+            let is_it = |found: &JobRow| found.of == *of && found.row.job == job.row.job;
+            rows.iter().any(is_it)
+        };
+        jobs.retain(|of, job| there(of, job));
+        for JobRow { of, row } in rows {
+            let new = || Evacuation::new(*of, *row, now_ms);
+            jobs.entry(*of).or_insert_with(new).row = *row;
         }
     }
 
-    /// Returns the moves that empty the tiers with a job, at most `most` blocks.
+    /// Returns the moves of the jobs, at most `most` blocks.
     pub(crate) fn plan(
         &self,
-        rows: &[EvacuationRow; 3],
-        space: &SpaceStats,
+        rows: &[JobRow],
+        seen: &Seen<'_>,
         catalog: &dyn Catalog,
         meters: &Meters,
         most: u64,
@@ -173,16 +168,16 @@ impl Evacuations {
         for job in jobs.values_mut() {
             job.pace.fill(now_ms, job.row.limit_bytes_per_s.get());
             job.rate.note(now_ms, job.row.moved_bytes.get());
-            let room = self.room_beside(job.tier, space) * BLOCK_BYTES >= UNIT.bytes();
+            let room = self.room_beside(job.of, seen) * BLOCK_BYTES >= UNIT.bytes();
             let rests = now_ms < job.rests_until_ms && !job.may_end_rest(room);
-            if job.row.is_paused() || rests || job.stage != Stage::Data || used_blocks(job.tier, space) == 0 {
+            if job.row.is_paused() || rests || job.stage != Stage::Data || seen.used(job.of) == 0 {
                 continue;
             }
             let bytes = job.pace.budget(left * BLOCK_BYTES);
             if bytes < UNIT.bytes() {
                 continue;
             }
-            let moves = self.plan_one(job, space, catalog, meters, bytes);
+            let moves = self.plan_one(job, seen, catalog, meters, bytes);
             for moved in moves {
                 left = left.saturating_sub(moved.blocks());
                 planned.push(moved);
@@ -195,21 +190,28 @@ impl Evacuations {
     fn plan_one(
         &self,
         job: &mut Evacuation,
-        space: &SpaceStats,
+        seen: &Seen<'_>,
         catalog: &dyn Catalog,
         meters: &Meters,
         bytes: u64,
     ) -> Vec<Job> {
-        let (tiers, mut devices) = devices_of(space, meters);
-        let Some(device) = tiers.iter().position(|tier| *tier == job.tier) else {
+        let (tiers, mut devices) = devices_of(seen.space, meters);
+        let Some(own) = tiers.iter().position(|tier| *tier == job.of.tier()) else {
             return Vec::new();
         };
-        devices[device].state = DeviceState::Draining;
-        job.plan.device = DeviceId(device as u8);
+        job.plan.device = match job.of {
+            Emptied::Tier(_) => {
+                devices[own].state = DeviceState::Draining;
+                DeviceId(own as u8)
+            }
+            Emptied::Device { .. } => apart(&mut devices, own),
+        };
         let there = OnTier {
             units: Units::of(catalog),
             catalog,
-            tier: job.tier,
+            tier: job.of.tier(),
+            numbers: seen.numbers(job.of),
+            stays_on_tier: matches!(job.of, Emptied::Device { .. }),
             device: job.plan.device,
             bad: &job.bad,
         };
@@ -225,7 +227,7 @@ impl Evacuations {
         let mut planned = Vec::new();
         for step in &plan.steps {
             let moves = there.moves(step.unit);
-            add(&mut planned, (job.tier, tiers[step.to.index()]), step, moves);
+            add(&mut planned, (job.of, tiers[step.to.index()]), step, moves);
         }
         let blocks: u64 = planned.iter().map(Job::blocks).sum();
         job.pace.spend(blocks * BLOCK_BYTES);
@@ -235,23 +237,28 @@ impl Evacuations {
         planned
     }
 
-    /// Returns the tiers whose metadata is to be moved now: where to go on, and most blocks.
-    pub(crate) fn metadata_due(&self, space: &SpaceStats, most: u64) -> Vec<(Tier, u64, u64)> {
+    /// Returns the metadata that is to be moved now, at most about `most` blocks for each job.
+    pub(crate) fn metadata_due(&self, seen: &Seen<'_>, most: u64) -> Vec<MetadataDue> {
         let jobs = self.jobs.lock();
         let due = |job: &Evacuation| match job.stage {
-            Stage::Metadata(at) if !job.row.is_paused() && used_blocks(job.tier, space) > 0 => {
+            Stage::Metadata(at) if !job.row.is_paused() && seen.used(job.of) > 0 => {
                 let blocks = job.pace.budget(most * BLOCK_BYTES) / BLOCK_BYTES;
-                (blocks > 0).then_some((job.tier, at, blocks))
+                (blocks > 0).then(|| MetadataDue {
+                    of: job.of,
+                    numbers: seen.numbers(job.of),
+                    at,
+                    blocks,
+                })
             }
             _ => None,
         };
         jobs.values().filter_map(due).collect()
     }
 
-    /// Whether a tier has a job that is not paused.
-    pub(crate) fn goes_on(&self, tier: Tier) -> bool {
+    /// Whether there is a job that is not paused.
+    pub(crate) fn goes_on(&self, of: Emptied) -> bool {
         let jobs = self.jobs.lock();
-        jobs.get(&tier).is_some_and(|job| !job.row.is_paused())
+        jobs.get(&of).is_some_and(|job| !job.row.is_paused())
     }
 
     /// An operator lets a job try again what could not move.
@@ -263,19 +270,21 @@ impl Evacuations {
         }
     }
 
-    /// Whether a tier is empty but for blocks that were freed.
-    pub(crate) fn waits_for_tail(&self, tier: Tier, space: &SpaceStats) -> bool {
-        self.goes_on(tier) && used_blocks(tier, space) == 0 && space.tiers[tier as usize].pending > 0
+    /// Whether a job has nothing left to do but to wait for blocks that were freed.
+    pub(crate) fn waits_for_tail(&self, seen: &Seen<'_>) -> bool {
+        let waits =
+            |job: &Evacuation| !job.row.is_paused() && seen.used(job.of) == 0 && seen.pending(job.of) > 0;
+        self.jobs.lock().values().any(waits)
     }
 
-    /// Metadata of a tier was moved, up to `at`.
-    pub(crate) fn metadata_moved(&self, tier: Tier, at: u64, step: &Recalled, now_ms: u64) {
+    /// Metadata was moved, up to `due.at`.
+    pub(crate) fn metadata_moved(&self, due: &MetadataDue, step: &Recalled, now_ms: u64) {
         let mut jobs = self.jobs.lock();
-        let Some(job) = jobs.get_mut(&tier) else { return };
+        let Some(job) = jobs.get_mut(&due.of) else { return };
         job.pace.spend(step.moved * BLOCK_BYTES);
         job.metadata += step.moved;
         job.moved |= step.moved > 0;
-        job.stage = Stage::Metadata(at);
+        job.stage = Stage::Metadata(due.at);
         if step.damaged > 0 {
             job.metadata_found = Some("metadata cannot be read: see `varve fsck`".into());
         } else if step.full {
@@ -288,8 +297,8 @@ impl Evacuations {
 
     /// A move of the last plan was done.
     pub(crate) fn moved(&self, job: &Job, moved: &Move) {
-        if job.cause == Cause::Evacuated
-            && let Some(job) = self.jobs.lock().get_mut(&job.from)
+        if let Some(of) = job.of
+            && let Some(job) = self.jobs.lock().get_mut(&of)
         {
             job.moved = true;
             job.plan.done(u64::from(moved.len) * BLOCK_BYTES);
@@ -297,8 +306,9 @@ impl Evacuations {
     }
 
     /// A move of the last plan can never be done: its data cannot be read.
-    pub(crate) fn failed(&self, from: Tier, failed: &Move) {
-        if let Some(job) = self.jobs.lock().get_mut(&from)
+    pub(crate) fn failed(&self, job: &Job, failed: &Move) {
+        if let Some(of) = job.of
+            && let Some(job) = self.jobs.lock().get_mut(&of)
             && job.bad.len() < BAD_MAX
         {
             job.bad.insert(failed.at);
@@ -307,8 +317,8 @@ impl Evacuations {
 
     /// A step has ended, perhaps at an obstacle.
     pub(crate) fn stepped(&self, job: &Job) {
-        if job.cause == Cause::Evacuated
-            && let Some(ours) = self.jobs.lock().get_mut(&job.from)
+        if let Some(of) = job.of
+            && let Some(ours) = self.jobs.lock().get_mut(&of)
         {
             ours.obstacle.clone_from(&job.waiting);
         }
@@ -317,28 +327,48 @@ impl Evacuations {
     /// Returns the jobs, for operators. `readers`: sessions that may still read what was moved.
     pub(crate) fn status(
         &self,
-        rows: &[EvacuationRow; 3],
-        space: &SpaceStats,
+        rows: &[JobRow],
+        seen: &Seen<'_>,
         readers: &[u64],
         now_ms: u64,
     ) -> Vec<JobStatus> {
         self.sync(rows, now_ms);
         let jobs = self.jobs.lock();
         jobs.values()
-            .map(|job| status::of(job, space, readers, now_ms))
+            .map(|job| status::of(job, seen, readers, now_ms))
             .collect()
     }
 }
 
+/// Sets one device of a tier apart from the others, for the planner: it is a device more, from which all goes,
+/// and the others of its tier take data until they are full. Returns its number.
+fn apart(devices: &mut Vec<DeviceView>, own: usize) -> DeviceId {
+    let id = DeviceId(devices.len() as u8);
+    let emptied = DeviceView {
+        id,
+        state: DeviceState::Draining,
+        ..devices[own].clone()
+    };
+    // No share of nothing is kept free.
+    devices[own].total_bytes = 0;
+    devices.push(emptied);
+    id
+}
+
 /// Adds moves of a step to the job between its tiers.
-fn add(jobs: &mut Vec<Job>, (from, to): (Tier, Tier), step: &Step, moves: Vec<Move>) {
+fn add(jobs: &mut Vec<Job>, (of, to): (Emptied, Tier), step: &Step, moves: Vec<Move>) {
+    let from = of.tier();
     tracing::debug!(unit = %step.unit, from = from.name(), to = to.name(), "{}", step.reason);
     match jobs.iter_mut().find(|job| job.to == to) {
         Some(job) => job.moves.extend(moves),
         None => jobs.push(Job {
             from,
             to,
-            cause: Cause::Evacuated,
+            cause: match of {
+                Emptied::Tier(_) => Cause::Evacuated,
+                Emptied::Device { .. } => Cause::Removed,
+            },
+            of: Some(of),
             moves,
             waiting: None,
         }),

@@ -3,16 +3,20 @@
 
 use super::meter::Meters;
 use super::walk::Walk;
-use super::{Cause, Emptying, Evacuations, Job, Pins, Placement};
+use super::{Cause, Evacuations, Job, Pins, Placement};
 use crate::bell::Bell;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use varve_format::Tier;
 use varve_placement::rules::Rules;
+use varve_store::Store;
+
+/// Called after a device was taken out of the pool.
+pub type DeviceGone = Box<dyn Fn(&Store) + Send + Sync>;
 
 /// A job, for operators.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -68,10 +72,8 @@ pub(crate) struct Placer {
     pub(crate) policy: Box<dyn Placement>,
     /// Operators' wishes, which come first.
     pub(crate) pins: Pins,
-    /// Operators' jobs, which come before wishes where these name a tier that is evacuated.
+    /// Operators' jobs, which come before wishes where these name what is emptied.
     pub(crate) evacuations: Evacuations,
-    /// Devices that operators take out.
-    pub(crate) emptying: Emptying,
     /// Operators' rules, which come before the policy and after commands; `None`: they cannot be read, and
     /// nothing changes what earlier ones have set.
     pub(crate) rules: Option<Rules>,
@@ -86,6 +88,8 @@ pub(crate) struct Placer {
     pub(crate) moved_in: [AtomicU64; 3],
     pub(crate) moved_out: [AtomicU64; 3],
     pub(crate) bell: Bell,
+    /// Told when a device was taken out.
+    pub(crate) device_gone: OnceLock<DeviceGone>,
     /// What the tiers' devices are measured to do.
     pub(crate) meters: Arc<Meters>,
 }
@@ -102,7 +106,6 @@ impl Placer {
             policy,
             pins: Pins::new(high),
             evacuations: Evacuations::new(high),
-            emptying: Emptying::new(high),
             rules,
             walk: Mutex::default(),
             turn: Mutex::default(),
@@ -111,6 +114,7 @@ impl Placer {
             moved_in: Default::default(),
             moved_out: Default::default(),
             bell: Bell::default(),
+            device_gone: OnceLock::new(),
             meters,
         }
     }

@@ -3,7 +3,6 @@
 //! decides nothing. Operators' pins ([`Pins`]) come before the policy.
 
 mod driver;
-mod emptying;
 mod evacuations;
 mod fill;
 pub(crate) mod jobs;
@@ -13,8 +12,7 @@ mod units;
 pub(crate) mod walk;
 
 pub use driver::{Driver, STAY_MS};
-pub(crate) use emptying::Emptying;
-pub(crate) use evacuations::{Evacuations, used_blocks};
+pub(crate) use evacuations::{Evacuations, Seen, emptied};
 pub use evacuations::{JobState, JobStatus};
 pub use jobs::{MovedStatus, PlacementStatus};
 pub use meter::{DeviceFigures, DirectionFigures, Meters, SizeFigures};
@@ -24,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use varve_format::{BlockNo, FileBlock, Ino, InodeKey, Tier};
 use varve_placement::heat::Counts;
-use varve_store::{DataTarget, MappedPart, SharedPart, SpaceStats};
+use varve_store::{DataTarget, Emptied, MappedPart, SharedPart, SpaceStats};
 
 /// Kind of use of a file's blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -151,6 +149,8 @@ pub struct Job {
     pub to: Tier,
     /// Reason.
     pub cause: Cause,
+    /// What the operator's job empties that wants it, if one does.
+    pub of: Option<Emptied>,
     /// Runs to move.
     pub moves: Vec<Move>,
     /// Obstacle, if there are no moves because of one.

@@ -264,6 +264,7 @@ impl Plan<'_> {
                 from,
                 to,
                 cause: Cause::Pinned,
+                of: None,
                 moves: Vec::new(),
                 waiting: None,
             });

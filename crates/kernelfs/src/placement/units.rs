@@ -53,7 +53,7 @@ pub(super) struct Piece {
     pub(super) at: At,
     pub(super) len: u64,
     pub(super) tier: Tier,
-    block: u64,
+    pub(super) block: u64,
 }
 
 impl Piece {

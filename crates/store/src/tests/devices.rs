@@ -146,10 +146,10 @@ fn emptied_device_takes_nothing_and_is_taken_out_when_nothing_is_read() {
     }
     let taken = rig.store.take_out(Tier::Ssd, NUMBER);
     assert!(matches!(taken, Err(StoreError::NotFound)), "{taken:?}");
-    rig.store.start_emptying(Tier::Ssd, NUMBER, FIRST).unwrap();
-    let again = rig.store.start_emptying(Tier::Ssd, NUMBER, FIRST);
+    rig.store.start_emptying(Tier::Ssd, NUMBER, FIRST, 0).unwrap();
+    let again = rig.store.start_emptying(Tier::Ssd, NUMBER, FIRST, 0);
     assert!(matches!(again, Err(StoreError::Exists)), "{again:?}");
-    let last = rig.store.start_emptying(Tier::Ssd, 0, FIRST);
+    let last = rig.store.start_emptying(Tier::Ssd, 0, FIRST, 0);
     assert!(matches!(last, Err(StoreError::Invalid(_))), "{last:?}");
     let [_, on_it] = used(&rig.store)[..] else {
         panic!()
@@ -189,13 +189,74 @@ fn emptied_device_takes_nothing_and_is_taken_out_when_nothing_is_read() {
     rig.reopen();
 }
 
+/// What the jobs are: their numbers, objects, limits, bytes moved, and whether they are paused.
+fn jobs(store: &Store) -> Vec<(u64, crate::Emptied, u64, u64, bool)> {
+    let told = |job: crate::JobRow| {
+        let row = job.row;
+        let (limit, moved) = (row.limit_bytes_per_s.get(), row.moved_bytes.get());
+        (row.job.get(), job.of, limit, moved, row.is_paused())
+    };
+    store.jobs().unwrap().into_iter().map(told).collect()
+}
+
+#[test]
+fn job_of_a_device_lasts_until_it_is_cancelled_or_the_device_is_out() {
+    let mut rig = added();
+    let of = crate::Emptied::Device {
+        tier: Tier::Ssd,
+        first: NUMBER,
+    };
+    assert_eq!(rig.store.start_emptying(Tier::Ssd, NUMBER, FIRST, 7).unwrap(), 1);
+    assert_eq!(rig.store.start_evacuation(Tier::Hdd, 8).unwrap(), 2);
+    rig.store
+        .change_evacuation(1, &mut |row| {
+            row.paused = 1;
+            row.limit_bytes_per_s.set(5);
+        })
+        .unwrap();
+    let mut tx = rig.store.begin().unwrap();
+    tx.note_evacuated(of, 4096).unwrap();
+    tx.commit().unwrap();
+    rig = rig.reopen();
+    let of_hdd = (2, crate::Emptied::Tier(Tier::Hdd), 0, 0, false);
+    assert_eq!(jobs(&rig.store), [of_hdd, (1, of, 5, 4096, true)]);
+    rig.store.cancel_emptying(Tier::Ssd, NUMBER).unwrap();
+    assert_eq!(jobs(&rig.store), [of_hdd]);
+    let missing = rig.store.change_evacuation(1, &mut |_| panic!("there is none"));
+    assert!(matches!(missing, Err(StoreError::NotFound)), "{missing:?}");
+    assert_eq!(rig.store.start_emptying(Tier::Ssd, NUMBER, FIRST, 9).unwrap(), 3);
+    assert_eq!(jobs(&rig.store)[1], (3, of, 0, 0, false));
+    assert!(rig.store.take_out(Tier::Ssd, NUMBER).unwrap());
+    assert_eq!(jobs(&rig.store), [of_hdd]);
+    rig = rig.reopen();
+    assert_eq!(jobs(&rig.store), [of_hdd]);
+}
+
+#[test]
+fn device_that_is_emptied_without_a_job_gets_one() {
+    let mut rig = added();
+    rig.store.start_emptying(Tier::Ssd, NUMBER, FIRST, 0).unwrap();
+    // As a repaired pool state has it.
+    rig.store
+        .change_evacuation(1, &mut |row| *row = Default::default())
+        .unwrap();
+    rig = rig.reopen();
+    assert_eq!(jobs(&rig.store), []);
+    rig.store.adopt_removals(5).unwrap();
+    rig.store.adopt_removals(6).unwrap();
+    let found = jobs(&rig.store);
+    assert_eq!((found.len(), found[0].0), (1, 2));
+    rig = rig.reopen();
+    assert_eq!(jobs(&rig.store), found);
+}
+
 #[test]
 fn first_device_of_a_tier_is_taken_out_too() {
     let rig = added();
     for number in 0..6 {
         write(&rig.store, &format!("f{number}"), &pattern(300_000, number), SSD).unwrap();
     }
-    rig.store.start_emptying(Tier::Ssd, 0, FIRST).unwrap();
+    rig.store.start_emptying(Tier::Ssd, 0, FIRST, 0).unwrap();
     empty(&rig.store, 0, NUMBER);
     assert!(rig.store.take_out(Tier::Ssd, 0).unwrap());
     let before = dump(&rig.store);
@@ -218,7 +279,7 @@ fn first_device_of_a_tier_is_taken_out_too() {
 #[test]
 fn emptied_device_takes_what_fits_nowhere_else() {
     let rig = added();
-    rig.store.start_emptying(Tier::Ssd, NUMBER, FIRST).unwrap();
+    rig.store.start_emptying(Tier::Ssd, NUMBER, FIRST, 0).unwrap();
     let mut number = 0;
     loop {
         let wrote = write(&rig.store, &format!("f{number}"), &pattern(1 << 20, number), SSD);
@@ -361,7 +422,7 @@ fn life(store: &Store) -> Result<()> {
     store.add_device(Tier::Ssd, &second(), MORE)?;
     put(store, "one", 1)?;
     put(store, "two", 2)?;
-    store.start_emptying(Tier::Ssd, NUMBER, FIRST)?;
+    store.start_emptying(Tier::Ssd, NUMBER, FIRST, 0)?;
     empty(store, NUMBER, 10_000);
     store.checkpoint()?;
     assert!(store.take_out(Tier::Ssd, NUMBER)?);
@@ -372,7 +433,7 @@ fn life(store: &Store) -> Result<()> {
 fn first_goes(store: &Store) -> Result<()> {
     store.add_device(Tier::Ssd, &second(), MORE)?;
     put(store, "one", 1)?;
-    store.start_emptying(Tier::Ssd, 0, FIRST)?;
+    store.start_emptying(Tier::Ssd, 0, FIRST, 0)?;
     empty(store, 0, NUMBER);
     store.checkpoint()?;
     assert!(store.take_out(Tier::Ssd, 0)?);
@@ -419,7 +480,7 @@ fn device_that_is_taken_out_while_it_is_read_is_found() {
     for (bug, taken) in [(None, false), (Some(Bug::TakenOutWhileRead), true)] {
         let rig = added();
         write(&rig.store, "f", &pattern(3 << 20, 1), SSD).unwrap();
-        rig.store.start_emptying(Tier::Ssd, NUMBER, FIRST).unwrap();
+        rig.store.start_emptying(Tier::Ssd, NUMBER, FIRST, 0).unwrap();
         rig.store.set_reader_horizon(rig.store.newest_tx());
         empty(&rig.store, NUMBER, 1984);
         arm(bug);
@@ -493,7 +554,7 @@ fn device_that_fails_fails_alone() {
             .map(|device| device.failed.is_some())
             .collect();
         assert_eq!(failed, [false, true, false]);
-        let last = store.start_emptying(Tier::Ssd, 0, FIRST);
+        let last = store.start_emptying(Tier::Ssd, 0, FIRST, 0);
         assert!(matches!(last, Err(StoreError::Invalid(_))), "{last:?}");
         // What lies there is read as well as it can be, and freed.
         script.clear();
@@ -648,7 +709,7 @@ fn device_whose_room_was_promised_is_not_taken_out() {
     let rig = added();
     let promised = rig.store.space().available;
     rig.store.reserve(promised).unwrap();
-    rig.store.start_emptying(Tier::Ssd, NUMBER, FIRST).unwrap();
+    rig.store.start_emptying(Tier::Ssd, NUMBER, FIRST, 0).unwrap();
     assert_eq!(used(&rig.store)[1], 0);
     assert!(!rig.store.take_out(Tier::Ssd, NUMBER).unwrap());
     rig.store.unreserve(promised);
@@ -665,7 +726,7 @@ fn device_that_was_taken_out_is_let_go_and_fails_alone_when_it_comes_again() {
         || -> Arc<dyn BlockDevice> { Arc::new(FaultyDevice::new(device(&world, "ssd-2"), script.clone())) };
     let first = faulty();
     store.add_device(Tier::Ssd, &first, MORE).unwrap();
-    store.start_emptying(Tier::Ssd, NUMBER, FIRST).unwrap();
+    store.start_emptying(Tier::Ssd, NUMBER, FIRST, 0).unwrap();
     assert!(store.take_out(Tier::Ssd, NUMBER).unwrap());
     assert_eq!(Arc::strong_count(&first), 1, "it is closed");
     store.add_device(Tier::Ssd, &faulty(), [8; 16]).unwrap();

@@ -39,7 +39,7 @@ fn move_data(store: &Store, from: Tier, to: Tier) {
             let target = DataTarget::only(to);
             let moved = tx.migrate(Ino(ino), extent.file_block, extent.len, place, target);
             assert!(moved.unwrap());
-            tx.note_evacuated(from, u64::from(extent.len) * BLOCK_BYTES)
+            tx.note_evacuated(crate::Emptied::Tier(from), u64::from(extent.len) * BLOCK_BYTES)
                 .unwrap();
             tx.commit().unwrap();
         }

@@ -19,7 +19,7 @@ use varve_format::device::{
 };
 use varve_format::features::Incompat;
 use varve_format::superblock::{Area, FEATURES_VERSION};
-use varve_format::{BLOCK_BYTES, BLOCK_SIZE, Block, BlockKind, BlockNo, Tier, init_block};
+use varve_format::{BLOCK_BYTES, BLOCK_SIZE, Block, BlockKind, BlockNo, Tier, TimeNs, init_block};
 use varve_media::span::SpanPart;
 use varve_media::{BlockDevice, DeviceState};
 use zerocopy::little_endian::U64;
@@ -204,12 +204,13 @@ impl Store {
     }
 
     /// Starts to take a device out: from here on it takes new blocks only when nothing else has room. `first`
-    /// is the UUID that a tier's first device gets, which has none yet. Durable when this returns.
+    /// is the UUID that a tier's first device gets, which has none yet. Returns the number of the job, which no
+    /// job of the pool had before. Durable when this returns.
     ///
     /// # Errors
     /// `NotFound`: there is no such device; `Exists`: it is emptied already; `Invalid`: it is the last of its
-    /// tier that takes new blocks.
-    pub fn start_emptying(&self, tier: Tier, number: u64, first: [u8; 16]) -> Result<()> {
+    /// tier that takes new blocks; `TableFull`: too many are emptied already.
+    pub fn start_emptying(&self, tier: Tier, number: u64, first: [u8; 16], now_ns: TimeNs) -> Result<u64> {
         let _one_at_a_time = self.sharing.lock();
         let listed = self.device_list()?;
         let of_tier = || listed.iter().filter(|device| device.tier == tier);
@@ -229,11 +230,14 @@ impl Store {
             ));
         }
         let mut tx = self.begin()?;
-        tx.guard(|core| core.set_device_state(tier, number, DeviceRow::EMPTYING, first))?;
+        let job = tx.guard(|core| {
+            let slot = core.set_device_state(tier, number, DeviceRow::EMPTYING, first)?;
+            core.start_removal(slot, now_ns)
+        })?;
         tx.commit()?;
         let lane = self.layout.run_of(tier, number).0;
         self.space.lock().set_emptying(tier, lane, true);
-        Ok(())
+        Ok(job)
     }
 
     /// Lets a device that is emptied take new blocks again. Durable when this returns.
@@ -244,7 +248,10 @@ impl Store {
         let _one_at_a_time = self.sharing.lock();
         self.is_emptied(tier, number)?;
         let mut tx = self.begin()?;
-        tx.guard(|core| core.set_device_state(tier, number, DeviceRow::IN_USE, [0; 16]))?;
+        tx.guard(|core| {
+            let slot = core.set_device_state(tier, number, DeviceRow::IN_USE, [0; 16])?;
+            core.end_removal(slot)
+        })?;
         tx.commit()?;
         let lane = self.layout.run_of(tier, number).0;
         self.space.lock().set_emptying(tier, lane, false);
@@ -306,7 +313,7 @@ impl Store {
     }
 
     /// Reads all device rows in use by `read`.
-    fn rows_in(
+    pub(crate) fn rows_in(
         &self,
         read: &mut dyn FnMut(Place) -> Result<Option<DeviceRow>>,
     ) -> Result<Vec<(usize, DeviceRow)>> {
@@ -326,7 +333,7 @@ impl Store {
     }
 }
 
-fn row_in(bytes: &[u8]) -> Option<DeviceRow> {
+pub(super) fn row_in(bytes: &[u8]) -> Option<DeviceRow> {
     DeviceRow::read_from_bytes(&bytes[..DEVICE_ROW_SIZE]).ok()
 }
 
@@ -342,7 +349,7 @@ fn write_label(device: &dyn BlockDevice, bytes: &[u8]) -> Result<()> {
 }
 
 impl TxState<'_> {
-    fn device_rows(&self) -> Result<Vec<(usize, DeviceRow)>> {
+    pub(super) fn device_rows(&self) -> Result<Vec<(usize, DeviceRow)>> {
         let reader = self.reader();
         self.store
             .rows_in(&mut |place| reader.row(place, BlockKind::DeviceTable, row_in))
@@ -433,9 +440,11 @@ impl TxState<'_> {
         Ok((table, self.free_row(table)?, row))
     }
 
-    fn set_device_state(&mut self, tier: Tier, number: u64, state: u8, first: [u8; 16]) -> Result<()> {
+    /// Returns the number of the device's row.
+    fn set_device_state(&mut self, tier: Tier, number: u64, state: u8, first: [u8; 16]) -> Result<usize> {
         let (table, slot, row) = self.row_of(tier, number, first)?;
-        self.put_row(table, slot, &DeviceRow { state, ..row })
+        self.put_row(table, slot, &DeviceRow { state, ..row })?;
+        Ok(slot)
     }
 
     /// Makes the row of an empty device that of one that is gone, and frees its tables.
@@ -459,6 +468,7 @@ impl TxState<'_> {
             }
             (gone.bitmap, gone.checksums, gone.units) = (Area::default(), Area::default(), Area::default());
         }
+        self.end_removal(slot)?;
         self.put_row(table, slot, &gone)
     }
 }

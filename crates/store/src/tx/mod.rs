@@ -13,6 +13,7 @@ mod inode;
 mod migrate;
 mod rejoin;
 mod relocate;
+mod removals;
 mod session_rows;
 pub(crate) mod shared;
 mod state;

@@ -195,6 +195,7 @@ fn step_takes_no_more_blocks_than_it_may_and_the_next_goes_on() {
                     from: Tier::Ssd,
                     to: Tier::Hdd,
                     cause: Cause::Full,
+                    of: None,
                     moves: Vec::new(),
                     waiting: None,
                 },

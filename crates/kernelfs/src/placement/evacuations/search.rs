@@ -1,9 +1,10 @@
-//! The units of a tier, for the planner of a job: of each unit only what lies on that tier.
+//! The units of a tier or of a device of it, for the planner of a job: of each unit only what lies there.
 
-use super::super::units::{SHARED, UNIT_BLOCKS, Units, unit_at};
+use super::super::units::{Piece, SHARED, UNIT_BLOCKS, Units, unit_at};
 use super::super::{At, Catalog, Move};
 use std::collections::BTreeSet;
-use varve_format::{BLOCK_BYTES, FileBlock, Ino, Tier};
+use std::ops::Range;
+use varve_format::{BLOCK_BYTES, BlockNo, FileBlock, Ino, Tier};
 use varve_placement::policy::{self, Found, Hold, Place};
 use varve_placement::{DeviceId, UnitId};
 
@@ -14,21 +15,29 @@ const FILES: usize = 256;
 /// Most files and extents that one search looks at.
 const LOOKS: usize = 16_384;
 
-/// What lies on a tier. First the shared blocks, by number, then what files have alone.
+/// What lies in some blocks of a tier. First the shared blocks, by number, then what files have alone.
 pub(super) struct OnTier<'c> {
     pub(super) units: Units<'c>,
     pub(super) catalog: &'c dyn Catalog,
     pub(super) tier: Tier,
+    /// The blocks. No extent and no run has some of them only.
+    pub(super) numbers: Range<u64>,
+    /// Other blocks of the tier are preferred to other tiers.
+    pub(super) stays_on_tier: bool,
     pub(super) device: DeviceId,
     /// Data that cannot be read.
     pub(super) bad: &'c BTreeSet<At>,
 }
 
 impl OnTier<'_> {
-    /// The moves that take a unit off the tier, without what cannot be read.
+    fn has(&self, piece: &Piece) -> bool {
+        piece.tier == self.tier && self.numbers.contains(&piece.block)
+    }
+
+    /// The moves that take a unit away, without what cannot be read.
     pub(super) fn moves(&self, unit: UnitId) -> Vec<Move> {
         let pieces = self.units.pieces(unit).into_iter();
-        let there = pieces.filter(|piece| piece.tier == self.tier && !self.bad.contains(&piece.at));
+        let there = pieces.filter(|piece| self.has(piece) && !self.bad.contains(&piece.at));
         there.map(|piece| piece.to_move()).collect()
     }
 }
@@ -37,7 +46,7 @@ impl policy::Catalog for OnTier<'_> {
     fn place(&self, unit: UnitId) -> Option<Place> {
         let (mut bytes, mut good) = (0, false);
         for piece in self.units.pieces(unit) {
-            if piece.tier == self.tier {
+            if self.has(&piece) {
                 bytes += piece.len * BLOCK_BYTES;
                 good |= !self.bad.contains(&piece.at);
             }
@@ -46,7 +55,10 @@ impl policy::Catalog for OnTier<'_> {
             device: self.device,
             bytes: bytes as u32,
             second: None,
-            hold: (!good).then_some(Hold::Damaged),
+            hold: match good {
+                false => Some(Hold::Damaged),
+                true => self.stays_on_tier.then_some(Hold::Pinned),
+            },
             since_ms: 0,
             came_from: None,
         })
@@ -58,6 +70,7 @@ impl policy::Catalog for OnTier<'_> {
         }
         let mut search = Search {
             tier: self.tier,
+            numbers: &self.numbers,
             most,
             looks: LOOKS,
             units: Vec::new(),
@@ -70,15 +83,20 @@ impl policy::Catalog for OnTier<'_> {
     }
 }
 
-struct Search {
+struct Search<'n> {
     tier: Tier,
+    numbers: &'n Range<u64>,
     most: usize,
     /// Files, extents and runs that it may still look at.
     looks: usize,
     units: Vec<UnitId>,
 }
 
-impl Search {
+impl Search<'_> {
+    fn has(&self, tier: Tier, block: BlockNo) -> bool {
+        tier == self.tier && self.numbers.contains(&block.0)
+    }
+
     const fn is_over(&self) -> bool {
         self.looks == 0 || self.units.len() >= self.most
     }
@@ -134,7 +152,7 @@ impl Search {
             self.looks = self.looks.saturating_sub(runs.len());
             for run in &runs {
                 number = run.number + u64::from(run.len);
-                if run.tier == self.tier {
+                if self.has(run.tier, run.block) {
                     self.add(At::Shared(run.number), run.len.into());
                 }
                 if self.units.len() >= self.most {
@@ -160,7 +178,7 @@ impl Search {
             for part in &parts {
                 let first = part.extent.file_block.0.max(block);
                 block = part.extent.end().0;
-                if part.number.is_none() && part.extent.tier == self.tier {
+                if part.number.is_none() && self.has(part.extent.tier, part.extent.block) {
                     self.add(At::File(key, FileBlock(first)), block - first);
                 }
                 if self.units.len() >= self.most {

@@ -1,10 +1,10 @@
 //! Jobs as operators see them.
 
-use super::{Evacuation, used_blocks};
+use super::{Evacuation, Seen};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use varve_format::BLOCK_BYTES;
-use varve_store::SpaceStats;
+use varve_store::Emptied;
 
 /// The state of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,7 +18,7 @@ pub enum JobState {
     Paused,
     /// All that is left does not move, whatever it waits for.
     Incomplete,
-    /// Nothing is left. New data goes elsewhere until the job is cancelled.
+    /// Nothing is left. New data goes elsewhere until the job is cancelled. The job of a device ends instead.
     Done,
 }
 
@@ -50,17 +50,20 @@ impl JobState {
 pub struct JobStatus {
     /// Its number, which no other job of the pool has or had.
     pub id: u64,
-    /// What it does: `evacuate`.
+    /// What it does: `evacuate` empties a tier, `remove` a device, which is then taken out.
     pub kind: String,
-    /// The tier that all data leaves: `ssd` or `hdd`.
+    /// The tier that all data leaves, or whose device it leaves: `ssd` or `hdd`.
     pub tier: String,
+    /// Path or given name of the device; `None`: it empties a whole tier.
+    #[serde(default)]
+    pub device: Option<String>,
     /// State.
     pub state: JobState,
     /// Bytes of data moved since it was started, over restarts of the daemon.
     pub moved_bytes: u64,
     /// Bytes of metadata moved since the daemon started.
     pub moved_metadata_bytes: u64,
-    /// Bytes in use on the tier, data and metadata.
+    /// Bytes in use on the tier or the device, data and metadata.
     pub left_bytes: u64,
     /// Most bytes moved a second; `None`: as fast as other moves, which let reads and writes go first.
     pub limit_bytes_per_s: Option<u64>,
@@ -75,7 +78,7 @@ pub struct JobStatus {
 }
 
 /// Bytes that do not move now, by reason; `left_bytes` are on the tier.
-fn stays(job: &Evacuation, space: &SpaceStats, readers: &[u64], left_bytes: u64) -> BTreeMap<String, u64> {
+fn stays(job: &Evacuation, seen: &Seen<'_>, readers: &[u64], left_bytes: u64) -> BTreeMap<String, u64> {
     let mut stays = BTreeMap::new();
     let mut rest = left_bytes;
     let mut add = |reason: String, bytes: u64| {
@@ -94,7 +97,7 @@ fn stays(job: &Evacuation, space: &SpaceStats, readers: &[u64], left_bytes: u64)
     if let Some(reason) = &job.metadata_stays {
         add(reason.clone(), u64::MAX);
     }
-    let pending = space.tiers[job.tier as usize].pending * BLOCK_BYTES;
+    let pending = seen.pending(job.of) * BLOCK_BYTES;
     if left_bytes == 0 && pending > 0 {
         let reason = match readers {
             [] => "waiting: freed, and not yet reusable".into(),
@@ -109,19 +112,27 @@ fn stays(job: &Evacuation, space: &SpaceStats, readers: &[u64], left_bytes: u64)
 }
 
 /// The status of a job.
-pub(super) fn of(job: &Evacuation, space: &SpaceStats, readers: &[u64], now_ms: u64) -> JobStatus {
-    let left_bytes = used_blocks(job.tier, space) * BLOCK_BYTES;
-    let pending = space.tiers[job.tier as usize].pending;
-    let mut stays = stays(job, space, readers, left_bytes);
+pub(super) fn of(job: &Evacuation, seen: &Seen<'_>, readers: &[u64], now_ms: u64) -> JobStatus {
+    let left_bytes = seen.used(job.of) * BLOCK_BYTES;
+    let pending = seen.pending(job.of);
+    let mut stays = stays(job, seen, readers, left_bytes);
     let rests = now_ms < job.rests_until_ms;
     let moved_bytes = job.row.moved_bytes.get();
     if rests && stays.is_empty() && left_bytes > 0 {
         let reason = "waiting: of files that are being deleted or truncated, or damaged: see `varve fsck`";
         stays.insert(reason.into(), left_bytes);
     }
+    let of_device = matches!(job.of, Emptied::Device { .. });
+    let is_empty = left_bytes == 0 && pending == 0;
+    if of_device && is_empty {
+        // Else it is taken out at once.
+        stays.insert("waiting: its room may be promised to sessions".into(), 0);
+    }
     let state = if job.row.is_paused() {
         JobState::Paused
-    } else if left_bytes == 0 && pending == 0 {
+    } else if of_device && is_empty {
+        JobState::Waiting
+    } else if is_empty {
         JobState::Done
     } else if !rests && left_bytes > 0 {
         JobState::Running
@@ -135,8 +146,9 @@ pub(super) fn of(job: &Evacuation, space: &SpaceStats, readers: &[u64], now_ms: 
     let eta = |rate: u64| left_bytes.checked_div(rate);
     JobStatus {
         id: job.row.job.get(),
-        kind: "evacuate".into(),
-        tier: job.tier.name().into(),
+        kind: if of_device { "remove" } else { "evacuate" }.into(),
+        tier: job.of.tier().name().into(),
+        device: seen.device(job.of).map(|device| device.name.clone()),
         state,
         moved_bytes,
         moved_metadata_bytes: job.metadata * BLOCK_BYTES,
