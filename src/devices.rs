@@ -11,12 +11,14 @@ use std::time::{Duration, Instant};
 use varve_format::Tier;
 use varve_ipc::{Admin, RemovalAct};
 use varve_kernelfs::pool::size::show;
-use varve_kernelfs::pool::explain;
+use varve_kernelfs::pool::{TOML, explain};
 use varve_kernelfs::{DeviceAsked, Status, TierDevice};
 use varve_store::{OpenOptions, Store};
 
 /// How long `--wait` waits while nothing moves.
 const STUCK_LIMIT: Duration = Duration::from_secs(30);
+/// How long the daemon may take to write the pool's settings.
+const SETTINGS_LIMIT: Duration = Duration::from_secs(3);
 
 /// `varve add-device`.
 pub fn add(args: &AddDeviceArgs) -> anyhow::Result<()> {
@@ -92,7 +94,10 @@ pub fn remove(args: &RemoveDeviceArgs) -> anyhow::Result<()> {
     let dir = pool.dir().display();
     if args.wait {
         wait(&pool, &device)?;
-        let text = format!("{} is out of the pool and may be detached", device.name);
+        let mut text = format!("{} is out of the pool and may be detached", device.name);
+        if let Some(still) = named_still(&pool, &device) {
+            text.push_str(&still);
+        }
         return show_device(&device, args.json, &text);
     }
     let job = device.job.map(|job| format!("job {job}: ")).unwrap_or_default();
@@ -162,6 +167,31 @@ fn wait(pool: &Pool, device: &TierDevice) -> anyhow::Result<()> {
             );
         }
         std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// What to change in the pool's settings by hand, if they still name a device that was taken out: the daemon
+/// takes it out of them, if it can.
+fn named_still(pool: &Pool, device: &TierDevice) -> Option<String> {
+    let tier = tier_of(device);
+    let from = Instant::now();
+    loop {
+        let (number, line, name) = pool.host().named_still(tier, &device.name)?;
+        if from.elapsed() >= SETTINGS_LIMIT {
+            let toml = pool.dir().join(TOML);
+            let what = match pool.host().spec().first(tier).to_string() == name {
+                true => "write \"0\" in place of",
+                false => "delete",
+            };
+            return Some(match number {
+                0 => format!("; {} still names it: {what} {name:?} there", toml.display()),
+                _ => format!(
+                    "; line {number} of {} still names it: {what} {name:?} in `{line}`",
+                    toml.display()
+                ),
+            });
+        }
+        std::thread::sleep(Duration::from_millis(50));
     }
 }
 

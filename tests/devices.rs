@@ -98,8 +98,21 @@ fn devices_come_and_go_in_a_pool_in_use() {
     let unknown = refused(&mut command(&pool, "remove-device", &["sdz"]));
     assert!(unknown.contains("no device sdz"), "{unknown}");
 
+    // Comments and line breaks of the settings stay.
+    let toml = pool.dir().join("varve.toml");
+    let before = std::fs::read_to_string(&toml).unwrap();
+    let line = "ssd = [\"128M\", \"./ssd-2.img\", \"./ssd-3.img\"]";
+    let lines = "ssd = [ # three\n  \"128M\",\n  \"./ssd-2.img\", # an old one\n  \"./ssd-3.img\" # new\n]";
+    assert!(before.contains(line), "{before}");
+    let before = before.replace(line, lines);
+    std::fs::write(&toml, &before).unwrap();
     let said = text_of(&mut command(&pool, "remove-device", &["ssd-2.img", "--wait"]));
-    assert!(said.contains("ssd-2.img is out of the pool"), "{said}");
+    assert!(
+        said.ends_with("ssd-2.img is out of the pool and may be detached\n"),
+        "{said}"
+    );
+    let after = std::fs::read_to_string(&toml).unwrap();
+    assert_eq!(after, before.replace("  \"./ssd-2.img\", # an old one\n", ""));
     assert_eq!(names(&pool), ["ssd.img", "ssd-3.img"]);
     all_right(&files);
     let said = text_of(&mut command(&pool, "replace", &["ssd.img", "160M", "--wait"]));
@@ -118,13 +131,55 @@ fn devices_come_and_go_in_a_pool_in_use() {
             let _ = std::fs::remove_file(pool.dir().join(name));
         }
     }
+    let after = std::fs::read_to_string(&toml).unwrap();
+    assert!(after.contains("ssd = [ # three\n  \"0\",\n"), "{after}");
     pool.start();
     assert_eq!(names(&pool), left);
     all_right(&files);
-    let toml = std::fs::read_to_string(pool.dir().join("varve.toml")).unwrap();
-    assert!(toml.contains("ssd = [\"0\", "), "{toml}");
+    assert_eq!(std::fs::read_to_string(&toml).unwrap(), after);
+    pool.down();
+    // The daemon may end between the two: it starts with what is not part of the pool any more, and settles it.
+    std::fs::write(&toml, &before).unwrap();
+    let added = left
+        .iter()
+        .find(|name| !["ssd.img", "ssd-3.img"].contains(&name.as_str()))
+        .unwrap();
+    let before = before.replace("./ssd-2.img", &format!("./{added}"));
+    std::fs::write(
+        &toml,
+        before.replace("  \"./ssd-3.img\"", "  \"./ssd-9.img\",\n  \"./ssd-3.img\""),
+    )
+    .unwrap();
+    pool.start();
+    assert_eq!(names(&pool).len(), left.len());
+    all_right(&files);
+    let settled = std::fs::read_to_string(&toml).unwrap();
+    assert_eq!(settled, before.replace("\"128M\"", "\"0\""));
     pool.down();
     assert!(text_of(varve().arg("fsck").arg(pool.dir())).contains("clean"));
+}
+
+#[test]
+fn settings_that_cannot_be_changed_are_told_of_with_the_line() {
+    if cannot_mount() {
+        return;
+    }
+    let mut pool = Pool::up(&["--nvm", "64M", "--ssd", "64M", "--ssd", "64M", "--hdd", "0"]);
+    let toml = pool.dir().join("varve.toml");
+    let text = std::fs::read_to_string(&toml).unwrap();
+    let odd = text.replace("ssd = [", "'ssd' = [");
+    std::fs::write(&toml, &odd).unwrap();
+    let said = text_of(&mut command(&pool, "remove-device", &["ssd-2.img", "--wait"]));
+    assert!(
+        said.contains("varve.toml still names it: delete \"./ssd-2.img\""),
+        "{said}"
+    );
+    assert_eq!(std::fs::read_to_string(&toml).unwrap(), odd);
+    pool.down();
+    pool.start();
+    assert_eq!(names(&pool), ["ssd.img"]);
+    pool.down();
+    pool.fsck_clean();
 }
 
 #[test]

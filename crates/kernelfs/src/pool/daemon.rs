@@ -2,6 +2,7 @@
 
 use super::files::{HostPool, PoolLock};
 use super::logs::HostLogs;
+use super::more::Settings;
 use super::prefault::Touching;
 use super::report::CheckReport;
 use super::service::HostService;
@@ -79,7 +80,8 @@ impl HostDaemon {
                 super::files::TOML
             )));
         }
-        super::more::tidy(pool, &store, &names);
+        let settings = Arc::new(Settings::new(pool.clone(), names));
+        settings.tidy(&store);
         let mut parts = Parts::new(store, Arc::clone(&logs) as _, config, Arc::new(SystemClock));
         // A mistake in them must not keep a pool away whose daemon starts again.
         let unread = |error| remarks.push(format!("the placement rules are not applied: {error}"));
@@ -97,12 +99,15 @@ impl HostDaemon {
         for remark in &remarks {
             tracing::warn!("{remark}");
         }
+        let own = Arc::clone(&settings);
+        kernel.set_device_gone(Box::new(move |store| own.tidy(store)));
         let room = space.clone();
         kernel.set_host_room(Box::new(move |tier| room.room(tier)));
         let service = HostService::new(
             Arc::clone(&kernel),
             pool.clone(),
             Arc::clone(&logs),
+            settings,
             space,
             remarks.clone(),
         );

@@ -6,6 +6,7 @@ use super::devices;
 use super::live;
 use super::more;
 use super::spec::{NvmSpec, PoolSpec, TierSpec};
+use super::tier_lines::{line_naming, tier_line, with_tiers};
 use crate::config::Emulated;
 use crate::{Config, KernelError};
 use serde::{Deserialize, Serialize};
@@ -364,7 +365,7 @@ impl HostPool {
         if !reads_back {
             let [ssd, hdd] = [Tier::Ssd, Tier::Hdd].map(|tier| tier_line(spec, tier));
             return refuse(format!(
-                "the devices in [tiers] of {} are not on one line each: write them there as \
+                "the devices in [tiers] of {} are not written as Varve does it: write them there as \
                  {ssd} and {hdd}, and \
                  try again",
                 path.display()
@@ -372,6 +373,23 @@ impl HostPool {
         }
         write_durably(&self.dir.join(TOML_NEW), &new)?;
         rename(&self.dir, TOML_NEW, TOML)
+    }
+
+    /// Where `varve.toml` names a device of a tier still, although it is not a part of the pool any more: the
+    /// number of the line, its text, and the name in it. `device` is the device's name in service.
+    #[must_use]
+    pub fn named_still(&self, tier: Tier, device: &str) -> Option<(usize, String, String)> {
+        let text = std::fs::read_to_string(self.dir.join(TOML)).ok()?;
+        let spec = self.read_spec().ok()?;
+        let listed = spec
+            .more
+            .iter()
+            .filter(|(of, _)| *of == tier)
+            .map(|(_, spec)| spec);
+        let mut named = std::iter::once(spec.first(tier)).chain(listed);
+        let found = named.find(|spec| more::is_named(self, tier, spec, device))?;
+        let (number, line) = line_naming(&text, tier, found).unwrap_or_default();
+        Some((number, line, found.to_string()))
     }
 
     /// Returns the file or device node of the SSD tier, if there is one.
@@ -744,35 +762,6 @@ fn with_uuid(text: &str, uuid: &[u8; 16]) -> Option<String> {
     let own = format!("uuid = \"{}\"", uuid_text(uuid));
     *lines.iter_mut().find(|line| is_it(line))? = &own;
     Some(lines.join("\n") + "\n")
-}
-
-/// Returns the line of `varve.toml` for the devices of a tier.
-fn tier_line(spec: &PoolSpec, tier: Tier) -> String {
-    let quoted = |spec: &TierSpec| toml::Value::String(spec.to_string()).to_string();
-    let devices: Vec<String> = spec.devices_of(tier).map(quoted).collect();
-    match &devices[..] {
-        [one] => format!("{} = {one}", tier.name()),
-        more => format!("{} = [{}]", tier.name(), more.join(", ")),
-    }
-}
-
-/// Returns the text of a `varve.toml` with other devices of SSD and HDD.
-fn with_tiers(text: &str, spec: &PoolSpec) -> String {
-    let mut section = "";
-    let mut lines = Vec::new();
-    for line in text.lines() {
-        let trimmed = line.trim();
-        if trimmed.starts_with('[') {
-            section = trimmed;
-        }
-        let key = line.split_once('=').map(|(key, _)| key.trim());
-        let own = |tier: &Tier| section == "[tiers]" && key == Some(tier.name());
-        match [Tier::Ssd, Tier::Hdd].iter().find(|tier| own(tier)) {
-            Some(tier) => lines.push(tier_line(spec, *tier)),
-            None => lines.push(line.to_owned()),
-        }
-    }
-    lines.join("\n") + "\n"
 }
 
 fn toml_text(spec: &PoolSpec, uuid: &[u8; 16], live_parent: Option<&Path>) -> String {

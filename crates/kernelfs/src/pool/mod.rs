@@ -19,12 +19,13 @@ pub mod size;
 mod space;
 mod spec;
 mod stale;
+mod tier_lines;
 
 pub use daemon::{HostDaemon, explain};
 pub use destroy::{Destroyed, Orphan, orphans};
 pub use files::{HostPool, LAYOUT_VERSION, PoolLock, TOML, create_pool, uuid_text};
 pub use logs::{HostLogs, LogCopy, Recovered};
-pub use more::add_device;
+pub use more::{Settings, add_device};
 pub use readonly::{ReadOnlyDevice, ScratchDevice, ScratchRegion};
 pub use report::{CheckItem, CheckReport, describe, describe_loss};
 pub use service::HostService;

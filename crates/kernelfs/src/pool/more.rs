@@ -6,6 +6,7 @@ use super::devices::{check_empty, check_node, slowed_disk};
 use super::files::{HostPool, new_uuid};
 use super::spec::{PoolSpec, TierSpec};
 use crate::KernelError;
+use parking_lot::Mutex;
 use std::fs::Metadata;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -206,6 +207,60 @@ pub(super) fn add_all(devices: &Devices) -> Result<(), KernelError> {
     Ok(())
 }
 
+/// Whether an entry of the settings means the device with this name.
+pub(super) fn is_named(pool: &HostPool, tier: Tier, spec: &TierSpec, name: &str) -> bool {
+    match spec {
+        TierSpec::None => false,
+        TierSpec::Size(_) => Path::new(name).file_name() == Some(format!("{}.img", tier.name()).as_ref()),
+        TierSpec::Device(device) => {
+            let device = named(pool, device);
+            device.to_string() == name || device.path().is_some_and(|path| path == Path::new(name))
+        }
+    }
+}
+
+/// The devices that the settings of a pool in service name, with the names of those that were opened for them.
+/// Locked while the settings change.
+#[derive(Debug)]
+pub struct Settings {
+    pool: HostPool,
+    named: Mutex<Vec<((Tier, TierSpec), String)>>,
+}
+
+impl Settings {
+    /// `names` are the names of the further devices of the settings, in their order.
+    #[must_use]
+    pub fn new(pool: HostPool, names: Vec<String>) -> Self {
+        let more = pool
+            .spec()
+            .more
+            .iter()
+            .filter(|(_, spec)| spec.device().is_some());
+        let named = more.cloned().zip(names).collect();
+        Self {
+            pool,
+            named: Mutex::new(named),
+        }
+    }
+
+    /// Adds a device to a pool in service, see [`add_device`].
+    ///
+    /// # Errors
+    /// As that.
+    pub fn add(&self, store: &Store, tier: Tier, text: &str) -> Result<String, KernelError> {
+        let mut named = self.named.lock();
+        let (device, name) = add_one(&self.pool, store, tier, text)?;
+        named.push(((tier, TierSpec::Device(device)), name.clone()));
+        Ok(name)
+    }
+
+    /// Takes devices out of the settings that are not part of the pool any more. Best effort: they do no
+    /// harm, and the next start tries it again.
+    pub fn tidy(&self, store: &Store) {
+        tidy(&self.pool, store, &self.named.lock());
+    }
+}
+
 /// Adds a device to a tier of a pool that is open as `store`, in service or not, and to its `varve.toml`.
 /// `text` is a size, for a file in the pool's directory, or the name of a device. Returns the device's name.
 /// Durable when this returns; after a crash it can be done again.
@@ -213,6 +268,15 @@ pub(super) fn add_all(devices: &Devices) -> Result<(), KernelError> {
 /// # Errors
 /// A text that means no device; a device in use, or not empty; the store's.
 pub fn add_device(pool: &HostPool, store: &Store, tier: Tier, text: &str) -> Result<String, KernelError> {
+    add_one(pool, store, tier, text).map(|(_, name)| name)
+}
+
+fn add_one(
+    pool: &HostPool,
+    store: &Store,
+    tier: Tier,
+    text: &str,
+) -> Result<(DeviceSpec, String), KernelError> {
     let refuse = |text: String| Err(KernelError::Pool(text));
     let spec = TierSpec::parse(tier.name(), text).map_err(KernelError::Pool)?;
     let (device, made) = match spec {
@@ -232,7 +296,7 @@ pub fn add_device(pool: &HostPool, store: &Store, tier: Tier, text: &str) -> Res
         // Best effort: nothing is in it.
         let _ = std::fs::remove_file(path);
     }
-    result
+    Ok((device, result?))
 }
 
 fn add_opened(
@@ -338,23 +402,13 @@ fn free_name(dir: &Path, tier: Tier) -> String {
     free.next().unwrap_or_default()
 }
 
-/// Takes devices out of the settings that are not part of the pool any more; `names` are the names of the
-/// further devices of the settings, in their order. Best effort: they do no harm.
-pub(super) fn tidy(pool: &HostPool, store: &Store, names: &[String]) {
+fn tidy(pool: &HostPool, store: &Store, named: &[((Tier, TierSpec), String)]) {
     let Ok(listed) = store.device_list() else { return };
     let used = |name: &String| {
         let mut of_name = listed.iter().filter(|listed| listed.name == *name);
         of_name.any(|listed| listed.state != DeviceUse::Gone)
     };
-    let part = |spec: &(Tier, TierSpec)| {
-        let devices = pool
-            .spec()
-            .more
-            .iter()
-            .filter(|(_, spec)| spec.device().is_some());
-        let mut named = devices.zip(names);
-        named.any(|(other, name)| other == spec && used(name))
-    };
+    let part = |spec: &(Tier, TierSpec)| named.iter().any(|(other, name)| other == spec && used(name));
     let Ok(before) = pool.read_spec() else { return };
     let mut after = before.clone();
     after.more.retain(|spec| part(spec));
@@ -371,7 +425,7 @@ pub(super) fn tidy(pool: &HostPool, store: &Store, names: &[String]) {
         return;
     }
     match pool.write_tiers(&after) {
-        Ok(()) => tracing::warn!(
+        Ok(()) => tracing::info!(
             "devices that are not part of the pool were taken out of {}",
             pool.dir().join(super::files::TOML).display()
         ),

@@ -3,10 +3,9 @@
 
 use super::files::HostPool;
 use super::logs::HostLogs;
-use super::more::add_device;
+use super::more::Settings;
 use super::space::HostSpace;
 use crate::{DeviceAsked, KernelFs};
-use parking_lot::Mutex;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use varve_format::{SessionId, Tier};
@@ -20,8 +19,7 @@ pub struct HostService {
     logs: Arc<HostLogs>,
     space: HostSpace,
     remarks: Vec<String>,
-    /// Devices are added one after the other.
-    adding: Mutex<()>,
+    settings: Arc<Settings>,
 }
 
 impl HostService {
@@ -31,6 +29,7 @@ impl HostService {
         kernel: Arc<KernelFs>,
         pool: HostPool,
         logs: Arc<HostLogs>,
+        settings: Arc<Settings>,
         space: HostSpace,
         remarks: Vec<String>,
     ) -> Self {
@@ -46,7 +45,7 @@ impl HostService {
             logs,
             space,
             remarks,
-            adding: Mutex::new(()),
+            settings,
         }
     }
 
@@ -65,8 +64,7 @@ impl HostService {
 
     /// Adds a device to the pool in service.
     fn add_device(&self, tier: Tier, device: &str) -> DeviceAsked {
-        let _one_at_a_time = self.adding.lock();
-        match add_device(&self.pool, self.kernel.store(), tier, device) {
+        match self.settings.add(self.kernel.store(), tier, device) {
             Ok(name) => {
                 tracing::info!(device = name, tier = tier.name(), "a device was added");
                 self.kernel.device_named(&name)
