@@ -5,13 +5,13 @@
 mod common;
 
 use common::files::{
-    FILE_BLOCKS, all_right, blocks_on, body, content_is_right, make_empty, make_many, make_on, settle, share,
-    sound,
+    FILE, FILE_BLOCKS, all_right, blocks_on, body, content_is_right, make_empty, make_many, make_on, settle,
+    share, sound,
 };
 use common::{Client, World, devices};
 use std::sync::Arc;
 use varve_format::log::CHUNK_BYTES;
-use varve_format::{BLOCK_BYTES, FileBlock, InodeKey, LogOp, Pin, PinTo, PinnedBy, Tier};
+use varve_format::{BLOCK_BYTES, FallocateMode, FileBlock, InodeKey, LogOp, Pin, PinTo, PinnedBy, Tier};
 use varve_ipc::{Admin, IpcError, JobAct, Link, Peer, RemovalAct, Request, Response, Upcall};
 use varve_kernelfs::{Config, DeviceAsked, JobState, JobStatus, KernelFs, Parts, PolicyName, TierDevice};
 use varve_media::faulty::{Fault, FaultOp, FaultRule, FaultScript, FaultyDevice};
@@ -439,10 +439,8 @@ fn crash_at_each_point_of_a_removal_beside_writers_loses_nothing() {
     assert!(most_moved > 1 << 20, "{most_moved}");
 }
 
-#[test]
-fn digests_go_on_when_one_of_two_devices_fails() {
-    let world = world_of(24, 24);
-    let keys = make_many(&world.kernel, 6, Tier::Ssd);
+/// The daemon starts anew, and from here on the second SSD takes no writes.
+fn with_faulty_device(world: World) -> World {
     let World {
         sim,
         logs,
@@ -463,14 +461,89 @@ fn digests_go_on_when_one_of_two_devices_fails() {
         Arc::clone(&clock) as _,
     );
     let kernel = KernelFs::open(parts).unwrap();
-    let world = World {
+    script.push(FaultRule::always(FaultOp::Write, Fault::Errno(libc::EIO)));
+    World {
         sim,
         logs,
         clock,
         config,
         kernel,
+    }
+}
+
+/// The second SSD has failed, and nothing else has.
+fn one_has_failed(kernel: &KernelFs) {
+    let states: Vec<String> = ssds(kernel).into_iter().map(|(_, state)| state).collect();
+    assert_eq!(states, ["in use", "failed"]);
+    assert_eq!(kernel.status().latched, None);
+}
+
+#[test]
+fn forwarded_writes_go_on_when_one_of_two_devices_fails() {
+    let world = world_of(24, 24);
+    let keys = make_many(&world.kernel, 2, Tier::Ssd);
+    let mut tx = world.kernel.store().begin().unwrap();
+    let (to, by) = (PinTo::Tier(Tier::Ssd), PinnedBy::Command);
+    tx.set_pin(keys[0].ino, Pin { to, by }).unwrap();
+    tx.commit().unwrap();
+    let world = with_faulty_device(world);
+    let mut client = world.client();
+    let data = body(0);
+    for offset in (0..data.len()).step_by(64 << 10) {
+        let done = client.forward(&LogOp::Write {
+            key: keys[0],
+            offset: offset as u64,
+            data: &data[offset..offset + (64 << 10)],
+        });
+        assert!(done.is_ok(), "at {offset}: {done:?}");
+    }
+    one_has_failed(&world.kernel);
+    // Zeros at the ends of a range, and blocks between them.
+    let allocated = client.forward(&LogOp::Fallocate {
+        key: keys[0],
+        mode: FallocateMode::Allocate,
+        offset: FILE as u64,
+        len: 4 << 20,
+    });
+    assert!(allocated.is_ok(), "{allocated:?}");
+    content_is_right(&world.kernel, keys[0], 0);
+    content_is_right(&world.kernel, keys[1], 1);
+    let world = world.restart();
+    content_is_right(&world.kernel, keys[0], 0);
+    sound(&world.kernel);
+}
+
+#[test]
+fn undo_of_shares_goes_on_when_one_of_two_devices_fails() {
+    let world = world_of(24, 24);
+    let keys = make_many(&world.kernel, 2, Tier::Ssd);
+    let clone = make_empty(&world.kernel, b"clone").unwrap();
+    share(&world.kernel, keys[0], clone);
+    let world = with_faulty_device(world);
+    let mut client = world.client();
+    let undone = client.forward(&LogOp::Unshare {
+        key: clone,
+        offset: 0,
+        len: FILE as u64,
+    });
+    assert!(undone.is_ok(), "{undone:?}");
+    one_has_failed(&world.kernel);
+    let numbers = |ino| {
+        let parts = world.kernel.store().map_parts(ino, FileBlock(0), 1000).unwrap();
+        parts.into_iter().filter_map(|part| part.number).count()
     };
-    script.push(FaultRule::always(FaultOp::Write, Fault::Errno(libc::EIO)));
+    assert_eq!(numbers(clone.ino), 0, "it shares nothing any more");
+    content_is_right(&world.kernel, clone, 0);
+    let world = world.restart();
+    content_is_right(&world.kernel, clone, 0);
+    all_right(&world.kernel, &keys);
+}
+
+#[test]
+fn digests_go_on_when_one_of_two_devices_fails() {
+    let world = world_of(24, 24);
+    let keys = make_many(&world.kernel, 6, Tier::Ssd);
+    let world = with_faulty_device(world);
     let mut writer = Writer::new(&world, &keys[..3]);
     // NVM has no room, so that digests write to the SSDs.
     let mut number = 100;

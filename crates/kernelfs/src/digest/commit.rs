@@ -9,7 +9,7 @@ use super::view::{SessionGrants, TxView};
 use std::collections::BTreeMap;
 use varve_digest::{Actor, Batch, Fold, LogResident, Op, Plan, Refusal, RefusedTx, Transaction};
 use varve_format::seeded::{Bug, armed, record_ops};
-use varve_format::{InodeKey, LogSeq, SessionId};
+use varve_format::{Ino, InodeKey, LogSeq, SessionId};
 use varve_store::{OP_ROOM, PayloadSource, Progress, Store, StoreError, Tx};
 
 /// Most records of one oversized operation. A file of 2^60 bytes with an extent in each block would need
@@ -489,21 +489,7 @@ fn refuse_alone(
 /// Executes a pre-step, in records of its own.
 pub(super) fn run_pre_step(store: &Store, before: PreStep) -> Result<(), StoreError> {
     for _ in 0..BEFORE_ROUNDS {
-        let mut tx = store.begin_with_room()?;
-        let (progress, finish) = match before {
-            PreStep::Truncate(ino, size) => (tx.truncate(ino, size)?, Some(ino)),
-            PreStep::Finish(ino) => {
-                // Not as an orphan is freed: one that is open goes on without a name.
-                let size = tx.get(ino)?.attr.size_bytes;
-                (tx.truncate(ino, size)?, None)
-            }
-            PreStep::Punch(ino, offset, len, target) => (tx.punch(ino, offset, len, target)?, None),
-            PreStep::Zero(ino, offset, len, target) => (tx.zero(ino, offset, len, false, target)?, None),
-            PreStep::Allocate(ino, offset, len, target) => {
-                (tx.allocate(ino, offset, len, false, target)?, None)
-            }
-        };
-        tx.commit()?;
+        let (progress, finish) = on_other_devices(|| one_round(store, before))?;
         match (progress, finish) {
             (Progress::Done, _) => return Ok(()),
             (Progress::More, Some(ino)) => return run_pre_step(store, PreStep::Finish(ino)),
@@ -511,6 +497,37 @@ pub(super) fn run_pre_step(store: &Store, before: PreStep) -> Result<(), StoreEr
         }
     }
     Err(StoreError::Damaged("an operation never ends".into()))
+}
+
+/// Does a change in a transaction of its own, and again when one of several devices failed under it: the others
+/// of its tier take it then. Each device is lost once.
+pub(super) fn on_other_devices<R>(
+    mut change: impl FnMut() -> Result<R, StoreError>,
+) -> Result<R, StoreError> {
+    loop {
+        match change() {
+            Err(error) if error.is_device_lost() => tracing::warn!(%error, "done again on other devices"),
+            done => return done,
+        }
+    }
+}
+
+/// Executes a pre-step as far as one record goes. Returns also the inode to be finished in others.
+fn one_round(store: &Store, before: PreStep) -> Result<(Progress, Option<Ino>), StoreError> {
+    let mut tx = store.begin_with_room()?;
+    let ended = match before {
+        PreStep::Truncate(ino, size) => (tx.truncate(ino, size)?, Some(ino)),
+        PreStep::Finish(ino) => {
+            // Not as an orphan is freed: one that is open goes on without a name.
+            let size = tx.get(ino)?.attr.size_bytes;
+            (tx.truncate(ino, size)?, None)
+        }
+        PreStep::Punch(ino, offset, len, target) => (tx.punch(ino, offset, len, target)?, None),
+        PreStep::Zero(ino, offset, len, target) => (tx.zero(ino, offset, len, false, target)?, None),
+        PreStep::Allocate(ino, offset, len, target) => (tx.allocate(ino, offset, len, false, target)?, None),
+    };
+    tx.commit()?;
+    Ok(ended)
 }
 
 /// Frees the blocks of a file in the orphan list that lie beyond its size, in records of their own.

@@ -246,6 +246,8 @@ fn share_all(store: &Store, equal: &[Equal], told: &mut [Deduped]) {
                     (at, done) = (at + 1, 0);
                 }
             }
+            // The other devices of its tier take it: each device is lost once.
+            Ok(Filled::Failed(_, error)) | Err(error) if error.is_device_lost() => {}
             Ok(Filled::Failed(0, error)) | Err(error) => {
                 told[equal[at].range].errno = errno(&error);
                 (at, done) = (at + 1, 0);

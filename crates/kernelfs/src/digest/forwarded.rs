@@ -73,21 +73,29 @@ fn in_rounds(
         };
         match attempt(store, &mut tx, client, op, named, env, so_far) {
             Ok((mut applied, result, unfinished)) => {
-                applied.tx = tx.commit()?;
+                match tx.commit() {
+                    Ok(tx) => applied.tx = tx,
+                    // The other devices of its tier take it: each device is lost once.
+                    Err(error) if error.is_device_lost() => continue,
+                    Err(error) => return Err(error.into()),
+                }
                 *filled = None;
                 for key in unfinished {
                     finish_free(store, key)?;
                 }
                 return Ok((applied, result));
             }
-            Err(Failed::Shared(blocks)) => {
-                tx.commit()?;
-                shared = blocks;
-            }
-            Err(Failed::Unshared(copied)) => {
-                tx.commit()?;
-                spent(copied);
-            }
+            Err(Failed::Shared(blocks)) => match tx.commit() {
+                Ok(_) => shared = blocks,
+                Err(error) if error.is_device_lost() => {}
+                Err(error) => return Err(error.into()),
+            },
+            Err(Failed::Unshared(copied)) => match tx.commit() {
+                Ok(_) => spent(copied),
+                Err(error) if error.is_device_lost() => {}
+                Err(error) => return Err(error.into()),
+            },
+            Err(Failed::Error(ForwardError::Store(error))) if error.is_device_lost() => {}
             Err(Failed::PreStep(before)) => {
                 rounds += 1;
                 drop(tx);
