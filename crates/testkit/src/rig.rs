@@ -423,6 +423,16 @@ impl Rig {
         Self::start_on(world, shape, None, schedule)
     }
 
+    /// Attaches a second device of each slower tier to the machine; it is no part of the pool.
+    pub fn attach_more(&self) {
+        let bytes = self.shape.blocks_bytes;
+        for name in ["ssd-2", "hdd-2"] {
+            if bytes > 0 && self.world.block(name).is_none() {
+                self.world.add_block(name, bytes);
+            }
+        }
+    }
+
     /// Starts the pool on a machine after everything on it died: recovery.
     ///
     /// # Errors

@@ -744,6 +744,56 @@ fn files_are_whole_when_it_crashes_while_tiers_are_evacuated() {
 }
 
 #[test]
+fn files_are_whole_when_it_crashes_while_devices_come_and_go() {
+    let mut jobs = Vec::new();
+    for medium in [SimMedium::Dax, SimMedium::File] {
+        let script = Script {
+            before: [setup(true), filled(0..4, 2)].concat(),
+            acts: [
+                vec![
+                    Act::AddDevice(Tier::Ssd),
+                    Act::Pin(Tier::Ssd),
+                    Act::Place,
+                    Act::Place,
+                ],
+                ops(&[write("n0", 5000, 9000, 93)]),
+                vec![Act::Digest, Act::RemoveDevice("ssd"), Act::Place, Act::Checkpoint],
+                ops(&[write("n1", 0, 5000, 94), Op::Unlink(vec!["n3"])]),
+                vec![Act::Digest, Act::Place, Act::Restart, Act::Place, Act::Place],
+                // Another tier, whose device is kept after all.
+                vec![
+                    Act::AddDevice(Tier::Hdd),
+                    Act::RemoveDevice("hdd-2"),
+                    Act::Pin(Tier::Hdd),
+                ],
+                vec![
+                    Act::Place,
+                    Act::RemoveDevice("hdd-2"),
+                    Act::Place,
+                    Act::Digest,
+                    Act::Tick,
+                ],
+            ]
+            .concat(),
+        };
+        jobs.push((script, brim(medium), effort(Effort::thorough(seed()))));
+        for run in 0..4 * scale() {
+            let seed = seed() * 1000 + run;
+            let given = Effort {
+                stride: if every() { 1 } else { 2 },
+                ..Effort::ordinary(seed).with_recovery(60)
+            };
+            let strain = Strain::Devices;
+            jobs.push((strain.script(seed), strain.shape(medium), effort(given)));
+        }
+    }
+    let sum = explore("devices that come and go", &jobs);
+    assert!(sum.by_activity["addition of a device"] > 20, "{sum:?}");
+    assert!(sum.by_activity["removal of a device"] > 5, "{sum:?}");
+    assert!(sum.moved > 100, "{sum:?}");
+}
+
+#[test]
 fn session_that_is_sealed_amid_a_call_does_it_once() {
     let mut jobs = Vec::new();
     for (index, op) in workload::singles().into_iter().enumerate() {

@@ -25,11 +25,14 @@ use crate::rig::{MountNo, Rig, Shape};
 use crate::target;
 use oracle::History;
 use std::fmt::Display;
+use std::sync::Arc;
 use varve_format::inode::InodeSlot;
 use varve_format::{Ino, Pin, PinTo, PinnedBy, Tier};
-use varve_ipc::{Admin, JobAct, Peer, Pinned};
+use varve_ipc::{Admin, JobAct, Peer, Pinned, RemovalAct};
 use varve_libfs::{Errno, Fs, OpenFile, OpenFlags};
+use varve_media::BlockDevice;
 use varve_media::sim::Recording;
+use varve_store::DeviceUse;
 
 /// One act of a workload.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,6 +60,10 @@ pub enum Act {
     PlaceShared(Option<Tier>),
     /// An operator has a tier evacuated, or ends that.
     Evacuate(Tier),
+    /// An operator gives a tier its second device, unless it has it.
+    AddDevice(Tier),
+    /// An operator has one of the devices `ssd`, `ssd-2`, `hdd`, `hdd-2` taken out, or ends that.
+    RemoveDevice(&'static str),
     /// A checkpoint, which empties the journal.
     Checkpoint,
     /// All sessions are sealed by force and resume.
@@ -111,6 +118,8 @@ impl Act {
             Self::Place => "migration",
             Self::Pin(_) | Self::PlaceShared(_) => "pinning",
             Self::Evacuate(_) => "evacuation",
+            Self::AddDevice(_) => "addition of a device",
+            Self::RemoveDevice(_) => "removal of a device",
             Self::Read(..) => "reading",
             Self::Checkpoint => "checkpoint",
             Self::Seal | Self::SealOne(_) | Self::Amid(_) | Self::Freeze(_) | Self::Thaw(_) => "seal",
@@ -182,11 +191,19 @@ struct Stage {
     moved: u64,
     promoted: u64,
     cooled: u64,
+    /// Devices added.
+    added: u8,
     /// A second thread of the daemon, if one was needed.
     second: Option<Helper>,
 }
 
 impl Script {
+    /// Whether tiers get and lose devices.
+    fn has_devices(&self) -> bool {
+        let mut acts = self.before.iter().chain(&self.acts);
+        acts.any(|act| matches!(act, Act::AddDevice(_) | Act::RemoveDevice(_)))
+    }
+
     /// Number of sessions that take part.
     fn sessions(&self) -> usize {
         let used = self.before.iter().chain(&self.acts).map(|act| match act {
@@ -216,6 +233,9 @@ impl Script {
     fn record_as(&self, shape: Shape, what: &str) -> Result<Recorded, String> {
         let sessions = self.sessions();
         let rig = Rig::new(shape).map_err(say)?;
+        if self.has_devices() {
+            rig.attach_more();
+        }
         let mut stage = Stage {
             rig,
             clients: Vec::new(),
@@ -226,6 +246,7 @@ impl Script {
             moved: 0,
             promoted: 0,
             cooled: 0,
+            added: 0,
             second: None,
         };
         for _ in 0..sessions {
@@ -387,6 +408,42 @@ impl Stage {
             .map(drop)
     }
 
+    fn add_device(&mut self, tier: Tier) -> Result<(), String> {
+        let kernel = self.rig.kernel();
+        let name = format!("{}-2", tier.name());
+        let listed = kernel.store().device_list().map_err(say)?;
+        if listed.iter().any(|device| device.name == name) {
+            return Ok(());
+        }
+        let device = self
+            .rig
+            .world
+            .block(&name)
+            .ok_or("the machine has no such device")?;
+        self.added += 1;
+        let device = device as Arc<dyn BlockDevice>;
+        let added = kernel.store().add_device(tier, &device, [self.added; 16]);
+        added.map_err(say)
+    }
+
+    fn remove_device(&mut self, name: &str) -> Result<(), String> {
+        let kernel = self.rig.kernel();
+        let listed = kernel.store().device_list().map_err(say)?;
+        let Some(found) = listed.iter().find(|device| device.name == name) else {
+            return Ok(());
+        };
+        let act = match found.state {
+            DeviceUse::Emptying => RemovalAct::Cancel,
+            DeviceUse::InUse | DeviceUse::Gone => RemovalAct::Begin { partly: true },
+        };
+        // The last device of a tier stays: it says so.
+        let device = name.to_owned();
+        kernel
+            .admin_request(Peer::this_process(), Admin::RemoveDevice { device, act })
+            .map_err(say)
+            .map(drop)
+    }
+
     fn place(&mut self) -> Result<(), String> {
         let kernel = self.rig.kernel();
         let promoted = || kernel.status().tiers[0].moved_in_bytes / varve_format::BLOCK_BYTES;
@@ -438,6 +495,8 @@ impl Stage {
             Act::Pin(tier) => self.pin(*tier)?,
             Act::PlaceShared(to) => self.place_shared(*to)?,
             Act::Evacuate(tier) => self.evacuate(*tier)?,
+            Act::AddDevice(tier) => self.add_device(*tier)?,
+            Act::RemoveDevice(name) => self.remove_device(name)?,
             Act::Read(session, path) => {
                 let read = target::content(&self.clients[*session].fs, path);
                 read.map_err(|errno| format!("read: {errno:?}"))?;

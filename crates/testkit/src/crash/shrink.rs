@@ -48,6 +48,8 @@ impl Script {
             | Act::Pin(_)
             | Act::PlaceShared(_)
             | Act::Evacuate(_)
+            | Act::AddDevice(_)
+            | Act::RemoveDevice(_)
             | Act::Checkpoint => true,
             _ => stopped.is_none(),
         })

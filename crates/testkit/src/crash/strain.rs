@@ -2,12 +2,13 @@
 //! journal that wraps around, full tiers, files too big for one record. Owns the probabilities; refuses to
 //! know the effects.
 
-use super::{Act, Script};
+use super::{Act, Flavour, Script, shared};
 use crate::model::Model;
 use crate::ops::{Op, write};
 use crate::rig::{Policy, Shape};
 use crate::workload::{self, Rng, likely_op};
 use std::sync::OnceLock;
+use varve_format::Tier;
 use varve_media::sim::SimMedium;
 
 /// The part that is brought to its bounds.
@@ -32,6 +33,9 @@ pub enum Strain {
     /// Files with equal bytes whose blocks are shared after a comparison and become their own again, written,
     /// cut, removed and moved by two sessions.
     Dedup,
+    /// Tiers that get a second device, are emptied of one, lose it and get it again, while two sessions work and
+    /// data moves.
+    Devices,
 }
 
 const KIB: u64 = 1 << 10;
@@ -48,7 +52,7 @@ fn short_names() -> &'static [String] {
 
 impl Strain {
     /// All strains.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Lanes,
         Self::LongLog,
         Self::Ring,
@@ -58,6 +62,7 @@ impl Strain {
         Self::Overwrites,
         Self::Clones,
         Self::Dedup,
+        Self::Devices,
     ];
 
     /// A pool that is small enough for the strain.
@@ -67,7 +72,7 @@ impl Strain {
             Self::Lanes | Self::Ring | Self::BigFiles | Self::OneFile => Shape::tiny(medium),
             // All data is in NVM.
             Self::Overwrites => Shape::tiny(medium).with(Policy::Product),
-            Self::Clones | Self::Dedup => Shape::tiny(medium).with(Policy::Rotate),
+            Self::Clones | Self::Dedup | Self::Devices => Shape::tiny(medium).with(Policy::Rotate),
             Self::LongLog => Shape::small(medium),
             Self::FullTiers => Shape {
                 blocks_bytes: 1024 * KIB,
@@ -90,9 +95,47 @@ impl Strain {
             Self::Overwrites => work.overwrites(),
             Self::Clones => work.clones(),
             Self::Dedup => work.dedup(),
+            Self::Devices => return devices(seed),
         }
         work.script
     }
+}
+
+/// Work of two sessions with devices that come and go in between. Each other workload begins with two devices.
+fn devices(seed: u64) -> Script {
+    let mut rng = Rng::new(seed ^ 0xde71_ce00);
+    let mut script = shared(seed, 2, 20, Flavour::Moving);
+    let (tier, own, second) = match rng.below(3) {
+        0 => (Tier::Hdd, "hdd", "hdd-2"),
+        _ => (Tier::Ssd, "ssd", "ssd-2"),
+    };
+    if seed.is_multiple_of(2) {
+        script
+            .before
+            .extend([Act::AddDevice(tier), Act::Pin(tier), Act::Place]);
+    }
+    let gone = if rng.below(2) == 0 { own } else { second };
+    let meanwhile = if rng.below(2) == 0 {
+        Act::Restart
+    } else {
+        Act::Digest
+    };
+    let parts = [
+        vec![Act::AddDevice(tier), Act::Pin(tier), Act::Digest, Act::Place],
+        vec![Act::RemoveDevice(gone), Act::Place, Act::Digest],
+        vec![meanwhile, Act::Place, Act::Checkpoint, Act::Place, Act::Place],
+        vec![Act::AddDevice(tier), Act::Digest, Act::Place],
+        // Ended again, each other time.
+        vec![Act::RemoveDevice(second), Act::Place, Act::RemoveDevice(second)],
+        vec![Act::Place, Act::Digest, Act::Place],
+    ];
+    let count = parts.len();
+    let len = script.acts.len();
+    for (number, part) in parts.into_iter().enumerate().rev() {
+        let at = len * (number + 1) / (count + 1);
+        script.acts.splice(at..at, part);
+    }
+    script
 }
 
 /// A script under construction, with the model of its effects.

@@ -43,6 +43,8 @@ impl fmt::Display for Act {
             Self::PlaceShared(Some(tier)) => write!(f, "place-shared {}", tier.name()),
             Self::PlaceShared(None) => f.write_str("unplace-shared"),
             Self::Evacuate(tier) => write!(f, "evacuate {}", tier.name()),
+            Self::AddDevice(tier) => write!(f, "add-device {}", tier.name()),
+            Self::RemoveDevice(name) => write!(f, "remove-device {name}"),
             Self::Checkpoint => f.write_str("checkpoint"),
             Self::Seal => f.write_str("seal-all"),
             Self::SealOne(session) => write!(f, "seal {session}"),
@@ -136,6 +138,13 @@ impl<'t> Words<'t> {
     fn tier(&mut self) -> Result<Tier, NotAScript> {
         let word = self.word()?;
         Tier::named(word).ok_or_else(|| self.no())
+    }
+
+    /// The devices of slower tiers.
+    fn device(&mut self) -> Result<&'static str, NotAScript> {
+        let word = self.word()?;
+        let known = ["ssd", "ssd-2", "hdd", "hdd-2"].into_iter();
+        known.clone().find(|name| *name == word).ok_or_else(|| self.no())
     }
 
     /// Parses the value behind `name=`.
@@ -295,6 +304,8 @@ impl FromStr for Act {
             "place-shared" => Self::PlaceShared(Some(words.tier()?)),
             "unplace-shared" => Self::PlaceShared(None),
             "evacuate" => Self::Evacuate(words.tier()?),
+            "add-device" => Self::AddDevice(words.tier()?),
+            "remove-device" => Self::RemoveDevice(words.device()?),
             "checkpoint" => Self::Checkpoint,
             "seal-all" => Self::Seal,
             "seal" => Self::SealOne(words.value()?),
@@ -414,6 +425,8 @@ mod tests {
                 Act::PlaceShared(Some(Tier::Ssd)),
                 Act::PlaceShared(None),
                 Act::Evacuate(Tier::Ssd),
+                Act::AddDevice(Tier::Hdd),
+                Act::RemoveDevice("ssd-2"),
                 Act::Seal,
                 Act::Read(1, vec!["f"]),
             ],

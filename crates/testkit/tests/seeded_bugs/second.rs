@@ -42,9 +42,10 @@ const BIG_FILES: Work = Work::Strain(Strain::BigFiles);
 const ONE_FILE: Work = Work::Strain(Strain::OneFile);
 const OVERWRITES: Work = Work::Strain(Strain::Overwrites);
 const DEDUP: Work = Work::Strain(Strain::Dedup);
+const DEVICES: Work = Work::Strain(Strain::Devices);
 
 impl Work {
-    const ALL: [Self; 13] = [
+    const ALL: [Self; 14] = [
         LANES,
         LONG_LOG,
         RING,
@@ -53,6 +54,7 @@ impl Work {
         ONE_FILE,
         OVERWRITES,
         DEDUP,
+        DEVICES,
         Sharing(Flavour::Calm),
         Sharing(Flavour::Moving),
         Sharing(Flavour::All),
@@ -253,6 +255,18 @@ const LATER: [(Bug, Part); 4] = [
     (Bug::RejoinFreesShared, Part::Work(Level::Run, DEDUP, DAX, 24)),
 ];
 
+/// Devices that come and go. `TakenOutWhileRead` is for `store/src/tests/devices.rs`: here no session is slow
+/// enough amid a read.
+const OF_DEVICES: [(Bug, Part); 4] = [
+    (Bug::RowBeforeLabel, Part::Work(Level::Whole, DEVICES, DAX, 1)),
+    (Bug::LabelNotFlushed, Part::Work(Level::Whole, DEVICES, DAX, 1)),
+    (
+        Bug::DevicesNotInSuperblock,
+        Part::Work(Level::Run, DEVICES, DAX, 1),
+    ),
+    (Bug::OneDeviceFlushed, Part::Work(Level::Whole, DEVICES, DAX, 1)),
+];
+
 /// What was tried, or what is wrong and how many images that took.
 type Found = Result<usize, (usize, String)>;
 
@@ -448,6 +462,11 @@ fn bugs_of_the_second_list_are_caught_by_the_parts_that_are_named() {
 fn later_bugs_are_caught_by_the_parts_that_are_named() {
     // Each by itself: one takes many seeds, the other parts of what is pending.
     LATER.iter().for_each(|bug| try_table(std::slice::from_ref(bug)));
+}
+
+#[test]
+fn bugs_of_devices_are_caught_by_the_parts_that_are_named() {
+    try_table(&OF_DEVICES);
 }
 
 #[test]
