@@ -110,7 +110,12 @@ fn tier_becomes_empty_and_stays_so_until_the_job_is_cancelled() {
         assert!(status.tiers[1].evacuated && !status.tiers[2].evacuated);
         assert_eq!(status.operator_jobs.len(), 1);
         let waits = |line: &String| line.contains("waiting: ssd is evacuated");
-        assert!(status.jobs.iter().any(waits), "{:?}", status.jobs);
+        // Pins look again after a rest of 600 steps.
+        let told = (0..700).any(|_| {
+            kernel.place();
+            kernel.status().jobs.iter().any(waits)
+        });
+        assert!(told, "{:?}", kernel.status().jobs);
 
         let last = act(kernel, id, JobAct::Cancel).unwrap();
         assert_eq!(last.state, JobState::Done);

@@ -25,6 +25,14 @@ use varve_store::{
 
 /// Most blocks of one transaction of moves, which commits nothing else: 1 MiB.
 const TX_BLOCKS: u64 = 256;
+/// The same of a job while others change the pool: 128 KiB, so that nobody waits for it for long…
+const BESIDE_TX_BLOCKS: u64 = 32;
+/// …with so many blocks in a step, after which the moves that make room have their turn…
+const BESIDE_STEP_BLOCKS: u64 = 128;
+/// …and after each transaction a rest of so many times what it took, …
+const BESIDE_REST: u32 = 4;
+/// …but of no more than this, in milliseconds.
+const BESIDE_REST_MAX_MS: u64 = 100;
 /// Most moves of one transaction.
 const TX_MOVES: usize = 32;
 /// Most slots of the inode table that one scan passes.
@@ -283,6 +291,10 @@ impl<'k> Mover<'k> {
     /// Plans the moves of operators' jobs.
     fn evacuate(&self, seen: &Seen<'_>, catalog: &StoreCatalog<'_>, most: u64) -> Vec<Job> {
         let (evacuations, meters) = (&self.placer.evacuations, &self.placer.meters);
+        let most = match self.are_others_active() {
+            true => most.min(BESIDE_STEP_BLOCKS),
+            false => most,
+        };
         match self.job_rows(seen.devices) {
             Ok(rows) => evacuations.plan(&rows, seen, &Unheld(catalog), meters, most),
             Err(error) => {
@@ -447,7 +459,15 @@ impl<'k> Mover<'k> {
                 break;
             }
             self.let_others_go_first(job);
-            match self.carry_some(job, &job.moves[at..], most) {
+            let from_ns = self.clock.monotonic_ns();
+            let ended = self.carry_some(job, &job.moves[at..], most);
+            if job.of.is_some() && self.are_others_active() {
+                let took = Duration::from_nanos(self.clock.monotonic_ns().saturating_sub(from_ns));
+                let rest = took * BESIDE_REST;
+                self.clock
+                    .pause(rest.min(Duration::from_millis(BESIDE_REST_MAX_MS)));
+            }
+            match ended {
                 Ended::Done { moves, blocks } => {
                     at += moves.max(1);
                     total += blocks;
@@ -478,6 +498,12 @@ impl<'k> Mover<'k> {
             }
         }
         total
+    }
+
+    /// Whether others have changed the pool in the last half second.
+    fn are_others_active(&self) -> bool {
+        let now_ms = self.clock.monotonic_ms();
+        self.placer.others.are_active(self.store.newest_tx(), now_ms)
     }
 
     /// Waits while others use the devices of the job, though not for long. Moves that make room do not wait:
@@ -553,10 +579,14 @@ impl<'k> Mover<'k> {
     ) -> Result<(Vec<Tried>, TxId), (usize, StoreError)> {
         let mut tx = self.store.begin_with_room().map_err(|error| (0, error))?;
         let (mut done, mut blocks) = (Vec::new(), 0);
+        let limit = match job.of.is_some() && self.are_others_active() {
+            true => BESIDE_TX_BLOCKS,
+            false => TX_BLOCKS,
+        };
         let enough = tx.room() / 2;
         for moved in moves.iter().take(most) {
             blocks += u64::from(moved.len);
-            let more = blocks <= TX_BLOCKS && tx.room() >= enough.max(2 * OP_ROOM);
+            let more = blocks <= limit && tx.room() >= enough.max(2 * OP_ROOM);
             if !done.is_empty() && !more {
                 break;
             }
@@ -585,6 +615,7 @@ impl<'k> Mover<'k> {
                 .map_err(|error| (done.len(), error))?;
         }
         let tx = tx.commit().map_err(|error| (done.len(), error))?;
+        self.placer.others.have_moved(tx, self.clock.monotonic_ms());
         Ok((done, tx))
     }
 }

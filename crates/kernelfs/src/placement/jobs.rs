@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use varve_format::Tier;
+use varve_format::{Tier, TxId};
 use varve_placement::rules::Rules;
 use varve_store::Store;
 
@@ -66,6 +66,34 @@ impl fmt::Display for PlacementStatus {
     }
 }
 
+/// How long others count as active after a change, in milliseconds.
+const ACTIVE_MS: u64 = 500;
+
+/// Whether others than the mover change the pool. A gap in the numbers of its own transactions shows it.
+#[derive(Debug, Default)]
+pub(crate) struct Others {
+    /// The newest transaction that was seen.
+    seen: AtomicU64,
+    active_until_ms: AtomicU64,
+}
+
+impl Others {
+    /// Whether others have changed the pool lately; `newest` is the newest transaction.
+    pub(crate) fn are_active(&self, newest: TxId, now_ms: u64) -> bool {
+        if self.seen.fetch_max(newest.0, Ordering::Relaxed) < newest.0 {
+            self.active_until_ms.store(now_ms + ACTIVE_MS, Ordering::Relaxed);
+        }
+        now_ms < self.active_until_ms.load(Ordering::Relaxed)
+    }
+
+    /// The mover has committed a transaction.
+    pub(crate) fn have_moved(&self, own: TxId, now_ms: u64) {
+        let before = TxId(own.0.saturating_sub(1));
+        self.are_active(before, now_ms);
+        self.seen.fetch_max(own.0, Ordering::Relaxed);
+    }
+}
+
 /// The mover's state, for operators only.
 pub(crate) struct Placer {
     /// Decides where new data goes, and which data moves.
@@ -88,6 +116,8 @@ pub(crate) struct Placer {
     pub(crate) moved_in: [AtomicU64; 3],
     pub(crate) moved_out: [AtomicU64; 3],
     pub(crate) bell: Bell,
+    /// What others do meanwhile.
+    pub(crate) others: Others,
     /// Told when a device was taken out.
     pub(crate) device_gone: OnceLock<DeviceGone>,
     /// What the tiers' devices are measured to do.
@@ -114,6 +144,7 @@ impl Placer {
             moved_in: Default::default(),
             moved_out: Default::default(),
             bell: Bell::default(),
+            others: Others::default(),
             device_gone: OnceLock::new(),
             meters,
         }
@@ -153,5 +184,30 @@ impl Placer {
             blocks,
         };
         moved.iter().map(shown).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{ACTIVE_MS, Others};
+    use varve_format::TxId;
+
+    #[test]
+    fn others_are_active_for_a_while_after_each_change_of_theirs() {
+        let others = Others::default();
+        assert!(
+            others.are_active(TxId(7), 10),
+            "what was before it began may be theirs"
+        );
+        assert!(others.are_active(TxId(7), 9 + ACTIVE_MS));
+        assert!(!others.are_active(TxId(7), 10 + ACTIVE_MS));
+        let mut now_ms = 1000;
+        for own in 8..20 {
+            others.have_moved(TxId(own), now_ms);
+            now_ms += 1;
+            assert!(!others.are_active(TxId(own), now_ms), "they are the mover's own");
+        }
+        others.have_moved(TxId(21), now_ms);
+        assert!(others.are_active(TxId(21), now_ms + 1), "20 was theirs");
     }
 }
