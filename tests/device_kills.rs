@@ -25,8 +25,11 @@ fn told(command: &mut std::process::Command) -> Option<Value> {
     parsed.filter(|_| output.status.success())
 }
 
-/// The jobs, and the names and states of the SSDs; `None`: no daemon answers.
-fn look(pool: &Pool) -> Option<(Vec<Value>, Vec<(String, String)>)> {
+/// The jobs, and the names and states of the SSDs.
+type Look = (Vec<Value>, Vec<(String, String)>);
+
+/// Asks the daemon; `None`: none answers.
+fn look(pool: &Pool) -> Option<Look> {
     let status = told(varve().args(["status", "--json"]).arg(pool.dir()))?;
     let jobs = status["operator_jobs"].as_array()?.clone();
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
