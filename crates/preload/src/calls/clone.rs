@@ -134,8 +134,12 @@ fn one(p: &Process, from: &Arc<Ofd>, fd: i32, (from_at, len, to_at): (u64, u64, 
     if !to.access().1 && attr.uid != cred.uid && !may(&attr, &cred, 2) {
         return Ok(-libc::EPERM);
     }
-    let end = from_at.saturating_add(len);
-    let ends_both = end == file.getattr()?.size_bytes && to_at.saturating_add(len) == attr.size_bytes;
+    // As Linux, before the length is cut to whole blocks: nothing may be left of it.
+    let to_end = to_at.checked_add(len).filter(|end| *end <= attr.size_bytes);
+    let (Some(to_end), true) = (to_end, (from_at | to_at).is_multiple_of(BLOCK_BYTES)) else {
+        return Ok(if len == 0 { 0 } else { -libc::EINVAL });
+    };
+    let ends_both = from_at.saturating_add(len) == file.getattr()?.size_bytes && to_end == attr.size_bytes;
     let len = if ends_both {
         len
     } else {
