@@ -1,16 +1,16 @@
-//! Checksums of the blocks of a running pool's files: those that it keeps, or of bytes that a session of this
-//! process reads, without the kernel between.
+//! Checksums of the blocks of a running pool's files: those that it keeps, or of bytes that the daemon reads. Of
+//! a file whose checksums may not be told, a session of this process reads the bytes.
 
 use crate::dedup::scan::Knows;
 use crate::pool_session::PoolSession;
 use std::sync::mpsc::channel;
-use varve_format::{BLOCK_BYTES, BLOCK_SIZE, Tier};
+use varve_format::{BLOCK_BYTES, BLOCK_SIZE, FileBlock, Tier};
 use varve_libfs::posix::{Fd, Whence};
 use varve_libfs::{Errno, Posix};
 use varve_similarity::files::{Chosen, ReadRate};
 
 /// Bytes that are read at once.
-const READ_BYTES: usize = 1 << 20;
+const READ_BYTES: usize = 4 << 20;
 /// Reads that are under way at once, of a file that has nothing on a disk with a head: a device gives its
 /// full rate only to several requests.
 const READERS: usize = 4;
@@ -61,13 +61,17 @@ impl<'p> PoolSums<'p> {
     ) -> Result<(), Errno> {
         let posix = &self.pool.posix;
         let count = self.readers(fd);
+        let read = match posix.read_checksums(fd, FileBlock(0), 1) {
+            Err(Errno(libc::EPERM)) => read_piece,
+            _ => ask_piece,
+        };
         std::thread::scope(|scope| {
             let reader = |_| {
                 let (wanted, orders) = channel();
                 let (sender, pieces) = channel();
                 scope.spawn(move || {
                     for at in orders {
-                        if sender.send((at, read_piece(posix, fd, at))).is_err() {
+                        if sender.send(read(posix, fd, at)).is_err() {
                             break;
                         }
                     }
@@ -86,15 +90,12 @@ impl<'p> PoolSums<'p> {
                 if taken == wanted {
                     return Ok(());
                 }
-                let (at, bytes) = readers[taken % count].1.recv().map_err(|_| Errno(libc::EIO))?;
-                let bytes = bytes?;
+                let parts = readers[taken % count].1.recv().map_err(|_| Errno(libc::EIO))??;
                 taken += 1;
-                if bytes.is_empty() {
-                    continue;
+                for (first, sums) in parts {
+                    rate.take(sums.len() as u64 * BLOCK_BYTES);
+                    each(first, &sums);
                 }
-                rate.take(bytes.len() as u64);
-                let sums: Vec<u32> = bytes.chunks(BLOCK_SIZE).map(crc32c::crc32c).collect();
-                each(at / BLOCK_BYTES, &sums);
             }
         })
     }
@@ -110,9 +111,22 @@ fn next_data(posix: &Posix, fd: Fd, at: u64) -> Result<Option<u64>, Errno> {
     }
 }
 
+/// Successive checksums, each with the first block.
+type Parts = Vec<(u64, Vec<u32>)>;
+
+/// Has the daemon read a piece.
+fn ask_piece(posix: &Posix, fd: Fd, at: u64) -> Result<Parts, Errno> {
+    let (first, blocks) = (FileBlock(at / BLOCK_BYTES), (READ_BYTES / BLOCK_SIZE) as u32);
+    let told = posix.read_checksums(fd, first, blocks)?;
+    Ok(told
+        .into_iter()
+        .map(|part| (part.file_block.0, part.sums))
+        .collect())
+}
+
 /// Reads a piece in whole blocks; it is short at the end of the file only, where the last block is padded
 /// with zeros.
-fn read_piece(posix: &Posix, fd: Fd, at: u64) -> Result<Vec<u8>, Errno> {
+fn read_piece(posix: &Posix, fd: Fd, at: u64) -> Result<Parts, Errno> {
     let mut bytes = vec![0; READ_BYTES];
     let mut have = 0;
     while have < READ_BYTES {
@@ -122,8 +136,13 @@ fn read_piece(posix: &Posix, fd: Fd, at: u64) -> Result<Vec<u8>, Errno> {
         }
     }
     bytes[have..].fill(0);
-    bytes.truncate(have.next_multiple_of(BLOCK_SIZE));
-    Ok(bytes)
+    let whole = &bytes[..have.next_multiple_of(BLOCK_SIZE)];
+    let sums: Vec<u32> = whole.chunks(BLOCK_SIZE).map(crc32c::crc32c).collect();
+    Ok(if sums.is_empty() {
+        Vec::new()
+    } else {
+        vec![(at / BLOCK_BYTES, sums)]
+    })
 }
 
 impl Knows for PoolSums<'_> {

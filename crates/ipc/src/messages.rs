@@ -38,6 +38,8 @@ pub const TOLD_MAX: usize = 64;
 pub const DEDUPE_RANGES_MAX: usize = 512;
 /// Most checksums in one message.
 pub const SUMS_MAX: u32 = 1 << 16;
+/// Most blocks of one [`Request::ReadChecksums`]: 16 MiB are read for it.
+pub const READ_SUMS_MAX: u32 = 4096;
 /// Most bytes of file data in one message.
 pub const DATA_MAX: usize = 1 << 20;
 /// Most inodes named in one [`Watched`]; where there are more, all are watched.
@@ -404,7 +406,7 @@ pub struct SummedBlocks {
     pub sums: Vec<u32>,
 }
 
-/// Answer to [`Request::Checksums`].
+/// Answer to [`Request::Checksums`] and [`Request::ReadChecksums`].
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Summed {
     /// Parts in order. Holes, and blocks that were allocated but never written, are left out: they are zeros.
@@ -615,6 +617,16 @@ pub enum Request {
         from: FileBlock,
         /// Most blocks; the daemon tells at most [`SUMS_MAX`], and fewer of a file that lies in many places.
         max: u32,
+    },
+    /// As [`Checksums`](Self::Checksums), of the bytes themselves: the daemon reads them, and compares them
+    /// as any read does.
+    ReadChecksums {
+        /// File.
+        key: InodeKey,
+        /// First block.
+        from: FileBlock,
+        /// Length of the range in blocks, holes counted; at most [`READ_SUMS_MAX`].
+        blocks: u32,
     },
     /// File data as digested, from any tier. Needs a lease.
     ReadData {
@@ -874,7 +886,7 @@ pub enum Response {
     Extents(Vec<MappedExtent>, bool),
     /// To [`Request::Owners`].
     Owned(Owned),
-    /// To [`Request::Checksums`].
+    /// To [`Request::Checksums`] and [`Request::ReadChecksums`].
     Summed(Summed),
     /// To [`Request::GrowLog`]: the new length in bytes.
     LogBytes(u64),

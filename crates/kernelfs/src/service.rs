@@ -120,6 +120,9 @@ impl KernelFs {
                 reads().checksums(session, key, from, max).map(Response::Summed)
             }
             Request::NoteReads { reads: runs } => reads().note_reads(session, &runs).map(|()| Response::Done),
+            Request::ReadChecksums { key, from, blocks } => reads()
+                .read_checksums(session, key, from, blocks)
+                .map(Response::Summed),
             Request::ReadData { key, offset, len } => {
                 let (bytes, numbered) = reads().read_data(session, key, offset, len)?;
                 Ok(match numbered.is_empty() {

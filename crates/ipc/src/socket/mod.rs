@@ -49,6 +49,7 @@ pub(crate) const fn may_wait(request: &Request) -> bool {
         | Request::MapExtents { .. }
         | Request::Owners { .. }
         | Request::Checksums { .. }
+        | Request::ReadChecksums { .. }
         | Request::ReadData { .. }
         | Request::NoteReads { .. }
         | Request::BarrierAck { .. }

@@ -12,8 +12,8 @@ use varve_format::{
 };
 use varve_ipc::{
     ClientKind, DATA_MAX, DirEntry, Grant, IpcError, LeaseMode, MappedExtent, NumberedBlocks, Owned,
-    OwnedBlocks, READ_BLOCKS_MAX, READS_MAX, ReadRun, SUMS_MAX, StatFs, Summed, SummedBlocks, TOLD_MAX, Tell,
-    USERS_MAX,
+    OwnedBlocks, READ_BLOCKS_MAX, READ_SUMS_MAX, READS_MAX, ReadRun, SUMS_MAX, StatFs, Summed, SummedBlocks,
+    TOLD_MAX, Tell, USERS_MAX,
 };
 use varve_store::{MappedPart, OwnedPart, SpaceStats, Store, StoreError, SummedPart};
 
@@ -34,6 +34,15 @@ type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
 const SEARCH: u32 = 1;
 /// Read permission.
 const READ: u32 = 4;
+
+/// Checksums as a client is told them.
+fn summed(part: SummedPart) -> SummedBlocks {
+    SummedBlocks {
+        file_block: part.file_block,
+        number: part.number,
+        sums: part.sums,
+    }
+}
 
 /// Context of reads.
 pub(crate) struct Reads<'k> {
@@ -340,13 +349,33 @@ impl<'k> Reads<'k> {
             .store
             .checksums(key.ino, from..end, max.clamp(1, SUMS_MAX).into())
             .map_err(|error| self.faults.unreadable(&error))?;
-        let told = |part: SummedPart| SummedBlocks {
-            file_block: part.file_block,
-            number: part.number,
-            sums: part.sums,
-        };
         Ok(Summed {
-            parts: parts.into_iter().map(told).collect(),
+            parts: parts.into_iter().map(summed).collect(),
+            next: (next < end).then_some(next),
+        })
+    }
+
+    /// Checksums of the bytes of a range of a file, which are read for that: 4 bytes for a block go to the
+    /// client, and no data. For those to whom [`checksums`](Self::checksums) tells.
+    pub(crate) fn read_checksums(
+        &self,
+        session: &Session,
+        key: InodeKey,
+        from: FileBlock,
+        blocks: u32,
+    ) -> Result<Summed, IpcError> {
+        self.told_of_blocks(session, key)?;
+        if blocks > READ_SUMS_MAX || from.0 > FILE_BLOCKS_MAX {
+            return Err(no(libc::EINVAL));
+        }
+        let range = from..FileBlock(from.0 + u64::from(blocks));
+        let end = range.end;
+        let (parts, next) = self
+            .store
+            .read_checksums(key.ino, range, blocks.into())
+            .map_err(|error| self.faults.unreadable(&error))?;
+        Ok(Summed {
+            parts: parts.into_iter().map(summed).collect(),
             next: (next < end).then_some(next),
         })
     }

@@ -461,6 +461,19 @@ impl Posix {
         self.table.get(fd)?.file.for_each_checksum(each)
     }
 
+    /// As [`OpenFile::read_checksums`](crate::OpenFile::read_checksums).
+    ///
+    /// # Errors
+    /// As that; `EBADF`.
+    pub fn read_checksums(
+        &self,
+        fd: Fd,
+        from: varve_format::FileBlock,
+        blocks: u32,
+    ) -> Result<Vec<crate::SummedBlocks>> {
+        self.table.get(fd)?.file.read_checksums(from, blocks)
+    }
+
     /// As [`OpenFile::users`](crate::OpenFile::users).
     ///
     /// # Errors

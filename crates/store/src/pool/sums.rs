@@ -1,5 +1,5 @@
-//! Tells the checksums of a file's blocks. Reads no data: what a search for equal blocks needs is 1/1024 of
-//! it.
+//! Tells the checksums of a file's blocks. Those that the pool keeps are told without a read of data: what a
+//! search for equal blocks needs is 1/1024 of it. Those of the bytes themselves take a read of all.
 
 use super::Store;
 use crate::reader::checksums::{Sums, sums};
@@ -8,7 +8,7 @@ use crate::{MappedPart, Result, StoreError, SummedPart};
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
-use varve_format::{BLOCK_BYTES, ExtentFlags, FileBlock, Ino, Tier};
+use varve_format::{BLOCK_BYTES, BLOCK_SIZE, ExtentFlags, FileBlock, Ino, Tier};
 
 /// Extents looked up at once.
 const EXTENTS_AT_ONCE: usize = 64;
@@ -16,6 +16,8 @@ const EXTENTS_AT_ONCE: usize = 64;
 const EXTENTS_MAX: usize = 4096;
 /// Most units whose footers one answer reads: each is a read of up to 256 KiB.
 const UNITS_MAX: usize = 4;
+/// Blocks that are read at once.
+const READ_BLOCKS: usize = 256;
 /// Attempts of a read whose unit was sealed or reopened meanwhile.
 const ATTEMPTS: usize = 3;
 
@@ -94,6 +96,37 @@ impl Store {
                 result => return result,
             }
         }
+    }
+
+    /// As [`checksums`](Self::checksums), but the blocks are read and compared, and the CRC-32C is that of the
+    /// bytes: also of those on NVM that reads need not compare. A file that is written meanwhile may be told
+    /// in part as it was, and in part as it is.
+    ///
+    /// # Errors
+    /// As for `checksums` and for [`read`](Self::read).
+    pub fn read_checksums(
+        &self,
+        ino: Ino,
+        blocks: Range<FileBlock>,
+        most: u64,
+    ) -> Result<(Vec<SummedPart>, FileBlock)> {
+        // In one answer, so that a lease is not kept for longer.
+        let most = most.min(READ_BLOCKS as u64);
+        let (mut told, next) = self.checksums(ino, blocks, most)?;
+        let mut bytes = Vec::new();
+        for part in &mut told {
+            let mut at = part.file_block.0 * BLOCK_BYTES;
+            for sums in part.sums.chunks_mut(READ_BLOCKS) {
+                bytes.resize(sums.len() * BLOCK_SIZE, 0);
+                let have = self.read(ino, at, &mut bytes)?;
+                bytes[have..].fill(0);
+                for (sum, block) in sums.iter_mut().zip(bytes.chunks_exact(BLOCK_SIZE)) {
+                    *sum = crc32c::crc32c(block);
+                }
+                at += bytes.len() as u64;
+            }
+        }
+        Ok((told, next))
     }
 
     fn try_checksums(
