@@ -5,7 +5,7 @@ use parking_lot::Mutex;
 /// Alignment for direct I/O, in bytes: enough for every device in use.
 pub(crate) const ALIGN_BYTES: usize = 4096;
 
-/// A buffer aligned to [`ALIGN_BYTES`], zeros at first.
+/// A buffer aligned to a block (4,096 bytes), zeros at first.
 pub struct AlignedBuf {
     raw: Vec<u8>,
     start: usize,
