@@ -175,15 +175,18 @@ fn kernel_sides(top: &Path, file: impl Fn(&Path) -> anyhow::Result<()>) -> Vec<M
     mounted
 }
 
+/// A loop device for the bare side of `what`, if this machine has them.
+fn bare(top: &Path, what: &str) -> Option<Loop> {
+    let made = Loop::make(top, "bare", DEVICE_BYTES);
+    made.inspect_err(|error| println!("SKIPPED: {what}: {error:#}"))
+        .ok()
+}
+
 pub fn reads(options: &Options, top: &Path) -> anyhow::Result<()> {
     let top = &top.join("reads");
     std::fs::create_dir(top)?;
-    let device = match Loop::make(top, "bare", DEVICE_BYTES) {
-        Ok(device) => device,
-        Err(error) => {
-            println!("SKIPPED: cold reads: {error:#}");
-            return Ok(());
-        }
+    let Some(device) = bare(top, "cold reads") else {
+        return Ok(());
     };
     let mounted = kernel_sides(top, |file| crate::places::fill(file, FILE_BYTES, 0x5a));
     // NVM holds a part of the file only; the rest is on SSD, and stays there.
@@ -269,12 +272,8 @@ fn kernel_writes(path: &Path, flags: OFlags) -> anyhow::Result<Each<'static>> {
 pub fn writes(options: &Options, top: &Path) -> anyhow::Result<()> {
     let top = &top.join("writes");
     std::fs::create_dir(top)?;
-    let device = match Loop::make(top, "bare", DEVICE_BYTES) {
-        Ok(device) => device,
-        Err(error) => {
-            println!("SKIPPED: synced writes: {error:#}");
-            return Ok(());
-        }
+    let Some(device) = bare(top, "synced writes") else {
+        return Ok(());
     };
     let mounted = kernel_sides(top, |file| crate::places::fill(file, FILE_BYTES, 0x5a));
     // Far less NVM than is written: what is measured has the digest and the moves to SSD in it.

@@ -88,6 +88,25 @@ fn mount_that_does_not_take_note_of_others_is_sealed() {
     assert!(!shim.is_live());
 }
 
+/// A file that a session has made, the session, and a mount that comes beside it.
+fn beside_a_mount() -> (World, Client, InodeKey, Client) {
+    let world = World::new();
+    let mut other = world.client();
+    let file = other.forward(&make(b"f")).unwrap().attr.unwrap().key;
+    let shim = shim(&world);
+    (world, other, file, shim)
+}
+
+/// `change` waits until a mount's kernel has no cached replies.
+fn waits_for_a_kernel(change: impl FnOnce() + Send) {
+    std::thread::scope(|scope| {
+        let changed = scope.spawn(change);
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(!changed.is_finished(), "the mount's kernel has a cached reply");
+        changed.join().unwrap();
+    });
+}
+
 /// A mount that had a lease on the root is sealed, as `ended` does; `change` of another session waits until
 /// its kernel has no cached replies.
 fn change_waits(ended: fn(World, &Client) -> World, change: fn(&mut Client, InodeKey)) {
@@ -99,13 +118,7 @@ fn change_waits(ended: fn(World, &Client) -> World, change: fn(&mut Client, Inod
     shim.read_lease(file);
     let world = ended(world, &shim);
     let mut other = world.client();
-    std::thread::scope(|scope| {
-        let changed = scope.spawn(|| change(&mut other, file));
-        std::thread::sleep(Duration::from_millis(50));
-        assert!(!changed.is_finished(), "the mount's kernel has a cached reply");
-        world.clock.advance_ms(DENTRY_TTL_MAX.as_millis() as u64);
-        changed.join().unwrap();
-    });
+    waits_for_a_kernel(|| change(&mut other, file));
 }
 
 fn sealed(world: World, shim: &Client) -> World {
@@ -194,10 +207,7 @@ fn change_beside_a_sealed_mount_that_does_not_wait_is_caught() {
 /// A mount that goes on has given leases back, under which its kernel may use replies for 200 ms; `change` of
 /// another session waits for that.
 fn change_waits_for_a_live_mount(change: fn(&mut Client, InodeKey)) {
-    let world = World::new();
-    let mut other = world.client();
-    let file = other.forward(&make(b"f")).unwrap().attr.unwrap().key;
-    let mut shim = shim(&world);
+    let (_world, mut other, file, mut shim) = beside_a_mount();
     for key in [ROOT, file] {
         let lease = shim.read_lease(key).lease;
         shim.release_cached(key, lease, false, 200);
@@ -208,13 +218,7 @@ fn change_waits_for_a_live_mount(change: fn(&mut Client, InodeKey)) {
     shim.forward(&make(b"own")).unwrap();
     other.read_lease(ROOT);
     other.read_lease(file);
-    std::thread::scope(|scope| {
-        let changed = scope.spawn(|| change(&mut other, file));
-        std::thread::sleep(Duration::from_millis(50));
-        assert!(!changed.is_finished(), "the mount's kernel has a cached reply");
-        world.clock.advance_ms(200);
-        changed.join().unwrap();
-    });
+    waits_for_a_kernel(|| change(&mut other, file));
 }
 
 #[test]
@@ -224,10 +228,7 @@ fn lease_for_writing_waits_for_the_kernel_of_the_mount_that_gave_it_back() {
 
 #[test]
 fn lease_ahead_is_not_granted_while_the_kernel_of_the_mount_that_gave_it_back_may_cache_replies() {
-    let world = World::new();
-    let mut other = world.client();
-    let file = other.forward(&make(b"f")).unwrap().attr.unwrap().key;
-    let shim = shim(&world);
+    let (_world, other, file, shim) = beside_a_mount();
     let lease = shim.read_lease(file).lease;
     shim.release_cached(file, lease, false, 200);
     assert!(ahead(&other, file).is_none());
@@ -241,21 +242,12 @@ fn lease_ahead_is_not_granted_while_the_kernel_of_the_mount_that_gave_it_back_ma
 /// comes to an inode of which the mount knows nothing any more.
 #[test]
 fn replies_under_a_lease_that_was_replaced_count() {
-    let world = World::new();
-    let mut other = world.client();
-    let file = other.forward(&make(b"f")).unwrap().attr.unwrap().key;
-    let shim = shim(&world);
+    let (_world, other, file, shim) = beside_a_mount();
     let first = shim.read_lease(file).lease;
     let second = ahead(&shim, file).unwrap().lease;
     shim.release_cached(file, first, false, 200);
     shim.release(file, second, false);
-    std::thread::scope(|scope| {
-        let changed = scope.spawn(|| other.write_lease(file));
-        std::thread::sleep(Duration::from_millis(50));
-        assert!(!changed.is_finished(), "the mount's kernel has a cached reply");
-        world.clock.advance_ms(200);
-        changed.join().unwrap();
-    });
+    waits_for_a_kernel(|| _ = other.write_lease(file));
 }
 
 #[test]
@@ -269,10 +261,7 @@ fn forwarded_operation_waits_for_the_kernel_of_the_mount_that_gave_its_lease_bac
 
 #[test]
 fn reader_of_what_a_mount_has_written_is_named_and_does_not_wait_for_its_kernel() {
-    let world = World::new();
-    let mut other = world.client();
-    let file = other.forward(&make(b"f")).unwrap().attr.unwrap().key;
-    let shim = shim(&world);
+    let (world, other, file, shim) = beside_a_mount();
     let lease = shim.write_lease(file).lease;
     world.clock.advance_ms(1_000);
     let revoked = |keep| Upcall::Revoke {
@@ -290,10 +279,7 @@ fn reader_of_what_a_mount_has_written_is_named_and_does_not_wait_for_its_kernel(
 
 #[test]
 fn lease_asked_back_ahead_of_a_reader_names_it() {
-    let world = World::new();
-    let mut other = world.client();
-    let file = other.forward(&make(b"f")).unwrap().attr.unwrap().key;
-    let shim = shim(&world);
+    let (world, other, file, shim) = beside_a_mount();
     for mode in [LeaseMode::Read, LeaseMode::Write] {
         let lease = shim.write_lease(file).lease;
         world.clock.advance_ms(1_000);

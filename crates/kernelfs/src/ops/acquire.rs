@@ -145,12 +145,13 @@ impl<'k> Leasing<'k> {
             // What would have to wait is left out.
             let now = self.core.env.clock.moment();
             let (id, continues) = (session.id, session.predecessor);
-            let is_free = |key| mode == LeaseMode::Read || sessions.cached.until(id, continues, [key]) <= now;
-            let free: Vec<_> = wants.iter().filter(|want| is_free(want.key)).collect();
-            let mut leases: Vec<_> = free
-                .into_iter()
-                .filter_map(|want| sessions.table.take_free(session.id, want, now_ms))
-                .collect();
+            let take = |want: &Want| {
+                let waits =
+                    mode == LeaseMode::Write && sessions.cached.until(id, continues, [want.key]) > now;
+                let table = &mut sessions.table;
+                (!waits).then(|| table.take_free(id, want, now_ms)).flatten()
+            };
+            let mut leases: Vec<_> = wants.iter().filter_map(take).collect();
             sessions.hold_granted(session.id, &mut leases);
             // What others have comes with one of the next requests.
             let revocations = sessions.table.revoke_ahead(session.id, &named, now_ms);

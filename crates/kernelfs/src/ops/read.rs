@@ -35,6 +35,14 @@ const SEARCH: u32 = 1;
 /// Read permission.
 const READ: u32 = 4;
 
+/// What is told of a range that ends at `end`, of which `parts` reach to `next`.
+fn told_sums(parts: Vec<SummedPart>, next: FileBlock, end: FileBlock) -> Summed {
+    Summed {
+        parts: parts.into_iter().map(summed).collect(),
+        next: (next < end).then_some(next),
+    }
+}
+
 /// Checksums as a client is told them.
 fn summed(part: SummedPart) -> SummedBlocks {
     SummedBlocks {
@@ -349,10 +357,7 @@ impl<'k> Reads<'k> {
             .store
             .checksums(key.ino, from..end, max.clamp(1, SUMS_MAX).into())
             .map_err(|error| self.faults.unreadable(&error))?;
-        Ok(Summed {
-            parts: parts.into_iter().map(summed).collect(),
-            next: (next < end).then_some(next),
-        })
+        Ok(told_sums(parts, next, end))
     }
 
     /// Checksums of the bytes of a range of a file, which are read for that: 4 bytes for a block go to the
@@ -374,10 +379,7 @@ impl<'k> Reads<'k> {
             .store
             .read_checksums(key.ino, range, blocks.into())
             .map_err(|error| self.faults.unreadable(&error))?;
-        Ok(Summed {
-            parts: parts.into_iter().map(summed).collect(),
-            next: (next < end).then_some(next),
-        })
+        Ok(told_sums(parts, next, end))
     }
 
     /// Owners of a file's blocks: for privileged sessions, and for the user who owns the file.

@@ -7,14 +7,20 @@ use std::sync::Arc;
 use varve_format::{FileBlock, ROOT_INO, Tier};
 use varve_media::emulated::{DiskModel, EmulatedDisk};
 
-#[test]
-fn scattered_blocks_that_move_in_one_transaction_are_one_write() {
+/// A pool whose HDD counts what it does.
+fn on_counted_disk() -> (Store, Arc<EmulatedDisk>) {
     let Rig { world, store } = Rig::new();
     drop(store);
     let mut devices = devices_of(&world);
     let disk = Arc::new(EmulatedDisk::new(devices.hdd.unwrap(), DiskModel::NONE));
     devices.hdd = Some(Arc::clone(&disk) as _);
     let (store, _) = Store::open(devices, OpenOptions::default()).unwrap();
+    (store, disk)
+}
+
+#[test]
+fn scattered_blocks_that_move_in_one_transaction_are_one_write() {
+    let (store, disk) = on_counted_disk();
     let mut tx = store.begin().unwrap();
     let file = make(&mut tx, ROOT_INO, "f", 0o100_644).unwrap().ino;
     tx.commit().unwrap();
@@ -57,12 +63,7 @@ fn scattered_blocks_that_move_in_one_transaction_are_one_write() {
 #[test]
 fn disk_is_written_in_its_own_order_unit_after_unit() {
     const UNITS: u64 = 3;
-    let Rig { world, store } = Rig::new();
-    drop(store);
-    let mut devices = devices_of(&world);
-    let disk = Arc::new(EmulatedDisk::new(devices.hdd.unwrap(), DiskModel::NONE));
-    devices.hdd = Some(Arc::clone(&disk) as _);
-    let (store, _) = Store::open(devices, OpenOptions::default()).unwrap();
+    let (store, disk) = on_counted_disk();
     let mut tx = store.begin().unwrap();
     // Two files by turns, so that neither decides the order.
     let files = ["f", "g"].map(|name| make(&mut tx, ROOT_INO, name, 0o100_644).unwrap().ino);

@@ -127,6 +127,18 @@ impl World {
         node
     }
 
+    /// As `trimmed`, when a reply is in flight; a request that is slow to answer sees the inode before that is
+    /// sent. Returns the node, and the number of recalls when the request began.
+    fn sees_while_trimmed(&mut self, key: InodeKey) -> (Arc<Node>, u64) {
+        let reply = self.replies(key);
+        let node = self.trimmed(key);
+        assert_eq!(node.state().phase, Phase::Expiring, "a reply is in flight");
+        let slow = self.rig.leases.recalls();
+        self.sees(key);
+        drop(reply);
+        (node, slow)
+    }
+
     fn later(&mut self, ms: u64) {
         self.clock.pause(Duration::from_millis(ms));
         self.rig.recalls.tick(&self.rig.around);
@@ -166,12 +178,7 @@ fn attributes_read_under_an_expiring_lease_get_no_timeout_under_the_next_one() {
 fn attributes_read_before_a_release_get_no_timeout_under_a_lease_that_came_first() {
     let mut world = world();
     world.sees(FILE);
-    let fstat = world.replies(FILE);
-    let node = world.trimmed(FILE);
-    assert_eq!(node.state().phase, Phase::Expiring, "a reply is in flight");
-    let slow = world.rig.leases.recalls();
-    world.sees(FILE);
-    drop(fstat);
+    let (node, slow) = world.sees_while_trimmed(FILE);
     let next = Arc::clone(&node);
     let _ = world.rig.script.at_release.set(Box::new(move || {
         let known = Some((attr(FILE), varve_ipc::Told::default()));
@@ -194,12 +201,7 @@ fn name_found_under_an_expiring_lease_that_was_trimmed_gets_no_timeout_under_the
     let mut world = world();
     world.sees(DIR);
     world.sees(FILE);
-    let reply = world.replies(DIR);
-    let node = world.trimmed(DIR);
-    assert_eq!(node.state().phase, Phase::Expiring, "a reply is in flight");
-    let slow = world.rig.leases.recalls();
-    world.sees(DIR);
-    drop(reply);
+    let (node, slow) = world.sees_while_trimmed(DIR);
     // It waits for the inode's lease, say; meanwhile the directory's goes, the name too, and it comes back.
     world.later(400);
     assert!(node.mode().is_none());
