@@ -76,4 +76,72 @@ pub enum Error {
     /// The configuration cannot work.
     #[error("{0}")]
     Config(String),
+    /// The heap has no file for checkpoints.
+    #[error("the heap lies on {device}, which has no checkpoints")]
+    NoCheckpoints {
+        /// The backend's name.
+        device: String,
+    },
+    /// No block is free, and some would be but for the last checkpoint. What was to be written stays in memory;
+    /// another checkpoint frees them.
+    #[error("the object store on {device} is full while the last checkpoint holds {held_bytes} bytes of it")]
+    Held {
+        /// The backend's name.
+        device: String,
+        /// What another checkpoint would free.
+        held_bytes: u64,
+    },
+    /// The file is not used.
+    #[error("{file}: {reason}")]
+    Refused {
+        /// The file's name.
+        file: String,
+        /// Why.
+        reason: Refusal,
+    },
+}
+
+/// Why a file is not used for a heap.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// It has no root of a heap.
+    #[error("no heap with checkpoints lies in this file")]
+    Foreign,
+    /// Roots are there, none with a right checksum.
+    #[error("the file has no complete checkpoint")]
+    Incomplete,
+    /// A later version of this program made it.
+    #[error("the checkpoint has format {version}, newer than {}: use the program that made it", crate::CHECKPOINT_VERSION)]
+    Newer {
+        /// Version of the format.
+        version: u32,
+    },
+    /// The program's types are others than those that the file was made with.
+    #[error("the checkpoint's schema tag is {found:#x}, not {wanted:#x}: the program's types have changed")]
+    Schema {
+        /// The file's.
+        found: u64,
+        /// The program's.
+        wanted: u64,
+    },
+    /// A checkpoint is there whose bytes are damaged.
+    #[error("the checkpoint is damaged: {0}")]
+    Malformed(String),
+    /// Another heap uses the file.
+    #[error("another heap uses the file")]
+    InUse,
+    /// A new heap was to be made in a file that has bytes.
+    #[error("the file has {len_bytes} bytes, and a new heap takes an empty one")]
+    NotEmpty {
+        /// Length of the file.
+        len_bytes: u64,
+    },
+    /// The name of a handle is not known, its handle is there already, or it is of another kind or size.
+    #[error("handle {handle:#x} is {what}")]
+    Handle {
+        /// The name.
+        handle: u64,
+        /// What is the matter.
+        what: &'static str,
+    },
 }

@@ -52,6 +52,12 @@ impl Frame {
         self.stored = sector + 1;
     }
 
+    /// The same bytes are in the log now.
+    pub(crate) fn set_clean(&mut self, sector: u64) {
+        self.flags &= !DIRTY;
+        self.stored = sector + 1;
+    }
+
     /// Counts a use.
     pub(crate) fn touch(&mut self) {
         self.flags = self.flags & DIRTY | RECENT_MAX;

@@ -8,6 +8,9 @@ use crate::value::{self, Plain};
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 
+/// The name of a value that a handle has no more.
+const NO_OBJECT: ObjectId = ObjectId::from_u64(0);
+
 /// A value in far memory: 24 bytes here, the value wherever there is room. Dropping it frees the value.
 ///
 /// Every operation is atomic: threads that share a `Far` see the value before or after it.
@@ -36,6 +39,7 @@ impl<T: Plain> Far<T> {
     /// with others
     /// that cannot be read, or where nothing can leave memory.
     pub fn new(heap: &FarHeap, value: T) -> Result<Self, Error> {
+        let _together = heap.core().together();
         let place = heap.core().alloc(size_of::<T>())?;
         let far = Self {
             heap: heap.clone(),
@@ -45,6 +49,31 @@ impl<T: Plain> Far<T> {
         // Dropped, and so freed, if that fails.
         far.set(value)?;
         Ok(far)
+    }
+
+    /// The value of a name, in a restored heap or after [`Self::keep`].
+    ///
+    /// # Errors
+    /// `Refused` where there is none of this size, or it is open already; `NoCheckpoints`.
+    pub fn open(heap: &FarHeap, name: ObjectId) -> Result<Self, Error> {
+        heap.core().claim(name, size_of::<T>())?;
+        Ok(Self {
+            heap: heap.clone(),
+            id: name,
+            value: PhantomData,
+        })
+    }
+
+    /// The value's name, for [`Self::open`].
+    #[must_use]
+    pub fn name(&self) -> ObjectId {
+        self.id
+    }
+
+    /// Ends the handle and leaves the value. Gives its name.
+    pub fn keep(mut self) -> ObjectId {
+        self.heap.core().unclaim(self.id);
+        std::mem::replace(&mut self.id, NO_OBJECT)
     }
 
     fn place(&self) -> (Key, usize, Intent) {
@@ -99,8 +128,10 @@ impl<T: Plain> Far<T> {
 
 impl<T: Plain> Drop for Far<T> {
     fn drop(&mut self) {
-        let freed = self.heap.core().free(self.id);
-        debug_assert!(freed.is_ok());
+        if self.id != NO_OBJECT {
+            let freed = self.heap.core().free(self.id);
+            debug_assert!(freed.is_ok());
+        }
     }
 }
 

@@ -28,8 +28,34 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Not here: pointers that fault (`varve-far-alloc`, over [`FarSlots`]), and checkpoints. Knows no process, no
-//! fault, no clock, no pool; forbids unsafe.
+//! A heap in a file ([`FarHeap::create`]) has checkpoints ([`FarHeap::checkpoint`]): after the program's end or a
+//! crash [`FarHeap::restore`] gives the last one.
+//!
+//! ```
+//! use varve_far_objects::{Config, FarHeap, FarVec};
+//!
+//! # let dir = tempfile::tempdir()?;
+//! let path = dir.path().join("heap");
+//! let config = Config::new(8 << 20);
+//! const TAG: u64 = 1;
+//! {
+//!     let file = std::fs::File::create_new(&path)?;
+//!     let heap = FarHeap::create(file, 64, TAG, &config)?;
+//!     let records: FarVec<u64> = FarVec::zeroed(&heap, 1000)?;
+//!     records.set(7, 49)?;
+//!     heap.checkpoint(&records.name()?.to_le_bytes())?;
+//!     records.set(7, 0)?;
+//! }
+//! let file = std::fs::File::options().read(true).write(true).open(&path)?;
+//! let (heap, record) = FarHeap::restore(file, TAG, &config)?;
+//! let name = u64::from_le_bytes(record[..].try_into()?);
+//! let records: FarVec<u64> = FarVec::open(&heap, name)?;
+//! assert_eq!(records.get(7)?, 49);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Not here: pointers that fault (`varve-far-alloc`, over [`FarSlots`]), whose objects are in no checkpoint. Knows no
+//! process, no fault, no clock, no pool; forbids unsafe.
 
 #![forbid(unsafe_code)]
 
@@ -37,7 +63,11 @@ pub mod error;
 
 mod layout;
 
+mod file;
+
 mod table;
+
+mod checkpoint;
 
 mod budget;
 
@@ -59,9 +89,11 @@ mod slots;
 
 mod map;
 
-pub use error::Error;
+pub use checkpoint::{CHECKPOINT_VERSION, RECORD_MAX_BYTES};
+pub use error::{Error, Refusal};
+pub use file::CheckpointFile;
 pub use handle::{Far, FarMut};
-pub use heap::{Cleaned, Config, FarHeap, MEMORY_MIN_BYTES, ObjectId, Stats};
+pub use heap::{Checkpointed, Cleaned, Config, FarHeap, MEMORY_MIN_BYTES, ObjectId, Stats, Together};
 pub use layout::{BLOCK_BYTES, OBJECT_MAX_BYTES};
 pub use log::LogStats;
 pub use map::FarMap;

@@ -13,13 +13,15 @@
 mod bucket;
 
 use crate::error::Error;
-use crate::heap::{Array, FarHeap, Intent, Pin};
+use crate::heap::{Array, FarHeap, Intent, MapState, Pin};
 use crate::table::Key;
 use crate::value::Plain;
 use bucket::{Link, Shape};
 use parking_lot::{Mutex, RwLock};
-use std::hash::{BuildHasher, RandomState};
+use siphasher::sip::SipHasher13;
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::marker::PhantomData;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 const STRIPES: usize = 64;
@@ -48,19 +50,14 @@ const FREE_BYTES: u64 = 2 * size_of::<u32>() as u64;
 pub struct FarMap<K: Plain, V: Plain> {
     heap: FarHeap,
     shape: Shape,
+    /// Its name in checkpoints, where there are some.
+    name: u64,
     buckets: RwLock<Array>,
-    overflow: RwLock<Overflow>,
+    /// Buckets of chains.
+    overflow: RwLock<Array>,
     stripes: Box<[Mutex<()>]>,
-    len: AtomicUsize,
-    hasher: RandomState,
+    state: Arc<MapState>,
     entry: PhantomData<(K, V)>,
-}
-
-/// Buckets of chains.
-#[derive(Debug)]
-struct Overflow {
-    all: Array,
-    free: Vec<u32>,
 }
 
 impl<K: Plain, V: Plain> FarMap<K, V> {
@@ -70,27 +67,81 @@ impl<K: Plain, V: Plain> FarMap<K, V> {
     /// `ZeroSize`, `TooLarge` where an entry does not fit into an object; `Full`, `MemoryLimit`, `Io`.
     pub fn new(heap: &FarHeap) -> Result<Self, Error> {
         let shape = Shape::new(size_of::<K>(), size_of::<V>())?;
+        let core = heap.core();
+        let _together = core.together();
+        let random = RandomState::new();
+        let state = MapState {
+            key_bytes: size_of::<K>() as u32,
+            value_bytes: size_of::<V>() as u32,
+            secret: [random.hash_one(0u64), random.hash_one(1u64)],
+            len: AtomicUsize::new(0),
+            free: Mutex::default(),
+        };
         let mut map = Self {
             heap: heap.clone(),
             shape,
-            buckets: RwLock::new(Array::new(shape.bucket_bytes())?),
-            overflow: RwLock::new(Overflow {
-                all: Array::new(shape.bucket_bytes())?,
-                free: Vec::new(),
-            }),
+            name: 0,
+            buckets: RwLock::new(Array::new(core, shape.bucket_bytes())?),
+            overflow: RwLock::new(Array::new(core, shape.bucket_bytes())?),
             stripes: (0..STRIPES).map(|_| Mutex::default()).collect(),
-            len: AtomicUsize::new(0),
-            hasher: RandomState::new(),
+            state: Arc::new(state),
             entry: PhantomData,
         };
-        map.buckets.get_mut().grow(heap.core(), 1)?;
+        map.buckets.get_mut().grow(core, 1)?;
+        map.name = core.note_map(&map.state, map.buckets.get_mut(), map.overflow.get_mut());
         Ok(map)
+    }
+
+    /// The map of a name, in a restored heap or after [`Self::keep`].
+    ///
+    /// # Errors
+    /// `Refused` where there is none of keys and values of these sizes, or it is open already; `NoCheckpoints`.
+    pub fn open(heap: &FarHeap, name: u64) -> Result<Self, Error> {
+        let shape = Shape::new(size_of::<K>(), size_of::<V>())?;
+        let core = heap.core();
+        let sizes = (size_of::<K>() as u32, size_of::<V>() as u32);
+        let (state, buckets, overflow) = core.open_map(name, sizes, shape.bucket_bytes())?;
+        core.count_memory(overflow.len() as u64 * FREE_BYTES);
+        Ok(Self {
+            heap: heap.clone(),
+            shape,
+            name,
+            buckets: RwLock::new(buckets),
+            overflow: RwLock::new(overflow),
+            stripes: (0..STRIPES).map(|_| Mutex::default()).collect(),
+            state,
+            entry: PhantomData,
+        })
+    }
+
+    /// The map's name, for [`Self::open`].
+    ///
+    /// # Errors
+    /// `NoCheckpoints`.
+    pub fn name(&self) -> Result<u64, Error> {
+        self.heap.core().check_checkpoints()?;
+        Ok(self.name)
+    }
+
+    /// Ends the handle and leaves the map. Gives its name.
+    ///
+    /// # Errors
+    /// `NoCheckpoints`: the map is dropped.
+    pub fn keep(mut self) -> Result<u64, Error> {
+        let name = self.name()?;
+        let core = self.heap.core();
+        core.uncount_memory(self.overflow.get_mut().len() as u64 * FREE_BYTES);
+        self.buckets.get_mut().close(core);
+        self.overflow.get_mut().close(core);
+        core.close_map(name);
+        self.name = 0;
+        Ok(name)
     }
 
     /// Entries.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.len.load(Ordering::Relaxed)
+        self.state.len.load(Ordering::Relaxed)
     }
 
     /// Whether there are none.
@@ -100,7 +151,10 @@ impl<K: Plain, V: Plain> FarMap<K, V> {
     }
 
     fn bucket_of(&self, key: &[u8], buckets: usize) -> usize {
-        let hash = self.hasher.hash_one(key) as usize;
+        let [first, second] = self.state.secret;
+        let mut hasher = SipHasher13::new_with_keys(first, second);
+        hasher.write(key);
+        let hash = hasher.finish() as usize;
         let bits = buckets.ilog2();
         let wide = hash & ((2 << bits) - 1);
         if wide < buckets {
@@ -114,7 +168,6 @@ impl<K: Plain, V: Plain> FarMap<K, V> {
     fn overflow_key(&self, link: Link) -> Result<Key, Error> {
         self.overflow
             .read()
-            .all
             .place(link.0 as usize)
             .map(|(key, _)| key)
     }
@@ -176,9 +229,10 @@ impl<K: Plain, V: Plain> FarMap<K, V> {
     /// `Full`, `MemoryLimit`, `Io`, `Damaged`: the map is as it was.
     pub fn insert(&self, key: K, value: V) -> Result<Option<V>, Error> {
         let (key, value) = (key.as_bytes(), value.as_bytes());
+        let _together = self.heap.core().together();
         let before = self.with_chain(key, |first| self.insert_into(first, key, value))?;
         if before.is_none() {
-            self.len.fetch_add(1, Ordering::Relaxed);
+            self.state.len.fetch_add(1, Ordering::Relaxed);
             self.split_if_full();
         }
         Ok(before)
@@ -228,23 +282,24 @@ impl<K: Plain, V: Plain> FarMap<K, V> {
                 })
             });
         if linked.is_err() {
-            self.overflow.write().free.push(link.0);
+            self.state.free.lock().push(link.0);
         }
         linked
     }
 
     fn take_overflow(&self) -> Result<(Link, Key), Error> {
         let mut overflow = self.overflow.write();
-        let number = match overflow.free.pop() {
+        let free = self.state.free.lock().pop();
+        let number = match free {
             Some(number) => number,
             None => {
-                let number = overflow.all.len();
-                overflow.all.grow(self.heap.core(), number + 1)?;
+                let number = overflow.len();
+                overflow.grow(self.heap.core(), number + 1)?;
                 self.heap.core().count_memory(FREE_BYTES);
                 number as u32
             }
         };
-        let (key, _) = overflow.all.place(number as usize)?;
+        let (key, _) = overflow.place(number as usize)?;
         Ok((Link(number), key))
     }
 
@@ -254,6 +309,7 @@ impl<K: Plain, V: Plain> FarMap<K, V> {
     /// `MemoryLimit`, `Io`, `Full`, `Damaged`: the map is as it was.
     pub fn remove(&self, key: &K) -> Result<Option<V>, Error> {
         let key = key.as_bytes();
+        let _together = self.heap.core().together();
         let removed = self.with_chain(key, |first| {
             let found = self.walk(first, |object, bytes| {
                 self.shape.find(bytes, key).map(|index| (object, index))
@@ -271,7 +327,7 @@ impl<K: Plain, V: Plain> FarMap<K, V> {
             })
         })?;
         if removed.is_some() {
-            self.len.fetch_sub(1, Ordering::Relaxed);
+            self.state.len.fetch_sub(1, Ordering::Relaxed);
         }
         Ok(removed)
     }
@@ -310,7 +366,7 @@ impl<K: Plain, V: Plain> FarMap<K, V> {
         let Some(mut buckets) = self.buckets.try_write() else {
             return;
         };
-        if self.len() * 4 < buckets.len() * self.shape.capacity() * 3 {
+        if self.len().saturating_mul(4) < buckets.len() * self.shape.capacity() * 3 {
             return;
         }
         let new = buckets.len();
@@ -350,9 +406,9 @@ impl<K: Plain, V: Plain> FarMap<K, V> {
             pin.write(|bytes| self.shape.fill(bytes, next, entries));
         }
         drop(pins);
-        let mut overflow = self.overflow.write();
-        overflow
+        self.state
             .free
+            .lock()
             .extend(links.iter().skip(needed - 1).map(|link| link.0));
         Ok(())
     }
@@ -390,7 +446,7 @@ impl<K: Plain, V: Plain> FarMap<K, V> {
         let written = write();
         if written.is_err() {
             let free = taken.iter().map(|(link, _)| link.0);
-            self.overflow.write().free.extend(free);
+            self.state.free.lock().extend(free);
         }
         written
     }
@@ -399,10 +455,12 @@ impl<K: Plain, V: Plain> FarMap<K, V> {
 impl<K: Plain, V: Plain> Drop for FarMap<K, V> {
     fn drop(&mut self) {
         let core = self.heap.core();
-        self.buckets.get_mut().truncate(core, 0);
-        let overflow = &mut self.overflow.get_mut().all;
+        let _together = core.together();
+        core.end_map(self.name);
+        self.buckets.get_mut().end(core);
+        let overflow = self.overflow.get_mut();
         core.uncount_memory(overflow.len() as u64 * FREE_BYTES);
-        overflow.truncate(core, 0);
+        overflow.end(core);
     }
 }
 

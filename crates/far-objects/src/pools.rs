@@ -4,8 +4,10 @@
 //! Pure records. Objects of less than 128 bytes have pools by size and lie several in one stored object, a
 //! *batch* of at least 128 bytes, so that a table's 4 bytes are at most 1/32 of what they name.
 
+use crate::checkpoint::PoolRow;
+use crate::layout::OBJECT_MAX_BYTES;
 use crate::table::{SLOTS_MAX, TABLES_MAX};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// Bytes that a stored object has at least.
 pub(crate) const BATCH_BYTES: usize = 128;
@@ -45,6 +47,25 @@ impl Class {
         }
     }
 
+    /// What a checkpoint calls it.
+    fn code(self) -> (u8, u8) {
+        match self {
+            Self::Small(len) => (0, len),
+            Self::Step(steps) => (1, steps),
+        }
+    }
+
+    /// The class that a checkpoint calls so, if there is one.
+    fn of_code(kind: u8, size: u8) -> Option<Self> {
+        let len = usize::from(size);
+        let of_len = match kind {
+            0 if (1..BATCH_BYTES).contains(&len) => Self::of(len),
+            1 if (1..=OBJECT_MAX_BYTES.div_ceil(STEP_BYTES)).contains(&len) => Self::Step(size),
+            _ => return None,
+        };
+        (of_len.code() == (kind, size)).then_some(of_len)
+    }
+
     /// Objects of a batch.
     pub(crate) fn per_batch(self) -> usize {
         match self {
@@ -78,6 +99,8 @@ struct PoolTable {
     free: usize,
     /// No word before this one has a free object.
     hint: usize,
+    /// Objects of a restored heap that no handle was opened for; empty where there are none.
+    unclaimed: Box<[u64]>,
 }
 
 impl PoolTable {
@@ -87,6 +110,7 @@ impl PoolTable {
             objects,
             free: objects,
             hint: 0,
+            unclaimed: Box::default(),
         }
     }
 
@@ -109,6 +133,9 @@ impl PoolTable {
 
     fn give_back(&mut self, object: usize) {
         self.used[object / 64] &= !(1 << (object % 64));
+        if let Some(word) = self.unclaimed.get_mut(object / 64) {
+            *word &= !(1 << (object % 64));
+        }
         self.free += 1;
         self.hint = self.hint.min(object / 64);
     }
@@ -145,9 +172,138 @@ pub(crate) struct Pools {
     tables: HashMap<u32, (Class, PoolTable)>,
     free_numbers: Vec<u32>,
     numbers: u32,
+    /// Tables of which objects were taken or given back since the last cut, for checkpoints.
+    touched: Option<HashSet<u32>>,
 }
 
 impl Pools {
+    /// Notes from now on which tables change.
+    pub(crate) fn track(&mut self) {
+        self.touched.get_or_insert_default();
+    }
+
+    fn touch(&mut self, number: u32) {
+        if let Some(touched) = &mut self.touched {
+            touched.insert(number);
+        }
+    }
+
+    /// Notes that a checkpoint has to say anew what is allocated of these tables.
+    pub(crate) fn touch_all(&mut self, numbers: impl Iterator<Item = u32>) {
+        if let Some(touched) = &mut self.touched {
+            touched.extend(numbers);
+        }
+    }
+
+    /// What is allocated of all tables, or of those that changed since this was called last.
+    pub(crate) fn snapshot(&mut self, is_whole: bool) -> Vec<PoolRow> {
+        let touched = self.touched.as_mut().map(std::mem::take).unwrap_or_default();
+        let row = |(number, (class, table)): (&u32, &(Class, PoolTable))| {
+            let (kind, size) = class.code();
+            PoolRow {
+                table: *number,
+                kind,
+                size,
+                objects: table.objects as u32,
+                used: table.used.to_vec(),
+            }
+        };
+        let wanted = |number: &u32| is_whole || touched.contains(number);
+        self.tables
+            .iter()
+            .filter(|(number, _)| wanted(number))
+            .map(row)
+            .collect()
+    }
+
+    /// Puts a table in place, as a checkpoint says. False if that cannot be.
+    pub(crate) fn restore(&mut self, row: &PoolRow, slots: usize) -> bool {
+        let Some(class) = Class::of_code(row.kind, row.size) else {
+            return false;
+        };
+        let objects = row.objects as usize;
+        if objects != slots * class.per_batch() || row.used.len() != objects.div_ceil(64) {
+            return false;
+        }
+        let mut table = PoolTable::new(objects);
+        table.used.copy_from_slice(&row.used);
+        if objects % 64 != 0
+            && let Some(last) = table.used.last()
+            && last >> (objects % 64) != 0
+        {
+            return false;
+        }
+        table.unclaimed = table.used.clone();
+        table.free = objects - row.used.iter().map(|word| word.count_ones() as usize).sum::<usize>();
+        if self.tables.insert(row.table, (class, table)).is_some() {
+            return false;
+        }
+        let pool = self.pools.entry(class).or_default();
+        pool.tables.push(row.table);
+        pool.current = row.table;
+        pool.objects += objects;
+        true
+    }
+
+    /// Whether all allocated objects of a table have lengths of its class.
+    pub(crate) fn has_right_lengths(&self, number: u32, len_bytes: impl Fn(u32) -> usize) -> bool {
+        let mut is_right = true;
+        let class = self.class(number);
+        self.for_each_used_slot(number, |slot| {
+            let len = len_bytes(slot);
+            is_right &= class.is_some_and(|class| match class {
+                Class::Small(element) => len == usize::from(element) * class.per_batch(),
+                Class::Step(_) => len >= BATCH_BYTES && Class::of(len) == class,
+            });
+        });
+        is_right
+    }
+
+    /// The numbers of tables that a checkpoint has are taken, and no others.
+    pub(crate) fn restore_numbers(&mut self, is_taken: impl Fn(u32) -> bool, last: u32) {
+        self.numbers = last;
+        self.free_numbers = (1..=last).filter(|number| !is_taken(*number)).collect();
+    }
+
+    /// Calls `each` with the slots of a table that have an allocated object.
+    pub(crate) fn for_each_used_slot(&self, number: u32, mut each: impl FnMut(u32)) {
+        if let Some((class, table)) = self.tables.get(&number) {
+            let per = class.per_batch();
+            for slot in 0..table.objects / per {
+                if table.used_in(slot * per..(slot + 1) * per) != 0 {
+                    each(slot as u32);
+                }
+            }
+        }
+    }
+
+    /// Gives an object of a restored heap to a handle. False if one has it, or it is not allocated.
+    pub(crate) fn claim(&mut self, number: u32, slot: u32, index: u32) -> bool {
+        self.set_unclaimed(number, slot, index, false)
+    }
+
+    /// Ends what [`Self::claim`] did, without freeing the object. False if no handle had it.
+    pub(crate) fn unclaim(&mut self, number: u32, slot: u32, index: u32) -> bool {
+        self.set_unclaimed(number, slot, index, true)
+    }
+
+    fn set_unclaimed(&mut self, number: u32, slot: u32, index: u32, to: bool) -> bool {
+        if !self.is_used(number, slot, index) {
+            return false;
+        }
+        let Some((class, table)) = self.tables.get_mut(&number) else {
+            return false;
+        };
+        if table.unclaimed.is_empty() {
+            table.unclaimed = vec![0; table.used.len()].into_boxed_slice();
+        }
+        let object = object(*class, slot, index);
+        let (word, bit) = (&mut table.unclaimed[object / 64], 1 << (object % 64));
+        let was = *word & bit != 0;
+        *word = if to { *word | bit } else { *word & !bit };
+        was != to
+    }
+
     /// A number for a new table.
     pub(crate) fn take_number(&mut self) -> Option<u32> {
         if let Some(number) = self.free_numbers.pop() {
@@ -178,7 +334,9 @@ impl Pools {
         }
         let (_, table) = self.tables.get_mut(&pool.current)?;
         let object = table.take()?;
-        Some(spot(class, table, pool.current, object))
+        let spot = spot(class, table, pool.current, object);
+        self.touch(spot.table);
+        Some(spot)
     }
 
     /// Slots of the table that the pool needs next: as many objects as it has, within bounds.
@@ -196,6 +354,7 @@ impl Pools {
         pool.current = number;
         pool.objects += objects;
         self.tables.insert(number, (class, PoolTable::new(objects)));
+        self.touch(number);
     }
 
     /// Whether an object is allocated.
@@ -213,7 +372,9 @@ impl Pools {
         let (class, table) = self.tables.get_mut(&number)?;
         let object = object(*class, slot, index);
         table.give_back(object);
-        Some(spot(*class, table, number, object))
+        let spot = spot(*class, table, number, object);
+        self.touch(number);
+        Some(spot)
     }
 
     /// Takes a table out of its pool if no object of it is allocated and the pool has others. Gives its

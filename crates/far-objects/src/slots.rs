@@ -25,9 +25,14 @@ impl FarSlots {
     ///
     /// # Errors
     /// `ZeroSize`, `TooLarge`, `TooMany`, `MemoryLimit`; `Io` where the device does not take what would leave
-    /// memory.
+    /// memory; `Config` in a heap with checkpoints.
     pub fn new(heap: &FarHeap, slots: usize, len_bytes: usize) -> Result<Self, Error> {
         table::check_len(len_bytes)?;
+        if heap.core().check_checkpoints().is_ok() {
+            return Err(Error::Config(
+                "slots are in no checkpoint, and this heap has checkpoints".into(),
+            ));
+        }
         let words = slots.div_ceil(64);
         let taken = heap.core().take_memory((words * 8) as u64)?;
         taken.keep();

@@ -113,11 +113,85 @@ enum Lengths {
     Each(Box<[u16]>),
 }
 
+/// Where a shard is between cuts.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Now {
+    /// Cuts that were made.
+    pub(crate) epoch: u32,
+    /// The last of them whose checkpoint is complete.
+    pub(crate) committed: u32,
+    /// Whether the checkpoint of the last cut is being written.
+    pub(crate) is_saving: bool,
+    /// Whether it takes all slots, not only those that changed.
+    pub(crate) is_whole: bool,
+}
+
+/// Which slots changed, for checkpoints.
+#[derive(Debug)]
+struct Marks {
+    /// Before the last cut, and not saved.
+    pending: Box<[u64]>,
+    /// Since the last cut.
+    changed: Box<[u64]>,
+    /// The cut that is last here: a table learns of it when it is used.
+    epoch: u32,
+    /// The last cut that something was saved for.
+    saved: u32,
+}
+
+impl Marks {
+    fn new(slots: usize, epoch: u32) -> Self {
+        let none = || vec![0; slots.div_ceil(64)].into_boxed_slice();
+        Self {
+            pending: none(),
+            changed: none(),
+            epoch,
+            saved: 0,
+        }
+    }
+
+    /// Notes cuts that were made meanwhile.
+    fn turn(&mut self, slots: usize, now: &Now) {
+        if self.epoch == now.epoch {
+            return;
+        }
+        self.epoch = now.epoch;
+        // What was saved for a checkpoint that failed has to be saved again; which slots is not known.
+        if now.is_whole || self.saved > now.committed {
+            for (number, word) in self.pending.iter_mut().enumerate() {
+                let left = slots - (number * 64).min(slots);
+                *word = if left >= 64 { u64::MAX } else { (1 << left) - 1 };
+            }
+        } else {
+            for (pending, changed) in self.pending.iter_mut().zip(&self.changed) {
+                *pending |= changed;
+            }
+        }
+        self.changed.fill(0);
+    }
+
+    fn grow(&mut self, slots: usize) {
+        let words = slots.div_ceil(64);
+        for bits in [&mut self.pending, &mut self.changed] {
+            let mut more = std::mem::take(bits).into_vec();
+            more.resize(words, 0);
+            *bits = more.into_boxed_slice();
+        }
+    }
+}
+
+const fn bit(slot: u32) -> (usize, u64) {
+    (slot as usize / 64, 1 << (slot % 64))
+}
+
 /// The places of some objects. A table of objects of one length does not keep it for each.
 #[derive(Debug)]
 pub(crate) struct Table {
     entries: Entries,
     lengths: Lengths,
+    /// Length of an object whose own is not noted.
+    len_bytes: u16,
+    marks: Option<Box<Marks>>,
 }
 
 impl Table {
@@ -126,7 +200,84 @@ impl Table {
         Self {
             entries: Entries::new(slots, is_wide),
             lengths: Lengths::All(len_bytes as u16),
+            len_bytes: len_bytes as u16,
+            marks: None,
         }
+    }
+
+    /// From now on it is known which slots change.
+    pub(crate) fn with_marks(mut self, epoch: u32) -> Self {
+        self.marks = Some(Box::new(Marks::new(self.slots(), epoch)));
+        self
+    }
+
+    /// Memory that this takes.
+    pub(crate) fn marks_bytes(slots: usize) -> u64 {
+        const RECORDS: u64 = 96;
+        (slots.div_ceil(64) * 16) as u64 + RECORDS
+    }
+
+    /// The length of new objects.
+    pub(crate) fn len_bytes(&self) -> u16 {
+        self.len_bytes
+    }
+
+    /// Notes that a slot changes now. True if the running checkpoint needs what was there, which is saved then.
+    pub(crate) fn mark(&mut self, slot: u32, now: &Now) -> bool {
+        let slots = self.slots();
+        let Some(marks) = &mut self.marks else { return false };
+        marks.turn(slots, now);
+        let (word, bit) = bit(slot);
+        if slot as usize >= slots {
+            return false;
+        }
+        marks.changed[word] |= bit;
+        let is_needed = now.is_saving && marks.pending[word] & bit != 0;
+        if is_needed {
+            marks.pending[word] &= !bit;
+            marks.saved = now.epoch;
+        }
+        is_needed
+    }
+
+    /// Whether the running checkpoint needs what is in a slot.
+    pub(crate) fn is_needed(&mut self, slot: u32, now: &Now) -> bool {
+        let slots = self.slots();
+        let Some(marks) = &mut self.marks else { return false };
+        marks.turn(slots, now);
+        let (word, bit) = bit(slot);
+        now.is_saving && marks.pending.get(word).is_some_and(|pending| pending & bit != 0)
+    }
+
+    /// Notes that what is in a slot was saved.
+    pub(crate) fn note_saved(&mut self, slot: u32, now: &Now) {
+        if let Some(marks) = &mut self.marks {
+            let (word, bit) = bit(slot);
+            marks.pending[word] &= !bit;
+            marks.saved = now.epoch;
+        }
+    }
+
+    /// The first slot from `from` on that the running checkpoint needs.
+    pub(crate) fn next_needed(&mut self, from: usize, now: &Now) -> Option<u32> {
+        let slots = self.slots();
+        let marks = self.marks.as_mut()?;
+        marks.turn(slots, now);
+        let first = from / 64;
+        for word in first..marks.pending.len() {
+            let skipped = if word == first { !0 << (from % 64) } else { !0 };
+            let bits = marks.pending[word] & skipped;
+            if bits != 0 {
+                return Some(word as u32 * 64 + bits.trailing_zeros());
+            }
+        }
+        None
+    }
+
+    /// Puts a slot's entry and length in place, from a checkpoint.
+    pub(crate) fn restore(&mut self, slot: u32, entry: Entry, len_bytes: Option<usize>) -> bool {
+        self.set(slot, entry);
+        len_bytes.is_some_and(|len| self.set_len(slot, len))
     }
 
     /// Memory of a table of that many slots, of objects of one length; with what the allocator keeps of it.
@@ -184,10 +335,15 @@ impl Table {
     }
 
     /// Gives the table of an array more slots.
-    pub(crate) fn grow(&mut self, slots: usize) {
+    pub(crate) fn grow(&mut self, slots: usize, now: &Now) {
         debug_assert!(slots >= self.slots() && !self.has_lengths());
-        let mut entries = Entries::new(slots, self.entries.high.is_some());
         let before = self.slots();
+        if let Some(marks) = &mut self.marks {
+            // No running checkpoint needs the new slots.
+            marks.turn(before, now);
+            marks.grow(slots);
+        }
+        let mut entries = Entries::new(slots, self.entries.high.is_some());
         entries.low[..before].copy_from_slice(&self.entries.low);
         if let (Some(new), Some(old)) = (&mut entries.high, &self.entries.high) {
             new[..before].copy_from_slice(old);
@@ -229,7 +385,7 @@ mod tests {
             for (slot, value) in values.iter().enumerate() {
                 table.set(slot as u32, entry(*value));
             }
-            table.grow(slots * 2);
+            table.grow(slots * 2, &Now::default());
             for (slot, value) in values.iter().enumerate() {
                 prop_assert_eq!(table.get(slot as u32), Some((entry(*value), 128)));
             }

@@ -38,7 +38,7 @@ impl<T: Plain> FarVec<T> {
     pub fn new(heap: &FarHeap) -> Result<Self, Error> {
         Ok(Self {
             heap: heap.clone(),
-            array: Array::new(size_of::<T>())?,
+            array: Array::new(heap.core(), size_of::<T>())?,
             value: PhantomData,
         })
     }
@@ -52,6 +52,36 @@ impl<T: Plain> FarVec<T> {
         let mut all = Self::new(heap)?;
         all.array.grow(heap.core(), len)?;
         Ok(all)
+    }
+
+    /// The array of a name, in a restored heap or after [`Self::keep`].
+    ///
+    /// # Errors
+    /// `Refused` where there is none of elements of this size, or it is open already; `NoCheckpoints`.
+    pub fn open(heap: &FarHeap, name: u64) -> Result<Self, Error> {
+        Ok(Self {
+            heap: heap.clone(),
+            array: Array::open(heap.core(), name, size_of::<T>())?,
+            value: PhantomData,
+        })
+    }
+
+    /// The array's name, for [`Self::open`].
+    ///
+    /// # Errors
+    /// `NoCheckpoints`.
+    pub fn name(&self) -> Result<u64, Error> {
+        self.array.handle(self.heap.core())
+    }
+
+    /// Ends the handle and leaves the array. Gives its name.
+    ///
+    /// # Errors
+    /// `NoCheckpoints`: the array is dropped.
+    pub fn keep(mut self) -> Result<u64, Error> {
+        let name = self.name()?;
+        self.array.close(self.heap.core());
+        Ok(name)
     }
 
     /// Elements.
@@ -108,6 +138,8 @@ impl<T: Plain> FarVec<T> {
     /// # Errors
     /// `TooMany`, `Full`, `MemoryLimit`, `Io`, `Damaged`: the array is as it was.
     pub fn push(&mut self, value: T) -> Result<(), Error> {
+        let heap = self.heap.clone();
+        let _together = heap.core().together();
         let index = self.len();
         self.array.grow(self.heap.core(), index + 1)?;
         let stored = self.set(index, value);
@@ -143,7 +175,7 @@ impl<T: Plain> FarVec<T> {
 
 impl<T: Plain> Drop for FarVec<T> {
     fn drop(&mut self) {
-        self.truncate(0);
+        self.array.end(self.heap.core());
     }
 }
 

@@ -78,16 +78,16 @@ impl Core {
     ) -> Result<R, Error> {
         match self.locate(key, intent)? {
             Located::Frame(mut shard, frame) => {
-                let frame = shard.frames.get_mut(frame);
-                frame.touch();
-                Ok(self.change(frame, change))
+                shard.frames.get_mut(frame).touch();
+                Ok(self.change(&mut shard, key, frame, change))
             }
             Located::Zeros(_) | Located::Passing(_) => Err(self.no_memory(0)),
         }
     }
 
-    fn change<R>(&self, frame: &mut frames::Frame, change: impl FnOnce(&mut [u8]) -> R) -> R {
-        let (data, stored) = frame.dirty();
+    fn change<R>(&self, shard: &mut Shard, key: Key, frame: u32, change: impl FnOnce(&mut [u8]) -> R) -> R {
+        self.before_change(shard, key);
+        let (data, stored) = shard.frames.get_mut(frame).dirty();
         let len = data.len();
         let result = change(data);
         if let Some(sector) = stored {
@@ -104,6 +104,13 @@ impl Core {
             let (entry, len) = shard.get(at, key.slot).ok_or(Error::NotAllocated(key.number()))?;
             match entry {
                 Entry::Frame(frame) => {
+                    if intent != Intent::Read
+                        && let Err(no_room) = self.save_first(&mut shard, key, frame)
+                    {
+                        drop(shard);
+                        self.after(Some(no_room))?;
+                        continue;
+                    }
                     shard.hits += u64::from(prepared.is_none());
                     return Ok(Located::Frame(shard, frame));
                 }
@@ -232,7 +239,7 @@ impl Pin<'_> {
     pub(crate) fn write(&self, change: impl FnOnce(&mut [u8])) {
         let (mut shard, at) = self.core.lock(self.key);
         if let Some((Entry::Frame(frame), _)) = shard.get(at, self.key.slot) {
-            self.core.change(shard.frames.get_mut(frame), change);
+            self.core.change(&mut shard, self.key, frame, change);
         }
     }
 }

@@ -37,6 +37,7 @@ impl Core {
     /// otherwise.
     pub(crate) fn alloc(&self, len_bytes: usize) -> Result<Place, Error> {
         table::check_len(len_bytes)?;
+        let _together = self.together();
         let class = Class::of(len_bytes);
         let stored_bytes = class.stored_bytes(len_bytes);
         let mut pools = self.pools.lock();
@@ -68,6 +69,7 @@ impl Core {
 
     fn set_len(&self, key: Key, len_bytes: usize) {
         let (mut shard, at) = self.lock(key);
+        self.before_change(&mut shard, key);
         if let Some(Some(table)) = shard.tables.get_mut(at)
             && table.set_len(key.slot, len_bytes)
         {
@@ -88,7 +90,7 @@ impl Core {
 
     /// Makes a table.
     pub(super) fn add_table(&self, pools: &mut Pools, slots: usize, len_bytes: usize) -> Result<u32, Error> {
-        let taken = self.take_memory(Table::memory_bytes(slots, self.is_wide))?;
+        let taken = self.take_memory(self.table_bytes(slots))?;
         let number = pools.take_number().ok_or(Error::TooMany {
             count: slots,
             len_bytes,
@@ -99,22 +101,40 @@ impl Core {
         if shard.tables.len() <= at {
             shard.tables.resize_with(at + 1, || None);
         }
-        shard.tables[at] = Some(Box::new(Table::new(slots, len_bytes, self.is_wide)));
+        let mut table = Table::new(slots, len_bytes, self.is_wide);
+        if let Some(saver) = &self.saver {
+            table = table.with_marks(shard.now.epoch);
+            saver.tables.lock().note(number, slots, len_bytes as u16, true, &self.budget);
+        }
+        shard.tables[at] = Some(Box::new(table));
         Ok(number)
+    }
+
+    /// Memory of a table.
+    pub(super) fn table_bytes(&self, slots: usize) -> u64 {
+        let marks = self.saver.as_ref().map_or(0, |_| Table::marks_bytes(slots));
+        Table::memory_bytes(slots, self.is_wide) + marks
     }
 
     /// Ends a table whose objects are all dropped. Its number may be used again.
     pub(super) fn drop_table(&self, pools: &mut Pools, number: u32) {
         let (shard, at) = self.shard_of(number);
-        let table = shard.lock().tables.get_mut(at).and_then(Option::take);
+        let table = {
+            let mut shard = shard.lock();
+            self.save_table(&mut shard, number);
+            shard.tables.get_mut(at).and_then(Option::take)
+        };
         if let Some(table) = table {
+            if let Some(saver) = &self.saver {
+                saver.tables.lock().note(number, 0, 0, true, &self.budget);
+            }
             let lengths = if table.has_lengths() {
                 Table::lengths_bytes(table.slots())
             } else {
                 0
             };
             self.budget
-                .give_back(Table::memory_bytes(table.slots(), self.is_wide) + lengths);
+                .give_back(self.table_bytes(table.slots()) + lengths);
             pools.give_number(number);
         }
     }
@@ -127,8 +147,12 @@ impl Core {
         };
         let stored = match entry {
             Entry::Empty => return,
-            Entry::At(sector) => Some(sector),
+            Entry::At(sector) => {
+                self.before_change(&mut shard, key);
+                Some(sector)
+            }
             Entry::Frame(frame) => {
+                self.before_change(&mut shard, key);
                 let stored = shard.frames.get(frame).stored();
                 let freed = shard.frames.remove(frame);
                 debug_assert_eq!(freed, frames::data_bytes(len));
@@ -146,6 +170,7 @@ impl Core {
     /// Frees an object. No I/O.
     pub(crate) fn free(&self, id: ObjectId) -> Result<(), Error> {
         let (key, index) = id.parts();
+        let _together = self.together();
         let mut pools = self.pools.lock();
         let spot = pools
             .give_back(key.table, key.slot, index)
@@ -198,6 +223,25 @@ impl Core {
         Ok(len)
     }
 
+    /// Gives an object of a restored heap to a handle of values of `len_bytes`.
+    pub(crate) fn claim(&self, id: ObjectId, len_bytes: usize) -> Result<(), Error> {
+        self.saver()?;
+        let (place, len) = self.place(id).map_err(|_| self.refused_handle(id.0, "not known"))?;
+        if Class::of(len_bytes).element_bytes(len_bytes) != len {
+            return Err(self.refused_handle(id.0, "an object of another size"));
+        }
+        if !self.pools.lock().claim(place.key.table, place.key.slot, place.index) {
+            return Err(self.refused_handle(id.0, "open already"));
+        }
+        Ok(())
+    }
+
+    /// Ends the use of an object by a handle, and leaves the object.
+    pub(crate) fn unclaim(&self, id: ObjectId) {
+        let (key, index) = id.parts();
+        self.pools.lock().unclaim(key.table, key.slot, index);
+    }
+
     fn entry(&self, key: Key) -> Option<(Entry, usize)> {
         let (shard, at) = self.lock(key);
         shard.get(at, key.slot)
@@ -234,6 +278,7 @@ impl FarHeap {
     /// with
     /// cannot be read, or memory cannot be had because the device does not take what would leave it.
     pub fn alloc(&self, len_bytes: usize) -> Result<ObjectId, Error> {
+        let _together = self.core().together();
         let place = self.core().alloc(len_bytes)?;
         if !place.is_whole {
             let rounded = Class::of(len_bytes).element_bytes(len_bytes);

@@ -3,15 +3,18 @@
 use super::Core;
 use super::access::Intent;
 use crate::error::Error;
+use crate::checkpoint::ArrayRecord;
 use crate::pools;
-use crate::table::{self, Key, Table};
+use crate::table::{self, Key};
 
 /// Slots of a full table of an array: few enough that arrays are spread over the shards.
-const TABLE_SLOTS: usize = 512;
+pub(super) const TABLE_SLOTS: usize = 512;
 
 /// The tables of an array. Elements of less than 128 bytes lie several in one stored object.
 #[derive(Debug)]
 pub(crate) struct Array {
+    /// Its name in checkpoints; 0 where there are none.
+    handle: u64,
     tables: Vec<u32>,
     /// Slots that the last table has.
     last_slots: usize,
@@ -21,11 +24,18 @@ pub(crate) struct Array {
 }
 
 impl Array {
-    pub(crate) fn new(element_bytes: usize) -> Result<Self, Error> {
+    pub(crate) fn new(core: &Core, element_bytes: usize) -> Result<Self, Error> {
+        let mut array = Self::nameless(element_bytes)?;
+        array.note(core);
+        Ok(array)
+    }
+
+    fn nameless(element_bytes: usize) -> Result<Self, Error> {
         table::check_len(element_bytes)?;
         let per_batch = pools::per_batch(element_bytes);
         table::check_len(per_batch * element_bytes)?;
         Ok(Self {
+            handle: 0,
             tables: Vec::new(),
             last_slots: 0,
             element_bytes,
@@ -78,6 +88,7 @@ impl Array {
     /// # Errors
     /// `TooMany`, `Full`, `MemoryLimit`, and what keeps memory from being had. The array is as before.
     pub(crate) fn grow(&mut self, core: &Core, len: usize) -> Result<(), Error> {
+        let _together = core.together();
         let too_many = Error::TooMany {
             count: len,
             len_bytes: self.element_bytes,
@@ -94,7 +105,63 @@ impl Array {
             return Err(error);
         }
         self.len = len;
+        self.note(core);
         Ok(())
+    }
+
+    /// Tells who makes checkpoints what the array is now.
+    fn note(&mut self, core: &Core) {
+        if let Some(saver) = &core.saver {
+            let record = ArrayRecord {
+                handle: self.handle,
+                element_bytes: self.element_bytes as u32,
+                len: self.len as u64,
+                tables: Vec::new(),
+            };
+            self.handle = saver.handles.lock().note_array(record, &self.tables, &core.budget);
+        }
+    }
+
+    /// Its name in checkpoints.
+    pub(crate) fn handle(&self, core: &Core) -> Result<u64, Error> {
+        core.saver()?;
+        Ok(self.handle)
+    }
+
+    /// The array of a name.
+    pub(crate) fn open(core: &Core, handle: u64, element_bytes: usize) -> Result<Self, Error> {
+        let mut array = Self::nameless(element_bytes)?;
+        let record = core.saver()?.handles.lock().open_array(handle);
+        let record = record.map_err(|what| core.refused_handle(handle, what))?;
+        if record.element_bytes as usize != element_bytes {
+            core.saver()?.handles.lock().close(handle);
+            return Err(core.refused_handle(handle, "an array of elements of another size"));
+        }
+        array.handle = handle;
+        array.len = record.len as usize;
+        array.last_slots = record.tables.last().map_or(0, |number| core.table_slots(*number));
+        array.tables = record.tables;
+        Ok(array)
+    }
+
+    /// Ends the use of the array, which stays.
+    pub(crate) fn close(&mut self, core: &Core) {
+        if let Some(saver) = &core.saver {
+            saver.handles.lock().close(self.handle);
+        }
+        self.tables.clear();
+        (self.handle, self.len, self.last_slots) = (0, 0, 0);
+    }
+
+    /// Drops all elements and the array's name.
+    pub(crate) fn end(&mut self, core: &Core) {
+        let _together = core.together();
+        self.truncate(core, 0);
+        if let Some(saver) = &core.saver
+            && self.handle != 0
+        {
+            saver.handles.lock().end(self.handle, &core.budget);
+        }
     }
 
     fn grow_tables(&mut self, core: &Core, batches: usize) -> Result<(), Error> {
@@ -130,6 +197,7 @@ impl Array {
         if len >= self.len {
             return;
         }
+        let _together = core.together();
         let (before, after) = (self.batches(self.len), self.batches(len));
         for batch in after..before {
             if let Ok((key, _)) = self.place(batch * self.per_batch) {
@@ -139,6 +207,7 @@ impl Array {
         core.log.release(before - after, self.stored_bytes());
         self.len = len;
         self.shrink_tables(core);
+        self.note(core);
     }
 
     /// Ends tables of which no slot is needed.
@@ -154,19 +223,25 @@ impl Array {
 }
 
 impl Core {
-    fn grow_table(&self, number: u32, slots: usize) -> Result<(), Error> {
+    pub(super) fn table_slots(&self, number: u32) -> usize {
         let (shard, at) = self.shard_of(number);
-        let before = shard
-            .lock()
-            .tables
-            .get(at)
-            .and_then(Option::as_ref)
-            .map_or(0, |table| table.slots());
-        let more = Table::memory_bytes(slots, self.is_wide) - Table::memory_bytes(before, self.is_wide);
-        let taken = self.take_memory(more)?;
-        if let Some(Some(table)) = shard.lock().tables.get_mut(at) {
-            table.grow(slots);
+        let shard = shard.lock();
+        let table = shard.tables.get(at).and_then(Option::as_ref);
+        table.map_or(0, |table| table.slots())
+    }
+
+    fn grow_table(&self, number: u32, slots: usize) -> Result<(), Error> {
+        let before = self.table_slots(number);
+        let taken = self.take_memory(self.table_bytes(slots) - self.table_bytes(before))?;
+        let (shard, at) = self.shard_of(number);
+        let mut shard = shard.lock();
+        let now = shard.now;
+        if let Some(Some(table)) = shard.tables.get_mut(at) {
+            table.grow(slots, &now);
             taken.keep();
+            if let Some(saver) = &self.saver {
+                saver.tables.lock().note(number, slots, table.len_bytes(), false, &self.budget);
+            }
         }
         Ok(())
     }

@@ -104,11 +104,17 @@ impl Core {
         }
     }
 
+    /// Whether few blocks are free. What the next checkpoint frees counts, but for the last few.
+    fn is_short_of_blocks(&self) -> bool {
+        let available = self.log.available_blocks();
+        available < CLEAN_BELOW_BLOCKS && available + self.log.held_blocks() < 2 * CLEAN_BELOW_BLOCKS
+    }
+
     fn write_and_clean(&self) -> Result<(), crate::Error> {
         while self.log.has_pending() {
             self.log.write_pending()?;
         }
-        while self.log.available_blocks() < CLEAN_BELOW_BLOCKS && !self.signal.is_ending() {
+        while self.is_short_of_blocks() && !self.signal.is_ending() {
             if self.clean_step(STEP_OBJECTS)? == Cleaned::Nothing {
                 break;
             }

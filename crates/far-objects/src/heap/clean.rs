@@ -122,6 +122,7 @@ impl Core {
                     .append(Stream::Cleaner, found.number, scratch, Some(sector))
                 {
                     Ok(new) => {
+                        self.before_change(&mut shard, key);
                         match frame {
                             Some(frame) => shard.frames.get_mut(frame).set_stored(new),
                             None => shard.set(at, key.slot, Entry::At(new)),
@@ -133,20 +134,27 @@ impl Core {
             };
             match no_room {
                 NoRoom::Pending => self.log.write_pending()?,
-                NoRoom::Space => {
-                    return Err(Error::Full {
-                        device: self.log.device(),
-                    });
-                }
+                NoRoom::Space => return Err(self.no_space()),
             };
+        }
+    }
+
+    /// No block is free.
+    fn no_space(&self) -> Error {
+        match self.log.held_blocks() as u64 * BLOCK_BYTES as u64 {
+            0 => Error::Full {
+                device: self.log.device(),
+            },
+            held_bytes => Error::Held {
+                device: self.log.device(),
+                held_bytes,
+            },
         }
     }
 
     /// Cleans until a block is free for objects of users.
     pub(super) fn clean_for_room(&self) -> Result<(), Error> {
-        let full = || Error::Full {
-            device: self.log.device(),
-        };
+        let full = || self.no_space();
         for _ in 0..BLOCKS_FOR_ROOM {
             if self.log.available_blocks() > KEPT_BLOCKS {
                 return Ok(());

@@ -75,13 +75,24 @@ impl Core {
             let frame = shard.frames.get(index);
             let key = frame.key();
             let is_dirty = frame.is_dirty();
-            let entry = if !is_dirty {
+            if is_dirty && !is_clean_only {
+                // One that a checkpoint needs goes to the checkpoint's blocks, and is clean then.
+                if let Err(no_room) = self.save_first(shard, key, index) {
+                    visit.stopped = Some(no_room);
+                    break;
+                }
+            }
+            let frame = shard.frames.get(index);
+            let entry = if !frame.is_dirty() {
                 frame.stored().map_or(Entry::Empty, Entry::At)
             } else if is_clean_only {
                 continue;
             } else {
                 match self.log.append(Stream::User, key.number(), frame.data(), None) {
-                    Ok(sector) => Entry::At(sector),
+                    Ok(sector) => {
+                        self.before_change(shard, key);
+                        Entry::At(sector)
+                    }
                     Err(no_room) => {
                         visit.stopped = Some(no_room);
                         break;
@@ -101,7 +112,7 @@ impl Core {
     }
 
     /// Does what the log needs before it takes more, or lets the thread do it.
-    fn after(&self, stopped: Option<NoRoom>) -> Result<(), Error> {
+    pub(super) fn after(&self, stopped: Option<NoRoom>) -> Result<(), Error> {
         match stopped {
             Some(NoRoom::Pending) => self.log.write_pending().map(|_| ()),
             Some(NoRoom::Space) => self.clean_for_room(),

@@ -5,12 +5,17 @@
 //! moves
 //! it inside the log, `arrays` and `alloc` make and free it. Knows no types: handles do.
 //!
+//! With a file, checkpoints of it are made by `save` and read by `restore`; `handles` knows the arrays and maps
+//! that are in them.
+//!
 //! # Locks
 //!
-//! Pools, then the cleaner, then one shard, then the log. No two shards at once. No byte is read or written
+//! Who makes a checkpoint, then the cut (operations on several objects share it; a cut has it alone), then
+//! pools, then the cleaner, then one shard, then the log. No two shards at once. No byte is read or written
 //! on a
 //! device with a shard or the log locked; a slab is allocated so. A shard holds whole tables: all that is
-//! known of an object changes under one lock.
+//! known of an object changes under one lock. A cut takes them all, in order. What is known of handles and of
+//! tables' shapes for checkpoints has locks under which nothing else is locked.
 //!
 //! A read of the device is made without a lock. The object may be written, cleaned, freed meanwhile, and its
 //! block may be used again. So the place is compared afterwards, and the block's sequence number, before
@@ -24,18 +29,25 @@ mod arrays;
 mod background;
 mod clean;
 mod evict;
+mod gate;
+mod handles;
+mod restore;
+mod save;
 
 pub(crate) use access::{Intent, Pin};
 pub(crate) use arrays::Array;
 pub use clean::Cleaned;
+pub(crate) use handles::MapState;
+pub use save::{Checkpointed, Together};
 
 use crate::budget::Budget;
 use crate::error::Error;
-use crate::frames::Frames;
+use crate::frames::{Frames, data_bytes as frames_data_bytes};
 use crate::layout::BLOCK_BYTES;
 use crate::log::{self, Log, LogStats};
 use crate::pools::Pools;
-use crate::table::{self, Entry, Key, Table};
+use crate::checkpoint::Row;
+use crate::table::{self, Entry, Key, Now, Table};
 use background::Background;
 use clean::Cleaner;
 use crossbeam_utils::CachePadded;
@@ -161,6 +173,11 @@ struct Shard {
     cached: u64,
     evicted: u64,
     evicted_dirty: u64,
+    now: Now,
+    /// Entries as they were at the last cut, of objects that changed before its checkpoint came to them.
+    saved: Vec<(Key, Row)>,
+    /// Objects as they were then.
+    copies: Vec<(Key, Box<[u8]>)>,
 }
 
 impl Shard {
@@ -188,6 +205,8 @@ pub(crate) struct Core {
     /// The shard that gives memory next.
     hand: AtomicUsize,
     signal: background::Signal,
+    /// What makes checkpoints, where the heap has a file for them.
+    saver: Option<save::Saver>,
 }
 
 impl Core {
@@ -199,6 +218,56 @@ impl Core {
     fn lock(&self, key: Key) -> (MutexGuard<'_, Shard>, usize) {
         let (shard, at) = self.shard_of(key.table);
         (shard.lock(), at)
+    }
+}
+
+impl Core {
+    /// A heap without a thread.
+    fn build(
+        backend: Box<dyn Backend>,
+        config: &Config,
+        saver: Option<save::Saver>,
+    ) -> Result<Self, Error> {
+        config.check()?;
+        let slabs = backend.capacity_slabs();
+        if log::sectors(slabs) > table::SECTORS_MAX {
+            return Err(Error::Config(format!(
+                "{slabs} slabs are more than can be addressed"
+            )));
+        }
+        let limit = config.memory_limit_bytes;
+        let budget = Arc::new(Budget::new(limit));
+        let reserve = saver.as_ref().map_or(0, |_| save::reserve_blocks(limit));
+        budget.force(FIXED_BYTES + saver.as_ref().map_or(0, |_| save::FIXED_BYTES));
+        let shards = (limit / SHARD_BYTES).clamp(1, SHARDS_MAX);
+        let shard_bits = shards.ilog2();
+        let core = Self {
+            is_wide: table::needs_wide(log::sectors(slabs)),
+            log: Log::new(backend, config.fill_max, reserve, Arc::clone(&budget))?,
+            shards: (0..1 << shard_bits).map(|_| CachePadded::default()).collect(),
+            shard_bits,
+            page_buffer: Budget::new(config.page_buffer_bytes.min(limit / 4)),
+            budget,
+            pools: Mutex::default(),
+            cleaner: Mutex::default(),
+            hand: AtomicUsize::new(0),
+            signal: background::Signal::default(),
+            saver,
+        };
+        if core.saver.is_some() {
+            core.pools.lock().track();
+        }
+        Ok(core)
+    }
+
+    fn start(self, config: &Config) -> Result<FarHeap, Error> {
+        let core = Arc::new(self);
+        let background = Background::start(config.has_thread.then_some(&core))
+            .map_err(|error| Error::Config(format!("no thread for the object store: {error}")))?;
+        Ok(FarHeap {
+            core,
+            _background: Arc::new(background),
+        })
     }
 }
 
@@ -223,36 +292,7 @@ impl FarHeap {
     /// # Errors
     /// `Config`; `Io` where no thread can be started.
     pub fn new(backend: impl Backend + 'static, config: &Config) -> Result<Self, Error> {
-        config.check()?;
-        let slabs = backend.capacity_slabs();
-        if log::sectors(slabs) > table::SECTORS_MAX {
-            return Err(Error::Config(format!(
-                "{slabs} slabs are more than can be addressed"
-            )));
-        }
-        let limit = config.memory_limit_bytes;
-        let budget = Arc::new(Budget::new(limit));
-        budget.force(FIXED_BYTES);
-        let shards = (limit / SHARD_BYTES).clamp(1, SHARDS_MAX);
-        let shard_bits = shards.ilog2();
-        let core = Arc::new(Core {
-            is_wide: table::needs_wide(log::sectors(slabs)),
-            log: Log::new(Box::new(backend), config.fill_max, Arc::clone(&budget))?,
-            shards: (0..1 << shard_bits).map(|_| CachePadded::default()).collect(),
-            shard_bits,
-            page_buffer: Budget::new(config.page_buffer_bytes.min(limit / 4)),
-            budget,
-            pools: Mutex::default(),
-            cleaner: Mutex::default(),
-            hand: AtomicUsize::new(0),
-            signal: background::Signal::default(),
-        });
-        let background = Background::start(config.has_thread.then_some(&core))
-            .map_err(|error| Error::Config(format!("no thread for the object store: {error}")))?;
-        Ok(Self {
-            core,
-            _background: Arc::new(background),
-        })
+        Core::build(Box::new(backend), config, None)?.start(config)
     }
 
     /// What the handles work on.

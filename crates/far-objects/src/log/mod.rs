@@ -9,8 +9,11 @@
 //! *cleaning*, free again. A block stays in memory until the device has taken it, so a write that fails
 //! loses nothing. Memory is bounded: [`PENDING_MAX`] blocks wait at most, and then nothing is appended.
 
+mod checkpoints;
 mod device;
 mod space;
+
+pub(crate) use checkpoints::{Restored, place_offset, places};
 
 use crate::budget::Budget;
 use crate::error::Error;
@@ -30,6 +33,8 @@ pub(crate) const BUFFER_BYTES: u64 = (2 + PENDING_MAX + SPARES_MAX) as u64 * BLO
 pub(crate) const SLABS_MIN: u32 = 4;
 
 const SPARES_MAX: usize = 1;
+/// Bytes of a checkpoint's tables for an object: an old and a new one, and changes.
+const TABLE_BYTES: usize = 16;
 const SLAB_BLOCKS: u32 = (SLAB_BYTES / BLOCK_BYTES) as u32;
 /// Places that are tried before a write is given up.
 const WRITE_TRIES: usize = 3;
@@ -44,6 +49,8 @@ pub(crate) type Buffer = Vec<Page>;
 pub(crate) enum Stream {
     User,
     Cleaner,
+    /// What a checkpoint needs of objects as they were at its cut.
+    Checkpoint,
 }
 
 /// Why nothing was appended.
@@ -68,6 +75,8 @@ pub struct LogStats {
     pub appended: u64,
     /// Data of objects that the cleaner moved.
     pub moved_bytes: u64,
+    /// Data of objects that checkpoints appended.
+    pub saved_bytes: u64,
     /// Blocks that it cleaned.
     pub cleaned_blocks: u64,
     /// Blocks and places that are no longer used, since they could not be read or written.
@@ -103,7 +112,9 @@ struct State {
     slots: Vec<Slot>,
     /// Blocks sealed when the backend last refused a slab.
     refused_at: Option<u64>,
-    open: [Option<Open>; 2],
+    open: [Option<Open>; 3],
+    /// Places that the tables of checkpoints have.
+    table_places: u64,
     pending: Vec<Pending>,
     spares: Vec<Buffer>,
     sealed: u64,
@@ -115,6 +126,8 @@ struct State {
 pub(crate) struct Log {
     backend: Box<dyn Backend>,
     fill_max: f64,
+    /// Blocks that only checkpoints take; none where there are no checkpoints.
+    reserve: usize,
     /// Where the memory of the records is counted.
     budget: Arc<Budget>,
     state: Mutex<State>,
@@ -126,7 +139,12 @@ impl Log {
     ///
     /// # Errors
     /// `Config` where the backend has fewer slabs than [`SLABS_MIN`].
-    pub(crate) fn new(backend: Box<dyn Backend>, fill_max: f64, budget: Arc<Budget>) -> Result<Self, Error> {
+    pub(crate) fn new(
+        backend: Box<dyn Backend>,
+        fill_max: f64,
+        reserve: usize,
+        budget: Arc<Budget>,
+    ) -> Result<Self, Error> {
         if backend.capacity_slabs() < SLABS_MIN {
             return Err(Error::Config(format!(
                 "{}: {} slabs of 1 MiB are too few for an object store, which needs {SLABS_MIN}",
@@ -137,6 +155,7 @@ impl Log {
         Ok(Self {
             backend,
             fill_max,
+            reserve,
             budget,
             state: Mutex::default(),
             written: Condvar::new(),
@@ -165,7 +184,7 @@ impl Log {
             Some(_) => state.slots.len() as u64,
             None => u64::from(self.backend.capacity_slabs()),
         };
-        (slabs * u64::from(SLAB_BLOCKS)).saturating_sub(state.blocks.retired())
+        (slabs * u64::from(SLAB_BLOCKS)).saturating_sub(state.blocks.retired() + state.table_places)
     }
 
     /// Free places, given or not, less those that open and pending blocks need.
@@ -180,7 +199,12 @@ impl Log {
 
     /// Blocks that may still be started before something has to be cleaned.
     pub(crate) fn available_blocks(&self) -> usize {
-        self.available(&self.state.lock())
+        self.available(&self.state.lock()).saturating_sub(self.reserve)
+    }
+
+    /// Blocks that are free but for checkpoints.
+    pub(crate) fn held_blocks(&self) -> usize {
+        self.state.lock().blocks.held()
     }
 
     /// Whether blocks wait for the device and nobody writes them.
@@ -192,21 +216,27 @@ impl Log {
             .any(|pending| !pending.is_claimed)
     }
 
+    /// What an object is promised: its bytes and, where there are checkpoints, those of its entries in tables.
+    pub(crate) fn promised_each(&self, len_bytes: usize) -> usize {
+        layout::footprint_bytes(len_bytes) + if self.reserve == 0 { 0 } else { TABLE_BYTES }
+    }
+
     /// Promises room for `count` objects of `len_bytes`. As long as all that is stored was promised, cleaning
     /// finds room for it.
     ///
     /// # Errors
     /// `Full`; `TooMany` on overflow.
     pub(crate) fn promise(&self, count: usize, len_bytes: usize) -> Result<(), Error> {
-        let footprint = layout::footprint_bytes(len_bytes);
+        let footprint = self.promised_each(len_bytes);
         let wanted = count
             .checked_mul(footprint)
             .ok_or(Error::TooMany { count, len_bytes })? as u64;
         let mut state = self.state.lock();
-        let largest = state.largest_bytes.max(footprint);
+        let largest = state.largest_bytes.max(layout::footprint_bytes(len_bytes));
         // At a block's end, room for all but the largest object may be lost.
         let block_bytes = (BLOCK_PAYLOAD_BYTES - (largest - 1)) as f64;
-        let blocks = self.capacity_blocks(&state).saturating_sub(RESERVED_BLOCKS);
+        let reserved = RESERVED_BLOCKS + self.reserve as u64;
+        let blocks = self.capacity_blocks(&state).saturating_sub(reserved);
         let limit = (blocks as f64 * self.fill_max * block_bytes) as u64;
         let promised = state.stats.promised_bytes.saturating_add(wanted);
         if promised > limit {
@@ -222,7 +252,7 @@ impl Log {
     /// Takes a promise back.
     pub(crate) fn release(&self, count: usize, len_bytes: usize) {
         let mut state = self.state.lock();
-        let bytes = (count * layout::footprint_bytes(len_bytes)) as u64;
+        let bytes = (count * self.promised_each(len_bytes)) as u64;
         debug_assert!(state.stats.promised_bytes >= bytes);
         state.stats.promised_bytes = state.stats.promised_bytes.saturating_sub(bytes);
     }
@@ -255,6 +285,7 @@ impl Log {
                 state.stats.appended_bytes += data.len() as u64;
             }
             Stream::Cleaner => state.stats.moved_bytes += data.len() as u64,
+            Stream::Checkpoint => state.stats.saved_bytes += data.len() as u64,
         }
         Ok(sector)
     }
@@ -270,7 +301,11 @@ impl Log {
             return Err(NoRoom::Pending);
         }
         // The last blocks are the cleaner's, which gives back more than it takes.
-        let kept = if stream == Stream::User { 2 } else { 0 };
+        let kept = match stream {
+            Stream::User => 2 + self.reserve,
+            Stream::Cleaner => self.reserve,
+            Stream::Checkpoint => 0,
+        };
         self.grow(state, kept);
         if self.available(state) <= kept {
             return Err(NoRoom::Space);
@@ -289,7 +324,7 @@ impl Log {
         } else {
             buffer.as_mut_bytes().fill(0);
         }
-        let (block, sequence) = state.blocks.begin();
+        let (block, sequence) = state.blocks.begin(stream == Stream::Checkpoint);
         state.open[stream as usize] = Some(Open {
             block,
             sequence,

@@ -4,7 +4,7 @@
 //! place cannot be written; locations name blocks by number.
 
 use crate::layout::BLOCK_PAYLOAD_BYTES;
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeSet, HashSet, VecDeque};
 
 /// Blocks that are in no sum of what may be allocated: two being filled, two being written, two of the
 /// cleaner,
@@ -15,6 +15,8 @@ pub(crate) const RESERVED_BLOCKS: u64 = 8;
 const LEVEL_BYTES: u32 = 2048;
 /// Blocks with the fewest live bytes, of which the cleaner takes one.
 const CANDIDATES: usize = 256;
+/// Blocks among which it looks for one that no checkpoint needs.
+const NEW_LOOKS: usize = 4096;
 
 /// What becomes of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,6 +45,19 @@ pub(crate) struct Block {
     pub(crate) live_bytes: u32,
     /// Number of its place on the device, where the state has one.
     pub(crate) place: u32,
+    /// Cuts that were made when it was begun; one less for a checkpoint's own. A cut that was made later may
+    /// need what is in it.
+    pub(crate) born: u32,
+}
+
+/// A place that the last complete checkpoint may need, or the one that is being written.
+#[derive(Debug, Clone, Copy)]
+struct Held {
+    /// Cuts that were made when it was freed.
+    freed: u32,
+    /// The block that had it; `None` for a part of a checkpoint's tables.
+    block: Option<(u32, Block)>,
+    place: u32,
 }
 
 impl Block {
@@ -61,6 +76,9 @@ pub(crate) struct Blocks {
     sealed: BTreeSet<(u32, u32)>,
     retired: u64,
     sequence: u32,
+    /// Cuts of checkpoints.
+    epoch: u32,
+    held: VecDeque<Held>,
 }
 
 impl Blocks {
@@ -83,14 +101,114 @@ impl Blocks {
         self.all.get(number as usize)
     }
 
-    /// Starts a block, with nothing in it.
-    pub(crate) fn begin(&mut self) -> (u32, u32) {
+    /// A cut: what was begun before may be needed by its checkpoint.
+    pub(crate) fn cut(&mut self) {
+        self.epoch += 1;
+    }
+
+    pub(crate) fn sequence(&self) -> u32 {
+        self.sequence
+    }
+
+    /// Places that are free but for checkpoints.
+    pub(crate) fn held(&self) -> usize {
+        self.held.len()
+    }
+
+    /// Keeps a place of a checkpoint's tables until the next checkpoint is complete.
+    pub(crate) fn hold_place(&mut self, place: u32) {
+        self.held.push_back(Held {
+            freed: self.epoch,
+            block: None,
+            place,
+        });
+    }
+
+    /// The checkpoint of the last cut is complete: what only earlier ones need is free.
+    pub(crate) fn commit(&mut self) {
+        while let Some(held) = self.held.front().copied().filter(|held| held.freed < self.epoch) {
+            self.held.pop_front();
+            self.free_places.push_back(held.place);
+            if let Some((number, _)) = held.block {
+                self.free_numbers.push(number);
+            }
+        }
+    }
+
+    /// Blocks that the last cut may need and that are not on the device yet.
+    pub(crate) fn has_unwritten(&self) -> bool {
+        let is_waiting = |block: &Block| {
+            block.born < self.epoch && matches!(block.state, BlockState::Open | BlockState::Pending)
+        };
+        self.all.iter().any(is_waiting)
+    }
+
+    /// Calls `each` with the blocks that the last cut may need and that were begun at the cut `since` or later.
+    pub(crate) fn for_each_needed(&self, since: u32, mut each: impl FnMut(u32, &Block)) {
+        let is_needed = |block: &Block| block.born < self.epoch && block.born >= since;
+        for (number, block) in self.all.iter().enumerate() {
+            if block.state != BlockState::Free && is_needed(block) {
+                each(number as u32, block);
+            }
+        }
+        let freed = self.held.iter().filter(|held| held.freed == self.epoch);
+        for (number, block) in freed.filter_map(|held| held.block) {
+            if is_needed(&block) {
+                each(number, &block);
+            }
+        }
+    }
+
+    /// Puts blocks in place as a checkpoint says: sealed, by number, with their live bytes. All other places
+    /// of `places` are free but for those of `taken`.
+    pub(crate) fn restore(
+        &mut self,
+        blocks: Vec<(u32, Block)>,
+        places: u32,
+        taken: &HashSet<u32>,
+        epoch: u32,
+        sequence: u32,
+    ) {
+        let len = blocks.iter().map(|(number, _)| *number as usize + 1).max();
+        let free = Block {
+            state: BlockState::Free,
+            sequence: 0,
+            live_bytes: 0,
+            place: 0,
+            born: 0,
+        };
+        self.all = vec![free; len.unwrap_or(0)];
+        self.epoch = epoch;
+        self.sequence = sequence;
+        let mut used: HashSet<u32> = taken.clone();
+        for (number, block) in blocks {
+            used.insert(block.place);
+            self.all[number as usize] = Block {
+                born: epoch.saturating_sub(1),
+                ..block
+            };
+            self.settle(number, None);
+        }
+        let numbers = 0..self.all.len() as u32;
+        self.free_numbers = numbers
+            .filter(|number| self.all[*number as usize].state == BlockState::Free)
+            .collect();
+        self.free_places = (0..places).filter(|place| !used.contains(place)).collect();
+    }
+
+    /// Starts a block, with nothing in it. One of a checkpoint belongs to the last cut.
+    pub(crate) fn begin(&mut self, is_of_checkpoint: bool) -> (u32, u32) {
         self.sequence = self.sequence.wrapping_add(1);
         let block = Block {
             state: BlockState::Open,
             sequence: self.sequence,
             live_bytes: 0,
             place: 0,
+            born: if is_of_checkpoint {
+                self.epoch.saturating_sub(1)
+            } else {
+                self.epoch
+            },
         };
         let number = match self.free_numbers.pop() {
             Some(number) => {
@@ -170,21 +288,33 @@ impl Blocks {
 
     fn free(&mut self, number: u32) {
         let block = &mut self.all[number as usize];
+        let before = *block;
         block.state = BlockState::Free;
-        self.free_places.push_back(block.place);
+        if before.born < self.epoch {
+            self.held.push_back(Held {
+                freed: self.epoch,
+                block: Some((number, before)),
+                place: before.place,
+            });
+            return;
+        }
+        self.free_places.push_back(before.place);
         self.free_numbers.push(number);
     }
 
     /// The sealed block to clean: of those with fewest live bytes, the one with the largest product of free
     /// bytes and age, over what is moved (Rosenblum and Ousterhout, section 3.5). It gains at least a quarter of
     /// what the emptiest would, so that cleaning gets on. `None` if nothing is gained.
-    pub(crate) fn take_victim(&mut self) -> Option<(u32, Block)> {
+    /// With `is_new_only`, only one whose place is free at once afterwards, and not held for a checkpoint.
+    pub(crate) fn take_victim(&mut self, is_new_only: bool) -> Option<(u32, Block)> {
         let free_bytes = |number: u32| BLOCK_PAYLOAD_BYTES as u32 - self.all[number as usize].live_bytes;
-        let &(_, emptiest) = self.sealed.first()?;
+        let may_be = |number: u32| !is_new_only || self.all[number as usize].born >= self.epoch;
+        let mut candidates = self.sealed.iter().take(if is_new_only { NEW_LOOKS } else { CANDIDATES });
+        let &(_, emptiest) = candidates.clone().find(|(_, number)| may_be(*number))?;
         let least = (free_bytes(emptiest) / 4).max(LEVEL_BYTES);
-        let candidates = self.sealed.iter().take(CANDIDATES);
         let &(level, number) = candidates
-            .filter(|(_, number)| free_bytes(*number) >= least)
+            .by_ref()
+            .filter(|(_, number)| may_be(*number) && free_bytes(*number) >= least)
             .max_by_key(|(_, number)| self.gain(*number))?;
         let block = &mut self.all[number as usize];
         block.state = BlockState::Cleaning;

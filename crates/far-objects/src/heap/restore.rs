@@ -1,0 +1,538 @@
+//! Restore: a heap from the last complete checkpoint of a file.
+//!
+//! Reads roots and tables, no objects. Believes nothing: what is named has to be there, once, and within
+//! bounds. A thread reads ahead meanwhile.
+
+use super::arrays::TABLE_SLOTS;
+use super::handles::{Handles, Shapes};
+use super::save::{self, Segment};
+use super::{Config, Core, FarHeap};
+use crate::checkpoint::{
+    self, ArrayRecord, BlockRow, Failure, HEAD_BYTES, Head, MapRecord, Malformed, NO_PLACE, PAYLOAD_BYTES,
+    PoolRow, ROOT_BYTES, ROOT_SLOTS, Root, Row, SegmentRef, Sink, TableRow,
+};
+use crate::error::{Error, Refusal};
+use crate::file::{CheckpointFile, SLABS_AT};
+use crate::layout::{self, BLOCK_BYTES, BLOCK_PAYLOAD_BYTES, OBJECT_MAX_BYTES};
+use crate::log::{self, Restored};
+use crate::pools;
+use crate::table::{Entry, Now, Table};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+
+/// Parts of tables that are read ahead.
+const AHEAD: usize = 2;
+/// Sequence numbers that are passed over, so that none of a block that was written after the checkpoint is used
+/// again.
+const SEQUENCE_STEP: u32 = 1 << 20;
+
+impl FarHeap {
+    /// The heap of the last complete checkpoint of a file, and that checkpoint's record. Objects stay where
+    /// they are; handles are opened by name. The heap goes on in the file, and its checkpoints too.
+    ///
+    /// # Errors
+    /// `Refused` says what the file is instead, or whose schema tag it has; `MemoryLimit` where its tables do not
+    /// fit; `Config`, `Io`.
+    pub fn restore(
+        file: impl CheckpointFile + 'static,
+        schema_tag: u64,
+        config: &Config,
+    ) -> Result<(Self, Vec<u8>), Error> {
+        let file: Arc<dyn CheckpointFile> = Arc::new(file);
+        save::lock(&*file)?;
+        let name = file.name();
+        let refused = |reason| Error::Refused {
+            file: name.clone(),
+            reason,
+        };
+        let (slot, root) = read_root(&*file)?;
+        if root.schema_tag != schema_tag {
+            return Err(refused(Refusal::Schema {
+                found: root.schema_tag,
+                wanted: schema_tag,
+            }));
+        }
+        if root.given_slabs > root.capacity_slabs || root.epoch == u32::MAX {
+            return Err(refused(Refusal::Malformed("the root's numbers".into())));
+        }
+        let core = Self::open_core(Arc::clone(&file), &root, slot, config)?;
+        let record = load(&core, &*file, &root).map_err(|failure| match failure {
+            Failure::Malformed(Malformed(what)) => refused(Refusal::Malformed(what)),
+            Failure::Other(error) => error,
+        })?;
+        Ok((core.start(config)?, record))
+    }
+}
+
+/// The slot of the newest root, and the root.
+fn read_root(file: &dyn CheckpointFile) -> Result<(usize, Root), Error> {
+    let len = file.len_bytes().map_err(|error| save::io(file, error))?;
+    let mut bytes = vec![0; ROOT_SLOTS * ROOT_BYTES];
+    let there = len.min(bytes.len() as u64) as usize;
+    file.read_at(0, &mut bytes[..there])
+        .map_err(|error| save::io(file, error))?;
+    let (first, second) = bytes.split_at(ROOT_BYTES);
+    checkpoint::choose([first, second]).map_err(|reason| Error::Refused {
+        file: file.name(),
+        reason,
+    })
+}
+
+/// A part of the tables: its bytes, where the payload ends, whether it is the segment's last.
+struct Part {
+    bytes: Vec<u8>,
+    len: usize,
+    is_last: bool,
+}
+
+/// Reads all parts in order.
+fn read_ahead(
+    file: &dyn CheckpointFile,
+    root: &Root,
+    sender: &SyncSender<Part>,
+) -> Result<Vec<Segment>, Failure> {
+    let places = log::places(root.given_slabs);
+    let mut seen = HashSet::new();
+    let mut all = Vec::new();
+    for segment in &root.segments {
+        let mut of_segment = Vec::new();
+        let mut place = segment.first;
+        let mut head = Head {
+            file_id: root.file_id,
+            generation: segment.generation,
+            index: 0,
+            next: NO_PLACE,
+        };
+        let mut left = segment.len_bytes;
+        while place != NO_PLACE {
+            if u64::from(place) >= places || !seen.insert(place) {
+                return Err(Malformed::new(format!("place {place} of a table")).into());
+            }
+            of_segment.push(place);
+            let wanted = HEAD_BYTES + left.min(PAYLOAD_BYTES as u64) as usize;
+            let mut bytes = vec![0; wanted];
+            file.read_at(SLABS_AT + log::place_offset(place), &mut bytes)
+                .map_err(|error| match error.kind() {
+                    std::io::ErrorKind::UnexpectedEof => {
+                        Failure::from(Malformed::new("the file ends before its tables"))
+                    }
+                    _ => Failure::Other(save::io(file, error)),
+                })?;
+            let (next, payload) = head.open(&bytes)?;
+            let len = payload.len();
+            left = left
+                .checked_sub(len as u64)
+                .ok_or_else(|| Malformed::new("a segment is too long"))?;
+            head.index += 1;
+            place = next;
+            let part = Part {
+                bytes,
+                len,
+                is_last: next == NO_PLACE,
+            };
+            if sender.send(part).is_err() {
+                // Who takes them found an error.
+                return Ok(all);
+            }
+        }
+        if left != 0 || of_segment.len() != segment.places as usize {
+            return Err(Malformed::new("a segment is too short").into());
+        }
+        all.push(Segment {
+            at: *segment,
+            places: of_segment,
+        });
+    }
+    Ok(all)
+}
+
+/// The parts of one segment as one run of bytes.
+struct Stream<'a> {
+    parts: &'a Receiver<Part>,
+    part: Option<Part>,
+    at: usize,
+}
+
+impl Stream<'_> {
+    fn read(&mut self, mut out: &mut [u8]) -> Result<(), Failure> {
+        while !out.is_empty() {
+            let rest = self.part.as_ref().map(|part| part.len - self.at);
+            match (rest, &self.part) {
+                (Some(rest), Some(part)) if rest != 0 => {
+                    let now = rest.min(out.len());
+                    let from = HEAD_BYTES + self.at;
+                    let (head, tail) = out.split_at_mut(now);
+                    head.copy_from_slice(&part.bytes[from..from + now]);
+                    self.at += now;
+                    out = tail;
+                }
+                (_, part) => {
+                    let is_end = part.as_ref().is_some_and(|part| part.is_last);
+                    let next = if is_end { None } else { self.parts.recv().ok() };
+                    self.part = Some(next.ok_or_else(|| Malformed::new("records end in their middle"))?);
+                    self.at = 0;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn is_at_end(&self) -> bool {
+        let part = self.part.as_ref();
+        part.is_some_and(|part| part.is_last && self.at == part.len)
+    }
+}
+
+fn load(core: &Core, file: &dyn CheckpointFile, root: &Root) -> Result<Vec<u8>, Failure> {
+    let (sender, parts) = sync_channel(AHEAD);
+    let mut loading = Loading::new(core, root);
+    let segments = std::thread::scope(|scope| {
+        let reader = scope.spawn(move || read_ahead(file, root, &sender));
+        let read = loading.read(&root.segments, &parts);
+        drop(parts);
+        let segments = match reader.join() {
+            Ok(segments) => segments,
+            Err(_) => Err(Malformed::new("no thread for reading").into()),
+        };
+        // Where reading failed, that is why the records ended.
+        let segments = segments?;
+        read.map(|()| segments)
+    })?;
+    loading.finish(core, root, segments)
+}
+
+struct Loading<'a> {
+    core: &'a Core,
+    sectors: u64,
+    tables: BTreeMap<u32, Box<Table>>,
+    blocks: HashMap<u32, BlockRow>,
+    pools: BTreeMap<u32, PoolRow>,
+    arrays: BTreeMap<u64, ArrayRecord>,
+    maps: BTreeMap<u64, MapRecord>,
+    record: Vec<u8>,
+    epoch: u32,
+}
+
+impl Sink for Loading<'_> {
+    fn table(&mut self, row: TableRow) -> Result<(), Failure> {
+        if row.is_new {
+            self.pools.remove(&row.number);
+            if let Some(table) = self.tables.remove(&row.number) {
+                self.give_back(&table);
+            }
+        }
+        let Some((slots, len_bytes)) = row.shape else {
+            return if self.tables.contains_key(&row.number) {
+                Err(Malformed::new(format!("table {} ends without an end", row.number)).into())
+            } else {
+                Ok(())
+            };
+        };
+        let slots = slots as usize;
+        match self.tables.get_mut(&row.number) {
+            None => {
+                self.core.take_memory(self.core.table_bytes(slots))?.keep();
+                let table = Table::new(slots, usize::from(len_bytes), self.core.is_wide);
+                self.tables
+                    .insert(row.number, Box::new(table.with_marks(self.epoch)));
+            }
+            Some(table) => {
+                if slots < table.slots() || table.has_lengths() || table.len_bytes() != len_bytes {
+                    return Err(Malformed::new(format!("table {} gets shorter", row.number)).into());
+                }
+                let more = self.core.table_bytes(slots) - self.core.table_bytes(table.slots());
+                self.core.take_memory(more)?.keep();
+                let now = Now {
+                    epoch: self.epoch,
+                    ..Now::default()
+                };
+                table.grow(slots, &now);
+            }
+        }
+        Ok(())
+    }
+
+    fn entries(&mut self, number: u32, has_lengths: bool, rows: &[Row]) -> Result<(), Failure> {
+        let wrong = |row: &Row| Malformed::new(format!("slot {} of table {number}", row.slot));
+        let Some(table) = self.tables.get_mut(&number) else {
+            return Err(Malformed::new(format!("entries of table {number}, which is not there")).into());
+        };
+        let slots = table.slots();
+        for row in rows {
+            let len = usize::from(row.len);
+            let is_sound = usize::from(row.slot) < slots
+                && row.value <= self.sectors
+                && (!has_lengths || (1..=OBJECT_MAX_BYTES).contains(&len));
+            if !is_sound {
+                return Err(wrong(row).into());
+            }
+            let entry = row.value.checked_sub(1).map_or(Entry::Empty, Entry::At);
+            // Without a length of its own an object has the table's, whatever it had before.
+            let len = if has_lengths { len } else { usize::from(table.len_bytes()) };
+            if table.restore(u32::from(row.slot), entry, Some(len)) {
+                self.core.budget.force(Table::lengths_bytes(slots));
+            }
+        }
+        Ok(())
+    }
+
+    fn block(&mut self, row: BlockRow) -> Result<(), Failure> {
+        self.blocks.insert(row.number, row);
+        Ok(())
+    }
+
+    fn pool(&mut self, row: PoolRow) -> Result<(), Failure> {
+        self.pools.insert(row.table, row);
+        Ok(())
+    }
+
+    fn array(&mut self, record: ArrayRecord) -> Result<(), Failure> {
+        self.arrays.insert(record.handle, record);
+        Ok(())
+    }
+
+    fn map(&mut self, record: MapRecord) -> Result<(), Failure> {
+        self.maps.insert(record.handle, record);
+        Ok(())
+    }
+
+    fn gone(&mut self, handle: u64) -> Result<(), Failure> {
+        self.arrays.remove(&handle);
+        self.maps.remove(&handle);
+        Ok(())
+    }
+
+    fn record(&mut self, bytes: Vec<u8>) -> Result<(), Failure> {
+        self.record = bytes;
+        Ok(())
+    }
+}
+
+impl<'a> Loading<'a> {
+    fn new(core: &'a Core, root: &Root) -> Self {
+        Self {
+            core,
+            sectors: log::sectors(root.given_slabs),
+            tables: BTreeMap::new(),
+            blocks: HashMap::new(),
+            pools: BTreeMap::new(),
+            arrays: BTreeMap::new(),
+            maps: BTreeMap::new(),
+            record: Vec::new(),
+            epoch: root.epoch,
+        }
+    }
+
+    fn give_back(&self, table: &Table) {
+        let lengths = if table.has_lengths() {
+            Table::lengths_bytes(table.slots())
+        } else {
+            0
+        };
+        self.core
+            .budget
+            .give_back(self.core.table_bytes(table.slots()) + lengths);
+    }
+
+    fn read(&mut self, segments: &[SegmentRef], parts: &Receiver<Part>) -> Result<(), Failure> {
+        for _ in segments {
+            let mut stream = Stream {
+                parts,
+                part: None,
+                at: 0,
+            };
+            checkpoint::decode(&mut |out: &mut [u8]| stream.read(out), self)?;
+            if !stream.is_at_end() {
+                return Err(Malformed::new("bytes follow the records").into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that all is there that is named, and makes the heap of it.
+    fn finish(mut self, core: &Core, root: &Root, segments: Vec<Segment>) -> Result<Vec<u8>, Failure> {
+        self.check_arrays()?;
+        self.check_maps()?;
+        let (promised_bytes, largest_bytes) = self.restore_pools(core, root)?;
+        let live = self.live_bytes()?;
+        let table_places: HashSet<u32> = segments.iter().flat_map(|segment| segment.places.clone()).collect();
+        let mut used = table_places.clone();
+        let mut blocks = Vec::with_capacity(live.len());
+        for (number, live_bytes) in live {
+            let Some(row) = self.blocks.get(&number) else {
+                return Err(Malformed::new(format!("block {number} is not there")).into());
+            };
+            let is_sound = u64::from(row.place) < log::places(root.given_slabs)
+                && used.insert(row.place)
+                && live_bytes <= BLOCK_PAYLOAD_BYTES as u64;
+            if !is_sound {
+                return Err(Malformed::new(format!("block {number} at place {}", row.place)).into());
+            }
+            blocks.push((*row, live_bytes as u32));
+        }
+        core.log.restore(Restored {
+            blocks,
+            given_slabs: root.given_slabs,
+            table_places,
+            epoch: root.epoch,
+            sequence: root.sequence.wrapping_add(SEQUENCE_STEP),
+            promised_bytes,
+            largest_bytes,
+        });
+        let saver = core.saver()?;
+        let arrays = std::mem::take(&mut self.arrays);
+        let maps = std::mem::take(&mut self.maps);
+        *saver.handles.lock() = Handles::restore(
+            arrays.into_values(),
+            maps.into_values(),
+            root.next_handle,
+            &core.budget,
+        );
+        saver.progress.lock().segments = segments;
+        self.restore_tables(core, &mut saver.tables.lock());
+        Ok(self.record)
+    }
+
+    fn check_arrays(&mut self) -> Result<(), Failure> {
+        let mut owned: HashSet<u32> = HashSet::new();
+        for record in self.arrays.values() {
+            let wrong = || Malformed::new(format!("array {}", record.handle));
+            let element = record.element_bytes as usize;
+            let per_batch = pools::per_batch(element);
+            let stored = per_batch.checked_mul(element).filter(|len| (1..=OBJECT_MAX_BYTES).contains(len));
+            let stored = stored.ok_or_else(wrong)?;
+            let mut slots = 0;
+            for (index, number) in record.tables.iter().enumerate() {
+                let table = self.tables.get(number).ok_or_else(wrong)?;
+                let is_last = index + 1 == record.tables.len();
+                let is_sound = usize::from(table.len_bytes()) == stored
+                    && !table.has_lengths()
+                    && table.slots() <= TABLE_SLOTS
+                    && (is_last || table.slots() == TABLE_SLOTS)
+                    && !self.pools.contains_key(number)
+                    && owned.insert(*number);
+                if !is_sound {
+                    return Err(wrong().into());
+                }
+                slots += table.slots() as u64;
+            }
+            let batches = record.len.div_ceil(per_batch as u64);
+            if batches > slots || batches.div_ceil(TABLE_SLOTS as u64) != record.tables.len() as u64 {
+                return Err(wrong().into());
+            }
+        }
+        let is_owned = |number: &u32| self.pools.contains_key(number) || owned.contains(number);
+        match self.tables.keys().find(|number| !is_owned(number)) {
+            Some(number) => Err(Malformed::new(format!("table {number} is nobody's")).into()),
+            None => Ok(()),
+        }
+    }
+
+    fn check_maps(&self) -> Result<(), Failure> {
+        let mut owned = HashSet::new();
+        for record in self.maps.values() {
+            let array = |handle: u64| self.arrays.get(&handle);
+            let is_sound = match (array(record.buckets), array(record.chains)) {
+                (Some(buckets), Some(chains)) => {
+                    let mut free = HashSet::new();
+                    buckets.len >= 1
+                        && buckets.len <= u64::from(u32::MAX)
+                        && chains.len < u64::from(u32::MAX)
+                        && owned.insert(record.buckets)
+                        && owned.insert(record.chains)
+                        && record.len <= (buckets.len + chains.len) * OBJECT_MAX_BYTES as u64
+                        && record
+                            .free
+                            .iter()
+                            .all(|number| u64::from(*number) < chains.len && free.insert(*number))
+                }
+                _ => false,
+            };
+            if !is_sound {
+                return Err(Malformed::new(format!("map {}", record.handle)).into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts the pools in place. Gives what is promised to all objects, and the largest of them.
+    fn restore_pools(&self, core: &Core, root: &Root) -> Result<(u64, usize), Failure> {
+        let mut promised = 0u64;
+        let mut largest = 0;
+        let mut promise = |count: u64, len_bytes: usize| {
+            let each = core.log.promised_each(len_bytes) as u64;
+            promised = promised.saturating_add(count.saturating_mul(each));
+            if count != 0 {
+                largest = largest.max(layout::footprint_bytes(len_bytes));
+            }
+        };
+        for record in self.arrays.values() {
+            let per_batch = pools::per_batch(record.element_bytes as usize);
+            let stored = per_batch * record.element_bytes as usize;
+            promise(record.len.div_ceil(per_batch as u64), stored);
+        }
+        let mut pools = core.pools.lock();
+        for row in self.pools.values() {
+            let wrong = || Malformed::new(format!("pool of table {}", row.table));
+            let table = self.tables.get(&row.table).ok_or_else(wrong)?;
+            if !pools.restore(row, table.slots()) {
+                return Err(wrong().into());
+            }
+            core.budget.force(2 * row.used.len() as u64 * 8);
+            pools.for_each_used_slot(row.table, |slot| {
+                let len = table.get(slot).map_or(0, |(_, len)| len);
+                promise(1, len);
+            });
+            if !pools.has_right_lengths(row.table, |slot| table.get(slot).map_or(0, |(_, len)| len)) {
+                return Err(wrong().into());
+            }
+        }
+        let last = self.tables.keys().next_back().copied().unwrap_or(0);
+        pools.restore_numbers(|number| self.tables.contains_key(&number), last);
+        if promised > log::sectors(root.given_slabs.max(root.capacity_slabs)) * 512 {
+            return Err(Malformed::new("more objects than the store has room for").into());
+        }
+        Ok((promised, largest))
+    }
+
+    /// Live bytes of each block that has some.
+    fn live_bytes(&self) -> Result<BTreeMap<u32, u64>, Failure> {
+        let blocks = (self.sectors / layout::BLOCK_SECTORS as u64) as usize;
+        let mut live = vec![0u64; blocks];
+        for table in self.tables.values() {
+            for slot in 0..table.slots() as u32 {
+                if let Some((Entry::At(sector), len)) = table.get(slot) {
+                    let block = log::block_of(sector) as usize;
+                    if let Some(live) = live.get_mut(block) {
+                        *live += layout::footprint_bytes(len) as u64;
+                    }
+                }
+            }
+        }
+        let live = live.into_iter().enumerate().filter(|(_, bytes)| *bytes != 0);
+        Ok(live.map(|(number, bytes)| (number as u32, bytes)).collect())
+    }
+
+    fn restore_tables(&mut self, core: &Core, shapes: &mut Shapes) {
+        for shard in &core.shards {
+            shard.lock().now = Now {
+                epoch: self.epoch,
+                committed: self.epoch,
+                ..Now::default()
+            };
+        }
+        for (number, table) in std::mem::take(&mut self.tables) {
+            shapes.note(number, table.slots(), table.len_bytes(), false, &core.budget);
+            let (shard, at) = core.shard_of(number);
+            let mut shard = shard.lock();
+            if shard.tables.len() <= at {
+                shard.tables.resize_with(at + 1, || None);
+            }
+            shard.tables[at] = Some(table);
+        }
+        shapes.touched.clear();
+    }
+}
+
+const _: () = assert!(BLOCK_BYTES == HEAD_BYTES + PAYLOAD_BYTES);
