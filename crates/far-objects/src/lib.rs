@@ -59,6 +59,10 @@
 
 #![forbid(unsafe_code)]
 
+// Files of tests/ that unit tests share name the crate so.
+#[cfg(test)]
+extern crate self as varve_far_objects;
+
 pub mod error;
 
 mod layout;

@@ -28,6 +28,8 @@ mod alloc;
 mod arrays;
 mod background;
 mod clean;
+#[cfg(test)]
+mod crash_tests;
 mod evict;
 mod gate;
 mod handles;

@@ -68,6 +68,17 @@ pub(super) struct Saver {
     pub(super) handles: Mutex<Handles>,
     pub(super) tables: Mutex<Shapes>,
     pub(super) progress: Mutex<Progress>,
+    #[cfg(test)]
+    pub(super) fault: Mutex<Option<Fault>>,
+}
+
+/// A fault that tests of crashes have to find.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// Who changes an object does not save what the running checkpoint needs.
+    SavesNothing,
+    /// A cut leaves blocks open that are being filled.
+    LeavesOpen,
 }
 
 /// While this lives no cut is made: all changes of this thread meanwhile are in a checkpoint, or none is.
@@ -136,6 +147,16 @@ impl Core {
         }
     }
 
+    #[cfg(test)]
+    fn is_broken(&self, fault: Fault) -> bool {
+        self.saver.as_ref().is_some_and(|saver| *saver.fault.lock() == Some(fault))
+    }
+
+    #[cfg(not(test))]
+    fn is_broken(&self, _: Fault) -> bool {
+        false
+    }
+
     /// To be called before an object's bytes, place or length change, with its shard locked. Memory only.
     pub(super) fn before_change(&self, shard: &mut Shard, key: Key) {
         if self.saver.is_none() {
@@ -146,7 +167,7 @@ impl Core {
         let Some(Some(table)) = shard.tables.get_mut(at) else {
             return;
         };
-        if !table.mark(key.slot, &now) {
+        if !table.mark(key.slot, &now) || self.is_broken(Fault::SavesNothing) {
             return;
         }
         let Some((entry, len)) = table.get(key.slot) else {
@@ -181,7 +202,7 @@ impl Core {
     /// Saves an object in memory that the running checkpoint needs, and that is newer than the log: it is
     /// in the log then.
     pub(super) fn save_first(&self, shard: &mut Shard, key: Key, frame: u32) -> Result<(), NoRoom> {
-        if !shard.now.is_saving {
+        if !shard.now.is_saving || self.is_broken(Fault::SavesNothing) {
             return Ok(());
         }
         let at = key.table as usize >> self.shard_bits;
@@ -241,7 +262,7 @@ impl Core {
             shard.now.is_whole = is_whole;
             epoch = shard.now.epoch;
         }
-        self.log.cut();
+        self.log.cut(!self.is_broken(Fault::LeavesOpen));
         let pools = pools.snapshot(is_whole);
         let handles = saver.handles.lock().snapshot(is_whole);
         let (tables, touched) = {
@@ -737,6 +758,8 @@ impl FarHeap {
                 segments: Vec::new(),
                 is_failed: false,
             }),
+            #[cfg(test)]
+            fault: Mutex::default(),
         };
         Core::build(Box::new(store), config, Some(saver))
     }

@@ -26,10 +26,10 @@ pub(crate) struct Restored {
 
 impl Log {
     /// A cut: blocks that are being filled are full from now on. Memory only.
-    pub(crate) fn cut(&self) {
+    pub(crate) fn cut(&self, closes_open: bool) {
         let mut state = self.state.lock();
         let state = &mut *state;
-        for open in state.open.iter_mut().filter_map(Option::take) {
+        for open in state.open.iter_mut().filter_map(|open| open.take_if(|_| closes_open)) {
             state.blocks.pend(open.block);
             state.pending.push(super::Pending {
                 block: open.block,
@@ -38,6 +38,12 @@ impl Log {
             });
         }
         state.blocks.cut();
+    }
+
+    /// A fault for tests: what is freed is free at once, whoever needs it.
+    #[cfg(test)]
+    pub(crate) fn hold_nothing(&self) {
+        self.state.lock().blocks.hold_nothing();
     }
 
     /// Writes all blocks that the last cut needs.
@@ -57,9 +63,7 @@ impl Log {
                 });
             }
         }
-        while self.state.lock().blocks.has_unwritten() {
-            self.write_pending()?;
-        }
+        while self.state.lock().blocks.has_unwritten() && self.write_pending()? {}
         Ok(())
     }
 

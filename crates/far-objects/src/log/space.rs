@@ -79,6 +79,8 @@ pub(crate) struct Blocks {
     /// Cuts of checkpoints.
     epoch: u32,
     held: VecDeque<Held>,
+    #[cfg(test)]
+    holds_nothing: bool,
 }
 
 impl Blocks {
@@ -99,6 +101,21 @@ impl Blocks {
 
     pub(crate) fn get(&self, number: u32) -> Option<&Block> {
         self.all.get(number as usize)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn hold_nothing(&mut self) {
+        self.holds_nothing = true;
+    }
+
+    #[cfg(test)]
+    fn holds(&self, block: &Block) -> bool {
+        block.born < self.epoch && !self.holds_nothing
+    }
+
+    #[cfg(not(test))]
+    fn holds(&self, block: &Block) -> bool {
+        block.born < self.epoch
     }
 
     /// A cut: what was begun before may be needed by its checkpoint.
@@ -290,7 +307,7 @@ impl Blocks {
         let block = &mut self.all[number as usize];
         let before = *block;
         block.state = BlockState::Free;
-        if before.born < self.epoch {
+        if self.holds(&before) {
             self.held.push_back(Held {
                 freed: self.epoch,
                 block: Some((number, before)),

@@ -22,13 +22,16 @@ struct Inner {
     /// Syncs that are to fail, and writes after so many others.
     fails_syncs: bool,
     writes_left: Option<u64>,
-    /// Syncs that are not recorded: a fault of the program that tests must find.
-    forgets_syncs: bool,
+    syncs: usize,
+    /// Of two syncs, which is not recorded: a fault of the program that tests must find.
+    forgotten_sync: Option<usize>,
 }
 
+type Hook = Box<dyn FnMut() + Send>;
+
 /// Clones are the same file.
-#[derive(Debug, Clone, Default)]
-pub struct Recorded(Arc<Mutex<Inner>>);
+#[derive(Clone, Default)]
+pub struct Recorded(Arc<Mutex<Inner>>, Arc<Mutex<Option<Hook>>>);
 
 impl Recorded {
     pub fn of(bytes: Vec<u8>) -> Self {
@@ -41,8 +44,15 @@ impl Recorded {
         self.0.lock().unwrap().events = Some(Vec::new());
     }
 
-    pub fn forget_syncs(&self) {
-        self.0.lock().unwrap().forgets_syncs = true;
+    /// From now on the first or the second of two syncs is forgotten.
+    pub fn forget_sync(&self, which: usize) {
+        let mut inner = self.0.lock().unwrap();
+        (inner.forgotten_sync, inner.syncs) = (Some(which), 0);
+    }
+
+    /// Calls `hook` after each write, but not while it runs.
+    pub fn after_writes(&self, hook: Option<Hook>) {
+        *self.1.lock().unwrap() = hook;
     }
 
     pub fn fail_syncs(&self, fails: bool) {
@@ -93,16 +103,23 @@ impl CheckpointFile for Recorded {
     }
 
     fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> io::Result<()> {
-        let mut inner = self.0.lock().unwrap();
-        if let Some(left) = &mut inner.writes_left {
-            *left = left.checked_sub(1).ok_or(io::ErrorKind::Other)?;
+        {
+            let mut inner = self.0.lock().unwrap();
+            if let Some(left) = &mut inner.writes_left {
+                *left = left.checked_sub(1).ok_or(io::ErrorKind::Other)?;
+            }
+            apply(&mut inner.bytes, offset_bytes, bytes);
+            if let Some(events) = &mut inner.events {
+                events.push(Event::Write {
+                    at: offset_bytes,
+                    bytes: bytes.to_vec(),
+                });
+            }
         }
-        apply(&mut inner.bytes, offset_bytes, bytes);
-        if let Some(events) = &mut inner.events {
-            events.push(Event::Write {
-                at: offset_bytes,
-                bytes: bytes.to_vec(),
-            });
+        if let Ok(mut hook) = self.1.try_lock()
+            && let Some(hook) = &mut *hook
+        {
+            hook();
         }
         Ok(())
     }
@@ -112,8 +129,10 @@ impl CheckpointFile for Recorded {
         if inner.fails_syncs {
             return Err(io::Error::from_raw_os_error(5));
         }
-        if !inner.forgets_syncs
-            && let Some(events) = &mut inner.events
+        inner.syncs += 1;
+        let is_forgotten = inner.forgotten_sync.is_some_and(|which| inner.syncs % 2 == (which + 1) % 2);
+        if let Some(events) = &mut inner.events
+            && !is_forgotten
         {
             events.push(Event::Sync);
         }
