@@ -102,6 +102,7 @@ fn measure<T: Plain>(mib: usize, path: &Path) -> Result<(), Error> {
         Ok(writer.join().unwrap())
     })?;
     println!("  longest write beside checkpoints {:.2} ms", ms(longest));
+    heap.checkpoint(&all.name()?.to_le_bytes())?;
     let last = heap.checkpoint(&all.name()?.to_le_bytes())?;
     println!("  nothing changed: {} bytes written", last.written_bytes);
     let name = all.keep()?;
@@ -148,8 +149,8 @@ fn restore<T: Plain>(path: &Path, config: &Config, name: u64, count: usize) -> R
         forget(&file);
         let started = Instant::now();
         let mut buffer = vec![0; 128 << 10];
-        for part in &parts {
-            file.read_exact_at(&mut buffer, *part).unwrap();
+        for (at, len) in &parts {
+            file.read_exact_at(&mut buffer[..*len], *at).unwrap();
         }
         let reading = started.elapsed();
         forget(&file);
@@ -165,7 +166,7 @@ fn restore<T: Plain>(path: &Path, config: &Config, name: u64, count: usize) -> R
         println!(
             "  restore {:>7.1} ms, reading its tables, {:.1} MB, {:>7.1} ms: {:.2} x",
             ms(restoring),
-            parts.len() as f64 * 0.131072,
+            parts.iter().map(|(_, len)| *len as f64).sum::<f64>() / 1e6,
             ms(reading),
             restoring.as_secs_f64() / reading.as_secs_f64()
         );
@@ -176,8 +177,8 @@ fn restore<T: Plain>(path: &Path, config: &Config, name: u64, count: usize) -> R
     Ok(())
 }
 
-/// Where the parts of the last checkpoint's tables lie (docs/reference/checkpoint.md).
-fn parts(mut file: &File) -> Vec<u64> {
+/// Where the parts of the last checkpoint's tables lie, and how long they are (docs/reference/checkpoint.md).
+fn parts(mut file: &File) -> Vec<(u64, usize)> {
     let number = |bytes: &[u8], at: usize| u64::from_le_bytes(*bytes[at..].first_chunk().unwrap());
     let place = |bytes: &[u8], at: usize| u32::from_le_bytes(*bytes[at..].first_chunk().unwrap());
     let mut roots = [0; 8192];
@@ -189,9 +190,9 @@ fn parts(mut file: &File) -> Vec<u64> {
         let mut next = place(root, 128 + segment * 32 + 16);
         while next != u32::MAX {
             let at = (1 << 20) + u64::from(next) * (128 << 10);
-            all.push(at);
             let mut head = [0; 32];
             file.read_exact_at(&mut head, at).unwrap();
+            all.push((at, 32 + place(&head, 4) as usize));
             next = place(&head, 28);
         }
     }

@@ -280,6 +280,38 @@ impl Table {
         len_bytes.is_some_and(|len| self.set_len(slot, len))
     }
 
+    /// Puts entries in place from a slot on, as they are encoded here and in checkpoints. False if one is beyond
+    /// `sectors`, or they do not fit this table.
+    pub(crate) fn restore_values(&mut self, first: usize, values: &[[u8; 4]], sectors: u64) -> bool {
+        if self.entries.high.is_some() || self.has_lengths() {
+            return false;
+        }
+        let Some(low) = first.checked_add(values.len()).and_then(|end| self.entries.low.get_mut(first..end)) else {
+            return false;
+        };
+        let mut largest = 0;
+        for (entry, value) in low.iter_mut().zip(values) {
+            *entry = u32::from_le_bytes(*value);
+            largest = largest.max(*entry);
+        }
+        u64::from(largest) <= sectors
+    }
+
+    /// Calls `each` with sector and length of what is in the log alone.
+    pub(crate) fn for_each_stored(&self, mut each: impl FnMut(u64, usize)) {
+        if let (Lengths::All(len), None) = (&self.lengths, &self.entries.high) {
+            for low in self.entries.low.iter().filter(|low| (1..FRAMES[0] as u32).contains(*low)) {
+                each(u64::from(*low) - 1, usize::from(*len));
+            }
+            return;
+        }
+        for slot in 0..self.slots() as u32 {
+            if let Some((Entry::At(sector), len)) = self.get(slot) {
+                each(sector, len);
+            }
+        }
+    }
+
     /// Memory of a table of that many slots, of objects of one length; with what the allocator keeps of it.
     pub(crate) fn memory_bytes(slots: usize, is_wide: bool) -> u64 {
         const RECORDS: usize = 192;

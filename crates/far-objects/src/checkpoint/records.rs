@@ -120,6 +120,8 @@ impl From<Error> for Failure {
 pub(crate) trait Sink {
     fn table(&mut self, row: TableRow) -> Result<(), Failure>;
     fn entries(&mut self, table: u32, has_lengths: bool, rows: &[Row]) -> Result<(), Failure>;
+    /// Values of 4 bytes each, from a slot on, of objects that have the table's length.
+    fn values(&mut self, table: u32, first: usize, values: &[[u8; 4]]) -> Result<(), Failure>;
     fn block(&mut self, row: BlockRow) -> Result<(), Failure>;
     fn pool(&mut self, row: PoolRow) -> Result<(), Failure>;
     fn array(&mut self, record: ArrayRecord) -> Result<(), Failure>;
@@ -412,6 +414,16 @@ fn entries<R: FnMut(&mut [u8]) -> Result<(), Failure>>(
     let each = slots + lengths + width;
     rows.clear();
     let mut bytes = [0; 1024 * 9];
+    if is_dense && !has_lengths && width == 4 {
+        let mut done = 0;
+        while done < count {
+            let now = (count - done).min(2048);
+            (input.read)(&mut bytes[..now * 4])?;
+            sink.values(table, first + done, bytes[..now * 4].as_chunks().0)?;
+            done += now;
+        }
+        return Ok(());
+    }
     while rows.len() < count {
         let now = (count - rows.len()).min(1024);
         (input.read)(&mut bytes[..now * each])?;

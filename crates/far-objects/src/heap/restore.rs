@@ -277,6 +277,26 @@ impl Sink for Loading<'_> {
         Ok(())
     }
 
+    fn values(&mut self, number: u32, first: usize, values: &[[u8; 4]]) -> Result<(), Failure> {
+        let sectors = self.sectors;
+        if let Some(table) = self.tables.get_mut(&number)
+            && table.restore_values(first, values, sectors)
+        {
+            return Ok(());
+        }
+        // A table that keeps lengths, or what is wrong.
+        let row = |(index, value): (usize, &[u8; 4])| {
+            Some(Row {
+                slot: u16::try_from(first + index).ok()?,
+                len: 0,
+                value: u64::from(u32::from_le_bytes(*value)),
+            })
+        };
+        let rows: Option<Vec<Row>> = values.iter().enumerate().map(row).collect();
+        let rows = rows.ok_or_else(|| Malformed::new(format!("slots of table {number}")))?;
+        self.entries(number, false, &rows)
+    }
+
     fn block(&mut self, row: BlockRow) -> Result<(), Failure> {
         self.blocks.insert(row.number, row);
         Ok(())
@@ -355,7 +375,7 @@ impl<'a> Loading<'a> {
         self.check_arrays()?;
         self.check_maps()?;
         let (promised_bytes, largest_bytes) = self.restore_pools(core, root)?;
-        let live = self.live_bytes()?;
+        let live = self.live_bytes();
         let table_places: HashSet<u32> = segments.iter().flat_map(|segment| segment.places.clone()).collect();
         let mut used = table_places.clone();
         let mut blocks = Vec::with_capacity(live.len());
@@ -497,21 +517,18 @@ impl<'a> Loading<'a> {
     }
 
     /// Live bytes of each block that has some.
-    fn live_bytes(&self) -> Result<BTreeMap<u32, u64>, Failure> {
+    fn live_bytes(&self) -> Vec<(u32, u64)> {
         let blocks = (self.sectors / layout::BLOCK_SECTORS as u64) as usize;
         let mut live = vec![0u64; blocks];
         for table in self.tables.values() {
-            for slot in 0..table.slots() as u32 {
-                if let Some((Entry::At(sector), len)) = table.get(slot) {
-                    let block = log::block_of(sector) as usize;
-                    if let Some(live) = live.get_mut(block) {
-                        *live += layout::footprint_bytes(len) as u64;
-                    }
+            table.for_each_stored(|sector, len| {
+                if let Some(live) = live.get_mut(log::block_of(sector) as usize) {
+                    *live += layout::footprint_bytes(len) as u64;
                 }
-            }
+            });
         }
         let live = live.into_iter().enumerate().filter(|(_, bytes)| *bytes != 0);
-        Ok(live.map(|(number, bytes)| (number as u32, bytes)).collect())
+        live.map(|(number, bytes)| (number as u32, bytes)).collect()
     }
 
     fn restore_tables(&mut self, core: &Core, shapes: &mut Shapes) {
