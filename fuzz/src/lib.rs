@@ -9,6 +9,7 @@
 
 mod cache;
 mod devices;
+mod far_checkpoint;
 mod images;
 mod pool;
 mod ram;
@@ -17,6 +18,7 @@ mod trees;
 
 pub use cache::{cache_objects, cache_store};
 pub use devices::device_rows;
+pub use far_checkpoint::far_checkpoint;
 pub use images::{clusters, images};
 pub use pool::{pool_state, unit_footers, unit_rows};
 pub use settings::{messages, settings};
@@ -54,6 +56,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("settings", settings),
     ("cache_objects", cache_objects),
     ("cache_store", cache_store),
+    ("far_checkpoint", far_checkpoint),
     ("images", images),
     ("clusters", clusters),
 ];
