@@ -25,7 +25,10 @@ impl CheckpointFile for Memory {
     fn read_at(&self, offset_bytes: u64, bytes: &mut [u8]) -> io::Result<()> {
         let from = offset_bytes as usize;
         let all = self.bytes();
-        bytes.copy_from_slice(all.get(from..from + bytes.len()).ok_or(io::ErrorKind::UnexpectedEof)?);
+        bytes.copy_from_slice(
+            all.get(from..from + bytes.len())
+                .ok_or(io::ErrorKind::UnexpectedEof)?,
+        );
         Ok(())
     }
 
@@ -130,7 +133,10 @@ pub fn far_checkpoint(data: &[u8]) -> bool {
         let which = usize::from(structure & 0x7f) % (sound.parts.len() + 1);
         let (from, size) = match which.checked_sub(1) {
             None => (sound.root, ROOT),
-            Some(part) => (sound.parts[part], HEAD + number(&sound.bytes, sound.parts[part] + 4)),
+            Some(part) => (
+                sound.parts[part],
+                HEAD + number(&sound.bytes, sound.parts[part] + 4),
+            ),
         };
         let at = from + usize::from(u16::from_le_bytes([*low, *high])) % size;
         let end = (at + change.len()).min(from + size);
@@ -159,17 +165,25 @@ pub fn far_checkpoint(data: &[u8]) -> bool {
     // One that was forged may name other objects; their bytes are objects' bytes all the same.
     if let Ok(far) = Far::<[u64; 30]>::open(&heap, ObjectId::from_u64(name(0))) {
         assert!(forged || far.get().is_ok_and(|value| value == [5; 30]));
-        let _ = far.set([8; 30]).map(|()| assert_eq!(far.get().ok(), Some([8; 30])));
+        let _ = far
+            .set([8; 30])
+            .map(|()| assert_eq!(far.get().ok(), Some([8; 30])));
     }
     if let Ok(small) = Far::<u32>::open(&heap, ObjectId::from_u64(name(1))) {
         assert!(forged || small.get().is_ok_and(|value| value == 6));
     }
     if let Ok(mut long) = FarVec::<[u64; 20]>::open(&heap, name(2)) {
         for (index, value) in long.iter().enumerate().take(2000) {
-            let right = if index < 200 || index == 500 { [index as u64; 20] } else { [0; 20] };
+            let right = if index < 200 || index == 500 {
+                [index as u64; 20]
+            } else {
+                [0; 20]
+            };
             assert!(forged || value.is_ok_and(|value| value == right || index == 500));
         }
-        let _ = long.push([9; 20]).map(|()| assert_eq!(long.get(long.len() - 1).ok(), Some([9; 20])));
+        let _ = long
+            .push([9; 20])
+            .map(|()| assert_eq!(long.get(long.len() - 1).ok(), Some([9; 20])));
     }
     if let Ok(map) = FarMap::<u64, [u64; 8]>::open(&heap, name(3)) {
         let mut entries = 0;

@@ -21,7 +21,13 @@ use varve_ipc::{ClientKind, ForwardedOp, Hello, LeaseMode, Near, Request, Respon
 use zerocopy::{FromZeros, IntoBytes};
 
 /// Targets that open a pool or a store for each input, and how many times fewer inputs they get.
-const POOLS: [&str; 5] = ["unit_rows", "unit_footers", "pool_state", "cache_store", "far_checkpoint"];
+const POOLS: [&str; 5] = [
+    "unit_rows",
+    "unit_footers",
+    "pool_state",
+    "cache_store",
+    "far_checkpoint",
+];
 const FEWER: u64 = 20;
 
 /// splitmix64.

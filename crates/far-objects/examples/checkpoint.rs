@@ -19,7 +19,9 @@ const TAG: u64 = 1;
 
 fn main() {
     let mut args = std::env::args().skip(1);
-    let mib: usize = args.next().map_or(4096, |mib| mib.parse().expect("a number of MiB"));
+    let mib: usize = args
+        .next()
+        .map_or(4096, |mib| mib.parse().expect("a number of MiB"));
     let object = args.next().unwrap_or_else(|| "128".into());
     let dir = args.next().unwrap_or_else(|| "/var/tmp".into());
     let path = Path::new(&dir).join(format!("varve-checkpoint-{}", std::process::id()));
@@ -35,7 +37,9 @@ fn main() {
 
 /// A value whose words are all the same.
 fn value<T: Plain>(word: u64) -> T {
-    let bytes: Vec<u8> = std::iter::repeat_n(word.to_le_bytes(), size_of::<T>() / 8).flatten().collect();
+    let bytes: Vec<u8> = std::iter::repeat_n(word.to_le_bytes(), size_of::<T>() / 8)
+        .flatten()
+        .collect();
     T::read_from_bytes(&bytes).expect("of its size")
 }
 
@@ -88,7 +92,11 @@ fn measure<T: Plain>(mib: usize, path: &Path) -> Result<(), Error> {
             while !is_ending.load(Ordering::Relaxed) {
                 let started = Instant::now();
                 // In memory already, so that the wait is not the disk's.
-                all.set(random.usize(..count / 1000), value(started.elapsed().as_nanos() as u64)).unwrap();
+                all.set(
+                    random.usize(..count / 1000),
+                    value(started.elapsed().as_nanos() as u64),
+                )
+                .unwrap();
                 longest = longest.max(started.elapsed());
             }
             longest
@@ -114,7 +122,13 @@ fn ms(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
-fn report<T: Plain>(heap: &FarHeap, all: &FarVec<T>, before: u64, dirty: u64, who: &str) -> Result<(), Error> {
+fn report<T: Plain>(
+    heap: &FarHeap,
+    all: &FarVec<T>,
+    before: u64,
+    dirty: u64,
+    who: &str,
+) -> Result<(), Error> {
     let started = Instant::now();
     let made = heap.checkpoint(&all.name()?.to_le_bytes())?;
     let took = started.elapsed();
@@ -184,7 +198,11 @@ fn parts(mut file: &File) -> Vec<(u64, usize)> {
     let mut roots = [0; 8192];
     file.read_exact(&mut roots).unwrap();
     let (first, second) = roots.split_at(4096);
-    let root = if number(first, 24) > number(second, 24) { first } else { second };
+    let root = if number(first, 24) > number(second, 24) {
+        first
+    } else {
+        second
+    };
     let mut all = Vec::new();
     for segment in 0..place(root, 64) as usize {
         let mut next = place(root, 128 + segment * 32 + 16);

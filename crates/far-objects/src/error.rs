@@ -111,7 +111,10 @@ pub enum Refusal {
     #[error("the file has no complete checkpoint")]
     Incomplete,
     /// A later version of this program made it.
-    #[error("the checkpoint has format {version}, newer than {}: use the program that made it", crate::CHECKPOINT_VERSION)]
+    #[error(
+        "the checkpoint has format {version}, newer than {}: use the program that made it",
+        crate::CHECKPOINT_VERSION
+    )]
     Newer {
         /// Version of the format.
         version: u32,

@@ -98,7 +98,9 @@ impl FileStore {
 /// Where a range of a slab lies in the file.
 fn offset(slot: Slot, offset: usize, len: usize) -> Result<u64, BackendError> {
     match offset.checked_add(len) {
-        Some(end) if end <= SLAB_BYTES => Ok(SLABS_AT + u64::from(slot.0) * SLAB_BYTES as u64 + offset as u64),
+        Some(end) if end <= SLAB_BYTES => {
+            Ok(SLABS_AT + u64::from(slot.0) * SLAB_BYTES as u64 + offset as u64)
+        }
         _ => Err(BackendError::OutOfRange(slot.0)),
     }
 }

@@ -166,10 +166,7 @@ impl<K: Plain, V: Plain> FarMap<K, V> {
 
     /// The object of a bucket of a chain.
     fn overflow_key(&self, link: Link) -> Result<Key, Error> {
-        self.overflow
-            .read()
-            .place(link.0 as usize)
-            .map(|(key, _)| key)
+        self.overflow.read().place(link.0 as usize).map(|(key, _)| key)
     }
 
     /// Calls `visit` with each bucket of a chain until it gives something.

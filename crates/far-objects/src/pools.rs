@@ -234,7 +234,12 @@ impl Pools {
             return false;
         }
         table.unclaimed = table.used.clone();
-        table.free = objects - row.used.iter().map(|word| word.count_ones() as usize).sum::<usize>();
+        table.free = objects
+            - row
+                .used
+                .iter()
+                .map(|word| word.count_ones() as usize)
+                .sum::<usize>();
         if self.tables.insert(row.table, (class, table)).is_some() {
             return false;
         }

@@ -225,7 +225,9 @@ impl Table {
     /// Notes that a slot changes now. True if the running checkpoint needs what was there, which is saved then.
     pub(crate) fn mark(&mut self, slot: u32, now: &Now) -> bool {
         let slots = self.slots();
-        let Some(marks) = &mut self.marks else { return false };
+        let Some(marks) = &mut self.marks else {
+            return false;
+        };
         marks.turn(slots, now);
         let (word, bit) = bit(slot);
         if slot as usize >= slots {
@@ -243,7 +245,9 @@ impl Table {
     /// Whether the running checkpoint needs what is in a slot.
     pub(crate) fn is_needed(&mut self, slot: u32, now: &Now) -> bool {
         let slots = self.slots();
-        let Some(marks) = &mut self.marks else { return false };
+        let Some(marks) = &mut self.marks else {
+            return false;
+        };
         marks.turn(slots, now);
         let (word, bit) = bit(slot);
         now.is_saving && marks.pending.get(word).is_some_and(|pending| pending & bit != 0)
@@ -286,7 +290,10 @@ impl Table {
         if self.entries.high.is_some() || self.has_lengths() {
             return false;
         }
-        let Some(low) = first.checked_add(values.len()).and_then(|end| self.entries.low.get_mut(first..end)) else {
+        let Some(low) = first
+            .checked_add(values.len())
+            .and_then(|end| self.entries.low.get_mut(first..end))
+        else {
             return false;
         };
         let mut largest = 0;
@@ -300,7 +307,12 @@ impl Table {
     /// Calls `each` with sector and length of what is in the log alone.
     pub(crate) fn for_each_stored(&self, mut each: impl FnMut(u64, usize)) {
         if let (Lengths::All(len), None) = (&self.lengths, &self.entries.high) {
-            for low in self.entries.low.iter().filter(|low| (1..FRAMES[0] as u32).contains(*low)) {
+            for low in self
+                .entries
+                .low
+                .iter()
+                .filter(|low| (1..FRAMES[0] as u32).contains(*low))
+            {
                 each(u64::from(*low) - 1, usize::from(*len));
             }
             return;

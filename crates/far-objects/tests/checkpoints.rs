@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use varve_far::Dram;
 use varve_far_objects::{
-    CHECKPOINT_VERSION, CheckpointFile, Config, Error, Far, FarHeap, FarMap, FarSlots, FarVec, RECORD_MAX_BYTES,
-    Refusal,
+    CHECKPOINT_VERSION, CheckpointFile, Config, Error, Far, FarHeap, FarMap, FarSlots, FarVec,
+    RECORD_MAX_BYTES, Refusal,
 };
 
 const TAG: u64 = 7;
@@ -93,11 +93,19 @@ impl Bank {
             let _together = heap.together();
             let amount = random.u64(..3);
             let before = self.accounts.get(from).unwrap();
-            if self.accounts.set(from, before.map(|sum| sum.wrapping_sub(amount))).is_err() {
+            if self
+                .accounts
+                .set(from, before.map(|sum| sum.wrapping_sub(amount)))
+                .is_err()
+            {
                 return false;
             }
             let there = self.accounts.get(to).unwrap();
-            if self.accounts.set(to, there.map(|sum| sum.wrapping_add(amount))).is_err() {
+            if self
+                .accounts
+                .set(to, there.map(|sum| sum.wrapping_add(amount)))
+                .is_err()
+            {
                 // A frame that was just changed is in memory, so this cannot fail.
                 self.accounts.set(from, before).unwrap();
                 return false;
@@ -105,7 +113,10 @@ impl Bank {
         }
         let count = self.counts.get(thread).unwrap();
         let key = (thread as u64) << 32 | count;
-        let added = self.map.insert(key, [key; 8]).and_then(|_| self.counts.set(thread, count + 1));
+        let added = self
+            .map
+            .insert(key, [key; 8])
+            .and_then(|_| self.counts.set(thread, count + 1));
         if count > 3000 {
             // Old ones leave, last first.
             return (0..=count).rev().all(|number| {
@@ -137,10 +148,16 @@ impl Bank {
         assert_eq!(self.map.len(), entries);
         for (thread, keys) in keys.iter_mut().enumerate() {
             keys.sort_unstable();
-            assert!(keys.iter().copied().eq(0..keys.len() as u64), "a key is missing or there twice");
+            assert!(
+                keys.iter().copied().eq(0..keys.len() as u64),
+                "a key is missing or there twice"
+            );
             let count = self.counts.get(thread).unwrap();
             let there = keys.len() as u64;
-            assert!(there == count || there == count + 1, "{there} keys, {count} counted");
+            assert!(
+                there == count || there == count + 1,
+                "{there} keys, {count} counted"
+            );
         }
     }
 }
@@ -177,7 +194,10 @@ fn checkpoint_shows_one_moment_while_threads_go_on() {
         }
         is_ending.store(true, Ordering::Relaxed);
     });
-    println!("{} different states of 40, threads stopped {stopped:?} at most", moments.len());
+    println!(
+        "{} different states of 40, threads stopped {stopped:?} at most",
+        moments.len()
+    );
     assert!(moments.len() > 2);
     bank.check();
 }
@@ -185,9 +205,17 @@ fn checkpoint_shows_one_moment_while_threads_go_on() {
 /// Not a test of its own: the process that `killed_process_leaves_a_checkpoint` kills.
 #[test]
 fn process_that_is_killed() {
-    let Ok(path) = std::env::var("VARVE_FAR_KILLED") else { return };
+    let Ok(path) = std::env::var("VARVE_FAR_KILLED") else {
+        return;
+    };
     let path = Path::new(&path);
-    let open = File::options().read(true).write(true).create(true).truncate(false).open(path).unwrap();
+    let open = File::options()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(path)
+        .unwrap();
     let (heap, bank, first) = if open.metadata().unwrap().len() == 0 {
         let heap = FarHeap::create(open, SLABS, TAG, &config()).unwrap();
         let bank = Bank::new(&heap);
@@ -240,8 +268,14 @@ fn killed_process_leaves_a_checkpoint() {
         let (sender, made) = std::sync::mpsc::channel();
         let reader = std::thread::spawn(move || {
             let lines = out.lines().map_while(Result::ok);
-            let number = |line: String| line.strip_prefix("checkpoint ").and_then(|number| number.parse().ok());
-            lines.filter_map(number).inspect(|_| sender.send(()).unwrap_or_default()).last()
+            let number = |line: String| {
+                line.strip_prefix("checkpoint ")
+                    .and_then(|number| number.parse().ok())
+            };
+            lines
+                .filter_map(number)
+                .inspect(|_| sender.send(()).unwrap_or_default())
+                .last()
         });
         if random.bool() {
             // Some live until a checkpoint is made, however slow the machine is.
@@ -271,7 +305,11 @@ fn killed_process_leaves_a_checkpoint() {
             assert_eq!(complete, 0);
             continue;
         }
-        assert!(names[3] == complete || names[3] == complete + 1, "{} after {complete}", names[3]);
+        assert!(
+            names[3] == complete || names[3] == complete + 1,
+            "{} after {complete}",
+            names[3]
+        );
         Bank::open(&heap, &names).check();
         last = names[3];
     }
@@ -319,7 +357,8 @@ fn read_small(file: &Recorded) -> Result<(), Error> {
     let mut result = Ok(());
     let mut note = |error| result = Err(error);
     let far: Far<[u64; 30]> = Far::open(&heap, varve_far_objects::ObjectId::from_u64(names[0]))?;
-    far.get().map_or_else(&mut note, |value| assert_eq!(value, [5; 30]));
+    far.get()
+        .map_or_else(&mut note, |value| assert_eq!(value, [5; 30]));
     let far: Far<u32> = Far::open(&heap, varve_far_objects::ObjectId::from_u64(names[1]))?;
     far.get().map_or_else(&mut note, |value| assert_eq!(value, 6));
     let array: FarVec<[u64; 20]> = FarVec::open(&heap, names[2])?;
@@ -350,7 +389,9 @@ fn changed_bytes_are_refused_or_never_matter() {
     for at in 0..bytes.len() {
         // Zeros between the pages that were written count too, but not each of them.
         let page = at / 512 * 512;
-        let is_blank = bytes[page..bytes.len().min(page + 512)].iter().all(|byte| *byte == 0);
+        let is_blank = bytes[page..bytes.len().min(page + 512)]
+            .iter()
+            .all(|byte| *byte == 0);
         if is_blank && at % 4093 != 0 {
             continue;
         }
@@ -370,7 +411,13 @@ fn cut_off_files_are_refused() {
     for len in (0..bytes.len()).step_by(3001) {
         let _ = read_small(&Recorded::of(bytes[..len].to_vec()));
     }
-    let refused = |len: usize| refusal(FarHeap::restore(Recorded::of(bytes[..len].to_vec()), TAG, &config()));
+    let refused = |len: usize| {
+        refusal(FarHeap::restore(
+            Recorded::of(bytes[..len].to_vec()),
+            TAG,
+            &config(),
+        ))
+    };
     assert_eq!(refused(0), Refusal::Foreign);
     assert_eq!(refused(100), Refusal::Incomplete);
     assert!(matches!(refused(8192), Refusal::Malformed(_)));
@@ -383,14 +430,20 @@ fn refusals_say_what_the_file_is() {
     let (found, wanted) = (TAG, TAG + 1);
     assert_eq!(wrong, Refusal::Schema { found, wanted });
     let foreign = Recorded::of(vec![1; 2 << 20]);
-    assert_eq!(refusal(FarHeap::restore(foreign, TAG, &config())), Refusal::Foreign);
+    assert_eq!(
+        refusal(FarHeap::restore(foreign, TAG, &config())),
+        Refusal::Foreign
+    );
     let len_bytes = file.len_bytes().unwrap();
     let taken = FarHeap::create(file.clone(), SLABS, TAG, &config());
     assert_eq!(refusal(taken), Refusal::NotEmpty { len_bytes });
     // Both roots damaged.
     file.change(30, 1);
     file.change(4096 + 30, 1);
-    assert_eq!(refusal(FarHeap::restore(file, TAG, &config())), Refusal::Incomplete);
+    assert_eq!(
+        refusal(FarHeap::restore(file, TAG, &config())),
+        Refusal::Incomplete
+    );
     // A version that does not exist yet.
     let file = small();
     let mut root = file.bytes()[..4096].to_vec();
@@ -400,7 +453,10 @@ fn refusals_say_what_the_file_is() {
     root[12..16].copy_from_slice(&crc.to_le_bytes());
     file.write_at(0, &root).unwrap();
     let version = CHECKPOINT_VERSION + 1;
-    assert_eq!(refusal(FarHeap::restore(file, TAG, &config())), Refusal::Newer { version });
+    assert_eq!(
+        refusal(FarHeap::restore(file, TAG, &config())),
+        Refusal::Newer { version }
+    );
     // Too little memory for the tables is told as such.
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("heap");
@@ -421,21 +477,45 @@ fn handles_are_opened_once_and_as_what_they_are() {
     let (heap, record) = FarHeap::restore(file, TAG, &config()).unwrap();
     let names = numbers_of(&record);
     let id = varve_far_objects::ObjectId::from_u64(names[0]);
-    assert!(matches!(refusal(Far::<[u64; 31]>::open(&heap, id)), Refusal::Handle { .. }));
+    assert!(matches!(
+        refusal(Far::<[u64; 31]>::open(&heap, id)),
+        Refusal::Handle { .. }
+    ));
     let far: Far<[u64; 30]> = Far::open(&heap, id).unwrap();
-    assert!(matches!(refusal(Far::<[u64; 30]>::open(&heap, id)), Refusal::Handle { .. }));
+    assert!(matches!(
+        refusal(Far::<[u64; 30]>::open(&heap, id)),
+        Refusal::Handle { .. }
+    ));
     far.keep();
     drop(Far::<[u64; 30]>::open(&heap, id).unwrap());
-    assert!(matches!(refusal(Far::<[u64; 30]>::open(&heap, id)), Refusal::Handle { .. }));
-    assert!(matches!(refusal(FarVec::<u64>::open(&heap, names[2])), Refusal::Handle { .. }));
-    assert!(matches!(refusal(FarVec::<u64>::open(&heap, names[3])), Refusal::Handle { .. }));
-    assert!(matches!(refusal(FarMap::<u64, u32>::open(&heap, names[3])), Refusal::Handle { .. }));
+    assert!(matches!(
+        refusal(Far::<[u64; 30]>::open(&heap, id)),
+        Refusal::Handle { .. }
+    ));
+    assert!(matches!(
+        refusal(FarVec::<u64>::open(&heap, names[2])),
+        Refusal::Handle { .. }
+    ));
+    assert!(matches!(
+        refusal(FarVec::<u64>::open(&heap, names[3])),
+        Refusal::Handle { .. }
+    ));
+    assert!(matches!(
+        refusal(FarMap::<u64, u32>::open(&heap, names[3])),
+        Refusal::Handle { .. }
+    ));
     let map: FarMap<u64, u64> = FarMap::open(&heap, names[3]).unwrap();
-    assert!(matches!(refusal(FarMap::<u64, u64>::open(&heap, names[3])), Refusal::Handle { .. }));
+    assert!(matches!(
+        refusal(FarMap::<u64, u64>::open(&heap, names[3])),
+        Refusal::Handle { .. }
+    ));
     assert_eq!(map.get(&1).unwrap(), Some(100));
     assert_eq!(map.keep().unwrap(), names[3]);
     drop(FarMap::<u64, u64>::open(&heap, names[3]).unwrap());
-    assert!(matches!(refusal(FarMap::<u64, u64>::open(&heap, names[3])), Refusal::Handle { .. }));
+    assert!(matches!(
+        refusal(FarMap::<u64, u64>::open(&heap, names[3])),
+        Refusal::Handle { .. }
+    ));
 }
 
 #[test]
@@ -447,7 +527,10 @@ fn dropped_handles_are_gone_in_the_next_checkpoint() {
     heap.checkpoint(&record).unwrap();
     drop(heap);
     let (heap, _) = FarHeap::restore(file, TAG, &config()).unwrap();
-    assert!(matches!(refusal(FarVec::<[u64; 20]>::open(&heap, names[2])), Refusal::Handle { .. }));
+    assert!(matches!(
+        refusal(FarVec::<[u64; 20]>::open(&heap, names[2])),
+        Refusal::Handle { .. }
+    ));
     FarMap::<u64, u64>::open(&heap, names[3]).unwrap();
 }
 
@@ -460,7 +543,10 @@ fn checkpoints_are_refused_where_they_cannot_be() {
     let small = Config::new(varve_far_objects::MEMORY_MIN_BYTES);
     let made = FarHeap::create(Recorded::default(), SLABS, TAG, &small);
     assert!(matches!(made, Err(Error::Config(_))));
-    assert!(matches!(FarHeap::create(Recorded::default(), 4, TAG, &config()), Err(Error::Config(_))));
+    assert!(matches!(
+        FarHeap::create(Recorded::default(), 4, TAG, &config()),
+        Err(Error::Config(_))
+    ));
     let heap = FarHeap::create(Recorded::default(), SLABS, TAG, &config()).unwrap();
     let long = heap.checkpoint(&[0; RECORD_MAX_BYTES + 1]);
     assert!(matches!(long, Err(Error::TooLarge { .. })));
@@ -495,7 +581,10 @@ fn failed_write_leaves_the_checkpoint_before_and_failed_sync_the_last_one() {
     file.fail_syncs(true);
     assert!(matches!(heap.checkpoint(&record), Err(Error::Io { .. })));
     file.fail_syncs(false);
-    assert!(matches!(heap.checkpoint(&record), Err(Error::Io { .. })), "what was lost is not known");
+    assert!(
+        matches!(heap.checkpoint(&record), Err(Error::Io { .. })),
+        "what was lost is not known"
+    );
     assert_eq!(read(&file), [50; 20]);
 }
 
@@ -530,7 +619,10 @@ fn fixture() -> PathBuf {
 
 /// Pages that are not zeros, each behind its number.
 fn pack(bytes: &[u8]) -> Vec<u8> {
-    let pages = bytes.chunks(512).enumerate().filter(|(_, page)| page.iter().any(|byte| *byte != 0));
+    let pages = bytes
+        .chunks(512)
+        .enumerate()
+        .filter(|(_, page)| page.iter().any(|byte| *byte != 0));
     pages
         .flat_map(|(number, page)| {
             let mut page = page.to_vec();

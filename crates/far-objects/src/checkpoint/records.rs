@@ -405,7 +405,8 @@ fn entries<R: FnMut(&mut [u8]) -> Result<(), Failure>>(
     let wrong = || Malformed::new(format!("{count} entries of table {table} from {first} on"));
     let is_dense = flags & IS_DENSE != 0;
     let has_lengths = flags & HAS_LENGTHS != 0;
-    if flags & !(HAS_LENGTHS | IS_DENSE | IS_WIDE) != 0 || count > SLOTS_MAX || first + count > 2 * SLOTS_MAX {
+    if flags & !(HAS_LENGTHS | IS_DENSE | IS_WIDE) != 0 || count > SLOTS_MAX || first + count > 2 * SLOTS_MAX
+    {
         return Err(wrong().into());
     }
     let width = if flags & IS_WIDE != 0 { 5 } else { 4 };

@@ -145,7 +145,10 @@ pub(crate) fn choose(slots: [&[u8]; ROOT_SLOTS]) -> Result<(usize, Root), Refusa
     for (number, bytes) in slots.into_iter().enumerate() {
         match Root::parse(bytes) {
             Ok(root) => {
-                if best.as_ref().is_none_or(|(_, other)| other.generation < root.generation) {
+                if best
+                    .as_ref()
+                    .is_none_or(|(_, other)| other.generation < root.generation)
+                {
                     best = Some((number, root));
                 }
             }

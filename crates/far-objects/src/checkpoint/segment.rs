@@ -53,7 +53,9 @@ impl Head {
             ))
         };
         let len = u32_at(part, 4) as usize;
-        let end = HEAD_BYTES.checked_add(len).filter(|end| *end <= part.len() && len <= PAYLOAD_BYTES);
+        let end = HEAD_BYTES
+            .checked_add(len)
+            .filter(|end| *end <= part.len() && len <= PAYLOAD_BYTES);
         let bytes = end.and_then(|end| part.get(..end)).ok_or_else(wrong)?;
         let is_right = crc32c::crc32c(&bytes[4..]) == u32_at(bytes, 0)
             && u64_at(bytes, 8) == self.file_id

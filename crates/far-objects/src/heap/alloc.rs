@@ -104,7 +104,10 @@ impl Core {
         let mut table = Table::new(slots, len_bytes, self.is_wide);
         if let Some(saver) = &self.saver {
             table = table.with_marks(shard.now.epoch);
-            saver.tables.lock().note(number, slots, len_bytes as u16, true, &self.budget);
+            saver
+                .tables
+                .lock()
+                .note(number, slots, len_bytes as u16, true, &self.budget);
         }
         shard.tables[at] = Some(Box::new(table));
         Ok(number)
@@ -133,8 +136,7 @@ impl Core {
             } else {
                 0
             };
-            self.budget
-                .give_back(self.table_bytes(table.slots()) + lengths);
+            self.budget.give_back(self.table_bytes(table.slots()) + lengths);
             pools.give_number(number);
         }
     }
@@ -226,11 +228,17 @@ impl Core {
     /// Gives an object of a restored heap to a handle of values of `len_bytes`.
     pub(crate) fn claim(&self, id: ObjectId, len_bytes: usize) -> Result<(), Error> {
         self.saver()?;
-        let (place, len) = self.place(id).map_err(|_| self.refused_handle(id.0, "not known"))?;
+        let (place, len) = self
+            .place(id)
+            .map_err(|_| self.refused_handle(id.0, "not known"))?;
         if Class::of(len_bytes).element_bytes(len_bytes) != len {
             return Err(self.refused_handle(id.0, "an object of another size"));
         }
-        if !self.pools.lock().claim(place.key.table, place.key.slot, place.index) {
+        if !self
+            .pools
+            .lock()
+            .claim(place.key.table, place.key.slot, place.index)
+        {
             return Err(self.refused_handle(id.0, "open already"));
         }
         Ok(())

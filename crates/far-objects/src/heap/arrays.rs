@@ -2,8 +2,8 @@
 
 use super::Core;
 use super::access::Intent;
-use crate::error::Error;
 use crate::checkpoint::ArrayRecord;
+use crate::error::Error;
 use crate::pools;
 use crate::table::{self, Key};
 
@@ -118,7 +118,10 @@ impl Array {
                 len: self.len as u64,
                 tables: Vec::new(),
             };
-            self.handle = saver.handles.lock().note_array(record, &self.tables, &core.budget);
+            self.handle = saver
+                .handles
+                .lock()
+                .note_array(record, &self.tables, &core.budget);
         }
     }
 
@@ -240,7 +243,10 @@ impl Core {
             table.grow(slots, &now);
             taken.keep();
             if let Some(saver) = &self.saver {
-                saver.tables.lock().note(number, slots, table.len_bytes(), false, &self.budget);
+                saver
+                    .tables
+                    .lock()
+                    .note(number, slots, table.len_bytes(), false, &self.budget);
             }
         }
         Ok(())

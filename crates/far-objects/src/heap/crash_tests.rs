@@ -303,7 +303,9 @@ fn run(seed: u64, checkpoints: u64, fault: impl FnOnce(&Recorded, &FarHeap)) -> 
 /// wrong.
 fn explore(run: &Run, images: usize, seed: u64) -> (usize, usize, Vec<String>) {
     let mut random = Rng::with_seed(seed);
-    let mut points: Vec<usize> = (0..images).map(|_| random.usize(run.complete[0]..=run.events.len())).collect();
+    let mut points: Vec<usize> = (0..images)
+        .map(|_| random.usize(run.complete[0]..=run.events.len()))
+        .collect();
     // The moments around each root, which are few.
     for complete in &run.complete {
         points.extend((complete.saturating_sub(3)..=complete + 1).filter(|at| *at >= run.complete[0]));
@@ -315,7 +317,9 @@ fn explore(run: &Run, images: usize, seed: u64) -> (usize, usize, Vec<String>) {
     let mut distinct = BTreeSet::new();
     let mut wrong = Vec::new();
     for point in &points {
-        let synced = run.events[..*point].iter().rposition(|event| matches!(event, Event::Sync));
+        let synced = run.events[..*point]
+            .iter()
+            .rposition(|event| matches!(event, Event::Sync));
         let synced = synced.map_or(0, |at| at + 1).max(next);
         for event in &run.events[next..synced] {
             if let Event::Write { at, bytes } = event {
@@ -325,7 +329,9 @@ fn explore(run: &Run, images: usize, seed: u64) -> (usize, usize, Vec<String>) {
         next = synced;
         let mut image = durable.clone();
         for event in &run.events[synced..*point] {
-            let Event::Write { at, bytes } = event else { continue };
+            let Event::Write { at, bytes } = event else {
+                continue;
+            };
             match random.u8(..4) {
                 0 => {}
                 1 | 2 => apply(&mut image, *at, bytes),
@@ -339,7 +345,11 @@ fn explore(run: &Run, images: usize, seed: u64) -> (usize, usize, Vec<String>) {
             }
         }
         distinct.insert(crc32c::crc32c(&image));
-        let last = run.complete.iter().rposition(|complete| complete <= point).unwrap() as u64;
+        let last = run
+            .complete
+            .iter()
+            .rposition(|complete| complete <= point)
+            .unwrap() as u64;
         let file = Recorded::of(image);
         match check(&file, &run.models) {
             Ok((number, heap)) if number == last || number == last + 1 => {
@@ -372,7 +382,12 @@ fn crash_leaves_the_last_checkpoint_or_the_one_in_progress() {
         let run = run(seed, 14, |_, _| {});
         assert!(run.complete.len() > 10);
         let (tried, found, wrong) = explore(&run, 300, seed);
-        assert!(wrong.is_empty(), "seed {seed}: {} wrong: {:?}", wrong.len(), wrong.first());
+        assert!(
+            wrong.is_empty(),
+            "seed {seed}: {} wrong: {:?}",
+            wrong.len(),
+            wrong.first()
+        );
         images += tried;
         distinct += found;
     }
@@ -385,7 +400,9 @@ fn crash_images_find_each_fault() {
     let faults: [(&str, fn(&Recorded, &FarHeap)); 5] = [
         ("no sync before the root", |file, _| file.forget_sync(0)),
         ("no sync of the root", |file, _| file.forget_sync(1)),
-        ("places that a checkpoint needs are used again", |_, heap| heap.core().log.hold_nothing()),
+        ("places that a checkpoint needs are used again", |_, heap| {
+            heap.core().log.hold_nothing()
+        }),
         ("objects that change are not saved first", |_, heap| {
             *heap.core().saver().unwrap().fault.lock() = Some(Fault::SavesNothing);
         }),
@@ -396,7 +413,11 @@ fn crash_images_find_each_fault() {
     for (name, fault) in faults {
         let run = run(1, 10, fault);
         let (images, _, wrong) = explore(&run, 150, 1);
-        println!("{name}: {} of {images} images are wrong: {:?}", wrong.len(), wrong.first());
+        println!(
+            "{name}: {} of {images} images are wrong: {:?}",
+            wrong.len(),
+            wrong.first()
+        );
         assert!(!wrong.is_empty(), "{name} is not found");
     }
 }

@@ -177,7 +177,11 @@ impl Handles {
                 .filter(|(handle, _)| is_whole || touched.contains(handle))
                 .map(|(_, known)| known.record.clone())
                 .collect(),
-            maps: self.maps.iter().map(|(handle, known)| known.record(*handle)).collect(),
+            maps: self
+                .maps
+                .iter()
+                .map(|(handle, known)| known.record(*handle))
+                .collect(),
             gone: std::mem::take(&mut self.gone).into_iter().collect(),
             next: self.last + 1,
             touched,
@@ -187,8 +191,12 @@ impl Handles {
     /// What a checkpoint did not save is for the next one.
     pub(crate) fn give_back(&mut self, snapshot: Snapshot) {
         let arrays = &self.arrays;
-        self.touched
-            .extend(snapshot.touched.into_iter().filter(|handle| arrays.contains_key(handle)));
+        self.touched.extend(
+            snapshot
+                .touched
+                .into_iter()
+                .filter(|handle| arrays.contains_key(handle)),
+        );
         self.gone.extend(snapshot.gone);
     }
 

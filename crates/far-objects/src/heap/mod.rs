@@ -43,12 +43,12 @@ pub(crate) use handles::MapState;
 pub use save::{Checkpointed, Together};
 
 use crate::budget::Budget;
+use crate::checkpoint::Row;
 use crate::error::Error;
 use crate::frames::{Frames, data_bytes as frames_data_bytes};
 use crate::layout::BLOCK_BYTES;
 use crate::log::{self, Log, LogStats};
 use crate::pools::Pools;
-use crate::checkpoint::Row;
 use crate::table::{self, Entry, Key, Now, Table};
 use background::Background;
 use clean::Cleaner;
@@ -225,11 +225,7 @@ impl Core {
 
 impl Core {
     /// A heap without a thread.
-    fn build(
-        backend: Box<dyn Backend>,
-        config: &Config,
-        saver: Option<save::Saver>,
-    ) -> Result<Self, Error> {
+    fn build(backend: Box<dyn Backend>, config: &Config, saver: Option<save::Saver>) -> Result<Self, Error> {
         config.check()?;
         let slabs = backend.capacity_slabs();
         if log::sectors(slabs) > table::SECTORS_MAX {

@@ -8,7 +8,7 @@ use super::handles::{Handles, Shapes};
 use super::save::{self, Segment};
 use super::{Config, Core, FarHeap};
 use crate::checkpoint::{
-    self, ArrayRecord, BlockRow, Failure, HEAD_BYTES, Head, MapRecord, Malformed, NO_PLACE, PAYLOAD_BYTES,
+    self, ArrayRecord, BlockRow, Failure, HEAD_BYTES, Head, Malformed, MapRecord, NO_PLACE, PAYLOAD_BYTES,
     PoolRow, ROOT_BYTES, ROOT_SLOTS, Root, Row, SegmentRef, Sink, TableRow,
 };
 use crate::error::{Error, Refusal};
@@ -269,7 +269,11 @@ impl Sink for Loading<'_> {
             }
             let entry = row.value.checked_sub(1).map_or(Entry::Empty, Entry::At);
             // Without a length of its own an object has the table's, whatever it had before.
-            let len = if has_lengths { len } else { usize::from(table.len_bytes()) };
+            let len = if has_lengths {
+                len
+            } else {
+                usize::from(table.len_bytes())
+            };
             if table.restore(u32::from(row.slot), entry, Some(len)) {
                 self.core.budget.force(Table::lengths_bytes(slots));
             }
@@ -376,7 +380,10 @@ impl<'a> Loading<'a> {
         self.check_maps()?;
         let (promised_bytes, largest_bytes) = self.restore_pools(core, root)?;
         let live = self.live_bytes();
-        let table_places: HashSet<u32> = segments.iter().flat_map(|segment| segment.places.clone()).collect();
+        let table_places: HashSet<u32> = segments
+            .iter()
+            .flat_map(|segment| segment.places.clone())
+            .collect();
         let mut used = table_places.clone();
         let mut blocks = Vec::with_capacity(live.len());
         for (number, live_bytes) in live {
@@ -420,7 +427,9 @@ impl<'a> Loading<'a> {
             let wrong = || Malformed::new(format!("array {}", record.handle));
             let element = record.element_bytes as usize;
             let per_batch = pools::per_batch(element);
-            let stored = per_batch.checked_mul(element).filter(|len| (1..=OBJECT_MAX_BYTES).contains(len));
+            let stored = per_batch
+                .checked_mul(element)
+                .filter(|len| (1..=OBJECT_MAX_BYTES).contains(len));
             let stored = stored.ok_or_else(wrong)?;
             let mut slots = 0;
             for (index, number) in record.tables.iter().enumerate() {

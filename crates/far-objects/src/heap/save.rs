@@ -149,7 +149,9 @@ impl Core {
 
     #[cfg(test)]
     fn is_broken(&self, fault: Fault) -> bool {
-        self.saver.as_ref().is_some_and(|saver| *saver.fault.lock() == Some(fault))
+        self.saver
+            .as_ref()
+            .is_some_and(|saver| *saver.fault.lock() == Some(fault))
     }
 
     #[cfg(not(test))]
@@ -269,7 +271,11 @@ impl Core {
             let mut shapes = saver.tables.lock();
             let touched = std::mem::take(&mut shapes.touched);
             let row = |number: u32, is_new| {
-                let shape = shapes.all.get(number as usize).copied().filter(|shape| shape.0 != 0);
+                let shape = shapes
+                    .all
+                    .get(number as usize)
+                    .copied()
+                    .filter(|shape| shape.0 != 0);
                 TableRow {
                     number,
                     shape,
@@ -280,7 +286,10 @@ impl Core {
                 let all = (1..shapes.all.len() as u32).map(|number| row(number, true));
                 all.filter(|row| row.shape.is_some()).collect()
             } else {
-                touched.iter().map(|(number, is_new)| row(*number, *is_new)).collect()
+                touched
+                    .iter()
+                    .map(|(number, is_new)| row(*number, *is_new))
+                    .collect()
             };
             (tables, touched)
         };
@@ -549,7 +558,10 @@ impl Core {
     fn write_aside(&self, number: usize, out: &mut Segments<'_>, entries: &mut u64) -> Result<(), Error> {
         let (mut saved, copies) = {
             let mut shard = self.shards[number].lock();
-            (std::mem::take(&mut shard.saved), std::mem::take(&mut shard.copies))
+            (
+                std::mem::take(&mut shard.saved),
+                std::mem::take(&mut shard.copies),
+            )
         };
         self.budget.give_back(saved.len() as u64 * SAVED_BYTES);
         let mut failed = None;

@@ -29,7 +29,11 @@ impl Log {
     pub(crate) fn cut(&self, closes_open: bool) {
         let mut state = self.state.lock();
         let state = &mut *state;
-        for open in state.open.iter_mut().filter_map(|open| open.take_if(|_| closes_open)) {
+        for open in state
+            .open
+            .iter_mut()
+            .filter_map(|open| open.take_if(|_| closes_open))
+        {
             state.blocks.pend(open.block);
             state.pending.push(super::Pending {
                 block: open.block,

@@ -326,7 +326,10 @@ impl Blocks {
     pub(crate) fn take_victim(&mut self, is_new_only: bool) -> Option<(u32, Block)> {
         let free_bytes = |number: u32| BLOCK_PAYLOAD_BYTES as u32 - self.all[number as usize].live_bytes;
         let may_be = |number: u32| !is_new_only || self.all[number as usize].born >= self.epoch;
-        let mut candidates = self.sealed.iter().take(if is_new_only { NEW_LOOKS } else { CANDIDATES });
+        let mut candidates = self
+            .sealed
+            .iter()
+            .take(if is_new_only { NEW_LOOKS } else { CANDIDATES });
         let &(_, emptiest) = candidates.clone().find(|(_, number)| may_be(*number))?;
         let least = (free_bytes(emptiest) / 4).max(LEVEL_BYTES);
         let &(level, number) = candidates

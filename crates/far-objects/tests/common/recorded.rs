@@ -130,7 +130,9 @@ impl CheckpointFile for Recorded {
             return Err(io::Error::from_raw_os_error(5));
         }
         inner.syncs += 1;
-        let is_forgotten = inner.forgotten_sync.is_some_and(|which| inner.syncs % 2 == (which + 1) % 2);
+        let is_forgotten = inner
+            .forgotten_sync
+            .is_some_and(|which| inner.syncs % 2 == (which + 1) % 2);
         if let Some(events) = &mut inner.events
             && !is_forgotten
         {
