@@ -208,21 +208,17 @@ pub fn far_checkpoint(data: &[u8]) -> bool {
     true
 }
 
-/// Changes that leave the file as it was, or make small ones.
+/// Changes that leave the file as it was, or make small ones. The file differs from run to run, so they have
+/// nothing of it.
 #[cfg(test)]
 pub(crate) fn changes() -> Vec<Vec<u8>> {
-    let mut all = vec![vec![], vec![0, 0, 0, 0], vec![1, 0, 0, 0], vec![2, 0, 0, 0]];
-    let sound = sound();
-    for (which, part) in sound.parts.iter().enumerate() {
-        // Records as they are, in pieces that changes of inputs may move about.
-        let len = HEAD + number(&sound.bytes, part + 4);
-        for at in (HEAD..len).step_by(200) {
-            let end = (at + 200).min(len);
-            let mut change = vec![which as u8 + 1, at as u8, (at >> 8) as u8, (end - at) as u8];
-            change.extend_from_slice(&sound.bytes[part + at..part + end]);
-            all.push(change);
+    let mut all: Vec<Vec<u8>> = (0..3).map(|which| vec![which, 0, 0, 0]).collect();
+    for which in 0..3u8 {
+        for at in [28u16, 44, 64, 140, 300] {
+            let [low, high] = at.to_le_bytes();
+            all.push(vec![which | 0x80, low, high, 1, 0xff]);
+            all.push(vec![which, low, high, 4, 1, 0, 0, 0]);
         }
     }
-    all.truncate(40);
     all
 }

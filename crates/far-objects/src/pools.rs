@@ -227,7 +227,7 @@ impl Pools {
         }
         let mut table = PoolTable::new(objects);
         table.used.copy_from_slice(&row.used);
-        if objects % 64 != 0
+        if !objects.is_multiple_of(64)
             && let Some(last) = table.used.last()
             && last >> (objects % 64) != 0
         {

@@ -395,9 +395,12 @@ fn crash_leaves_the_last_checkpoint_or_the_one_in_progress() {
     assert!(distinct > 1000);
 }
 
+/// Makes a program faulty.
+type Inject = fn(&Recorded, &FarHeap);
+
 #[test]
 fn crash_images_find_each_fault() {
-    let faults: [(&str, fn(&Recorded, &FarHeap)); 5] = [
+    let faults: [(&str, Inject); 5] = [
         ("no sync before the root", |file, _| file.forget_sync(0)),
         ("no sync of the root", |file, _| file.forget_sync(1)),
         ("places that a checkpoint needs are used again", |_, heap| {

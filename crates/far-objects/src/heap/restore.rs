@@ -21,8 +21,9 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
-/// Parts of tables that are read ahead.
-const AHEAD: usize = 2;
+/// Parts of tables that are read ahead at most, and the part of memory that they may have.
+const AHEAD: u64 = 64;
+const AHEAD_OF_MEMORY: u64 = 16;
 /// Sequence numbers that are passed over, so that none of a block that was written after the checkpoint is used
 /// again.
 const SEQUENCE_STEP: u32 = 1 << 20;
@@ -185,7 +186,9 @@ impl Stream<'_> {
 }
 
 fn load(core: &Core, file: &dyn CheckpointFile, root: &Root) -> Result<Vec<u8>, Failure> {
-    let (sender, parts) = sync_channel(AHEAD);
+    // No object is in memory yet.
+    let ahead = core.budget.limit() / AHEAD_OF_MEMORY / BLOCK_BYTES as u64;
+    let (sender, parts) = sync_channel(ahead.clamp(1, AHEAD) as usize);
     let mut loading = Loading::new(core, root);
     let segments = std::thread::scope(|scope| {
         let reader = scope.spawn(move || read_ahead(file, root, &sender));
