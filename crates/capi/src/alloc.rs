@@ -70,7 +70,7 @@ pub struct va_counters {
 fn errno(error: &Error) -> Errno {
     note_if_asked(error);
     Errno(match error {
-        Error::Objects(StoreError::Full { .. }) => libc::ENOSPC,
+        Error::Objects(StoreError::Full { .. } | StoreError::Held { .. }) => libc::ENOSPC,
         Error::Objects(StoreError::MemoryLimit { .. } | StoreError::PageBuffer { .. }) => libc::ENOMEM,
         Error::Objects(StoreError::TooMany { .. } | StoreError::TooLarge { .. }) => libc::ENOMEM,
         Error::Objects(StoreError::Io { .. } | StoreError::Damaged { .. }) => libc::EIO,
@@ -78,6 +78,8 @@ fn errno(error: &Error) -> Errno {
             StoreError::ZeroSize
             | StoreError::NotAllocated(_)
             | StoreError::OutOfRange { .. }
+            | StoreError::NoCheckpoints { .. }
+            | StoreError::Refused { .. }
             | StoreError::Config(_),
         ) => libc::EINVAL,
         Error::Userfault { error, .. } | Error::System { error, .. } => {
