@@ -213,12 +213,15 @@ pub fn far_checkpoint(data: &[u8]) -> bool {
 #[cfg(test)]
 pub(crate) fn changes() -> Vec<Vec<u8>> {
     let mut all: Vec<Vec<u8>> = (0..3).map(|which| vec![which, 0, 0, 0]).collect();
-    for which in 0..3u8 {
-        for at in [28u16, 44, 64, 140, 300] {
-            let [low, high] = at.to_le_bytes();
-            all.push(vec![which | 0x80, low, high, 1, 0xff]);
-            all.push(vec![which, low, high, 4, 1, 0, 0, 0]);
-        }
+    // A damaged root: the one before counts.
+    for at in [0u16, 12, 28, 44, 64, 140, 300] {
+        let [low, high] = at.to_le_bytes();
+        all.push(vec![0x80, low, high, 1, 0xff]);
+    }
+    // Another generation, and bytes of zeros that nobody reads.
+    for at in [28u16, 100, 3000] {
+        let [low, high] = at.to_le_bytes();
+        all.push(vec![0, low, high, 4, 1, 0, 0, 0]);
     }
     all
 }
