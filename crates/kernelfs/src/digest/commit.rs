@@ -2,6 +2,7 @@
 //! plan, and advances each log's digested number in the same record. Bad operations are refused one
 //! transaction at a time and stall nothing.
 
+use super::ahead::Ahead;
 use super::deferred::{DeferredPayloads, Redone};
 use super::execute::{CommitFailure, FREE_BUDGET, PlanExecutor, PreStep};
 use super::types::{Applied, Client, Environment, Leases, Source};
@@ -45,11 +46,19 @@ pub fn digest(
     let mut next = vec![0; sources.len()];
     // Most transactions to take into one record; shrinks when a record was full, and recovers.
     let mut most = usize::MAX;
+    let mut ahead = Ahead::fetch(store, sources, &next);
     loop {
+        if ahead.transactions == 0 {
+            ahead = Ahead::fetch(store, sources, &next);
+        }
         let mut tx = store.begin_with_room()?;
+        tx.use_fetched(&ahead.blocks);
         // The fold's estimate is generous but no bound; the store decides whether a record is full.
         let budget = tx.room() / 4 * 3;
-        let most_now = most.min(store.room_for_ops()).min(record_ops());
+        let most_now = most
+            .min(store.room_for_ops())
+            .min(record_ops())
+            .min(ahead.transactions);
         let folded = fold(&tx, sources, &next, env, most_now, budget);
         let cut = match folded {
             Ok(Some(cut)) => cut,
@@ -82,6 +91,7 @@ pub fn digest(
                 done(&applied);
                 next = cut.next;
                 most = most.saturating_mul(2);
+                ahead.committed(cut.taken);
                 for key in unfinished {
                     finish_free(store, key)?;
                 }

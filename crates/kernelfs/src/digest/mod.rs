@@ -6,6 +6,7 @@
 //! changes blocks and trees; the leases know the holders. Exactly once: the record that changes the shared
 //! area also advances the log's digested number.
 
+mod ahead;
 mod allocation;
 mod commit;
 mod dedupe;

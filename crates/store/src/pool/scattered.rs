@@ -17,7 +17,7 @@ const GAPS_MAX: u64 = 2048;
 
 /// Most blocks that nobody wants between two parts of one transfer. A disk passes over 64 blocks in 1.3 ms at
 /// 200 MB/s, and a seek takes 5 ms and more ([`varve_media::emulated::DiskModel::HDD`]); flash does not seek.
-const fn gap_max(tier: Tier) -> u64 {
+pub(super) const fn gap_max(tier: Tier) -> u64 {
     match tier {
         Tier::Nvm | Tier::Ssd => 0,
         Tier::Hdd => 64,
@@ -30,7 +30,7 @@ fn blocks_of(part: &Part) -> Range<u64> {
 }
 
 /// The transfers for some runs of blocks: in order, apart from each other, each with all of the runs in it.
-fn transfers(mut runs: Vec<Range<u64>>, gap_max: u64) -> Vec<Range<u64>> {
+pub(super) fn transfers(mut runs: Vec<Range<u64>>, gap_max: u64) -> Vec<Range<u64>> {
     runs.sort_unstable_by_key(|run| run.start);
     let mut transfers: Vec<Range<u64>> = Vec::new();
     let mut gaps_left = GAPS_MAX;

@@ -365,7 +365,10 @@ impl TxState<'_> {
                 return Ok(());
             }
         }
-        self.store.read_blocks(tier, start, out)?;
+        let is_here = self.ahead.is_some_and(|ahead| ahead.copy_to(tier, start, out));
+        if !is_here {
+            self.store.read_blocks(tier, start, out)?;
+        }
         match tier {
             Tier::Nvm => self.in_place.lay_over(start, out),
             Tier::Ssd | Tier::Hdd => {

@@ -76,7 +76,7 @@ pub(super) struct Machine {
     pub(super) unsure: usize,
 }
 
-fn devices(world: &SimWorld) -> Devices {
+pub(super) fn devices(world: &SimWorld) -> Devices {
     Devices {
         nvm: world.region("nvm").unwrap(),
         journal: world.region("journal").unwrap(),
@@ -134,7 +134,13 @@ impl Machine {
 
     /// The machine after a restart.
     pub(super) fn open(world: SimWorld) -> Self {
-        let (store, _) = Store::open(devices(&world), OpenOptions::default()).unwrap();
+        let devices = devices(&world);
+        Self::open_on(world, devices)
+    }
+
+    /// As [`open`](Self::open), on these devices.
+    pub(super) fn open_on(world: SimWorld, devices: Devices) -> Self {
+        let (store, _) = Store::open(devices, OpenOptions::default()).unwrap();
         let clock = Arc::new(varve_ipc::ManualClock::new(0)) as Arc<dyn varve_ipc::Clock>;
         let meters = Arc::new(Meters::of(&store, &clock));
         let placement = Driver::new(&Config::default(), &store.space(), meters);
@@ -265,6 +271,16 @@ impl Machine {
             assert_eq!(self.digested(), batch.upto);
             self.reader.digested(&batch);
         }
+    }
+
+    /// Returns the number of the next entry and its place.
+    pub(super) const fn at(&self) -> (u64, u64) {
+        (self.seq, self.end)
+    }
+
+    /// Goes on with a log that was written before a restart.
+    pub(super) const fn go_on_at(&mut self, seq: u64, end: u64) {
+        (self.seq, self.end) = (seq, end);
     }
 
     /// Returns the offset of the next entry, if it fits into the chunk.
