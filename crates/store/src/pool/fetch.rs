@@ -13,6 +13,10 @@ use std::ops::Range;
 use varve_extent_tree::SharedRuns;
 use varve_format::{BLOCK_BYTES, BLOCK_SIZE, Extent, ExtentFlags, FileBlock, Ino, Tier, TreeForm, TreeRoot};
 
+/// Most blocks of one transfer: 1 MiB.
+const PIECE_BLOCKS: u64 = 256;
+/// Most blocks of transfers that are under way together: 8 MiB.
+const TOGETHER_BLOCKS: u64 = 2048;
 /// Most runs of one range of shared blocks that are fetched.
 const RUNS_MAX: usize = 64;
 
@@ -58,30 +62,46 @@ impl Fetched<'_> {
 
     /// Adds blocks of one tier, in the order of the device.
     fn read(&mut self, store: &Store, tier: Tier, runs: Vec<Range<u64>>) -> Result<()> {
-        let transfers = transfers(runs.clone(), gap_max(tier));
-        let bytes_of = |run: &Range<u64>| ((run.end - run.start) * BLOCK_BYTES) as usize;
-        let first = self.bytes.len();
-        self.bytes
-            .resize(first + transfers.iter().map(bytes_of).sum::<usize>(), 0);
-        let mut rest = &mut self.bytes[first..];
-        let mut batch = Vec::with_capacity(transfers.len());
-        for run in &transfers {
-            let (now, later) = rest.split_at_mut(bytes_of(run));
-            batch.push((run.start * BLOCK_BYTES, now));
+        let runs = transfers(runs, 0, 0);
+        let pieces: Vec<_> = transfers(runs.clone(), gap_max(tier), u64::MAX)
+            .into_iter()
+            .flat_map(|run| {
+                let starts = run.clone().step_by(PIECE_BLOCKS as usize);
+                starts.map(move |start| start..run.end.min(start + PIECE_BLOCKS))
+            })
+            .collect();
+        let device = store.device(tier)?;
+        let mut wanted = runs.into_iter().flatten().peekable();
+        let mut rest = &pieces[..];
+        let mut buffer = Vec::new();
+        while !rest.is_empty() {
+            let mut blocks = 0;
+            let fits = rest.iter().take_while(|piece| {
+                blocks += piece.end - piece.start;
+                blocks <= TOGETHER_BLOCKS
+            });
+            let (now, later) = rest.split_at(fits.count().max(1));
             rest = later;
-        }
-        store.device(tier)?.read_batch(&mut batch)?;
-        store.count_read(tier, transfers.iter().map(bytes_of).sum());
-        let mut at = first;
-        let mut starts = Vec::with_capacity(transfers.len());
-        for run in &transfers {
-            starts.push(at);
-            at += bytes_of(run);
-        }
-        for block in runs.into_iter().flatten() {
-            let index = transfers.partition_point(|run| run.end <= block);
-            let within = (block - transfers[index].start) as usize * BLOCK_SIZE;
-            self.places.insert((tier, block), starts[index] + within);
+            let bytes_of = |piece: &Range<u64>| ((piece.end - piece.start) * BLOCK_BYTES) as usize;
+            buffer.resize(now.iter().map(bytes_of).sum(), 0);
+            let mut batch = Vec::with_capacity(now.len());
+            let mut left = &mut buffer[..];
+            for piece in now {
+                let (out, more) = left.split_at_mut(bytes_of(piece));
+                batch.push((piece.start * BLOCK_BYTES, out));
+                left = more;
+            }
+            device.read_batch(&mut batch)?;
+            store.count_read(tier, buffer.len());
+            let mut from = 0;
+            for piece in now {
+                while let Some(block) = wanted.next_if(|block| *block < piece.end) {
+                    let at = from + (block - piece.start) as usize * BLOCK_SIZE;
+                    self.places.insert((tier, block), self.bytes.len());
+                    self.bytes.extend_from_slice(&buffer[at..at + BLOCK_SIZE]);
+                }
+                from += bytes_of(piece);
+            }
         }
         Ok(())
     }

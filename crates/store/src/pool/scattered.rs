@@ -30,10 +30,11 @@ fn blocks_of(part: &Part) -> Range<u64> {
 }
 
 /// The transfers for some runs of blocks: in order, apart from each other, each with all of the runs in it.
-pub(super) fn transfers(mut runs: Vec<Range<u64>>, gap_max: u64) -> Vec<Range<u64>> {
+/// They contain gaps of at most `gap_max` blocks, `gaps_most` in all.
+pub(super) fn transfers(mut runs: Vec<Range<u64>>, gap_max: u64, gaps_most: u64) -> Vec<Range<u64>> {
     runs.sort_unstable_by_key(|run| run.start);
     let mut transfers: Vec<Range<u64>> = Vec::new();
-    let mut gaps_left = GAPS_MAX;
+    let mut gaps_left = gaps_most;
     for run in runs {
         if let Some(last) = transfers.last_mut() {
             let gap = run.start.saturating_sub(last.end);
@@ -99,7 +100,7 @@ fn take_kept(store: &Store, part: &Part, out: &mut [u8]) -> bool {
 
 fn fill_together(store: &Store, parts: &[&Part], tier: Tier, out: &mut [u8]) -> Result<bool> {
     let runs = parts.iter().map(|part| blocks_of(part)).collect();
-    let transfers = transfers(runs, gap_max(tier));
+    let transfers = transfers(runs, gap_max(tier), GAPS_MAX);
     let bytes_of = |run: &Range<u64>| ((run.end - run.start) * BLOCK_BYTES) as usize;
     let mut buffers: Vec<Vec<u8>> = transfers.iter().map(|run| vec![0; bytes_of(run)]).collect();
     let mut batch: Vec<(u64, &mut [u8])> = transfers
@@ -136,20 +137,20 @@ mod tests {
     fn runs_that_lie_near_each_other_are_one_transfer() {
         let runs = vec![500..510, 10..20, 20..24, 28..30, 90..91, 25..26, 3..4];
         assert_eq!(
-            transfers(runs.clone(), 0),
+            transfers(runs.clone(), 0, GAPS_MAX),
             [3..4, 10..24, 25..26, 28..30, 90..91, 500..510]
         );
-        assert_eq!(transfers(runs.clone(), 6), [3..30, 90..91, 500..510]);
-        assert_eq!(transfers(runs, 64), [3..91, 500..510]);
+        assert_eq!(transfers(runs.clone(), 6, GAPS_MAX), [3..30, 90..91, 500..510]);
+        assert_eq!(transfers(runs, 64, GAPS_MAX), [3..91, 500..510]);
         // The same blocks twice, and a run within another.
-        assert_eq!(transfers(vec![4..9, 4..9, 5..6, 40..41], 0), [4..9, 40..41]);
-        assert_eq!(transfers(Vec::new(), 64), []);
+        assert_eq!(transfers(vec![4..9, 4..9, 5..6, 40..41], 0, 9), [4..9, 40..41]);
+        assert_eq!(transfers(Vec::new(), 64, 9), []);
     }
 
     #[test]
     fn gaps_are_read_up_to_a_bound() {
         let runs: Vec<_> = (0..1000).map(|at| at * 65..at * 65 + 1).collect();
-        let found = transfers(runs, 64);
+        let found = transfers(runs, 64, GAPS_MAX);
         assert_eq!(found[0].end - found[0].start, GAPS_MAX + GAPS_MAX / 64 + 1);
         assert_eq!(found.len(), 1000 - (GAPS_MAX / 64) as usize);
     }
