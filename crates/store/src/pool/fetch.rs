@@ -12,6 +12,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use varve_extent_tree::SharedRuns;
 use varve_format::{BLOCK_BYTES, BLOCK_SIZE, Extent, ExtentFlags, FileBlock, Ino, Tier, TreeForm, TreeRoot};
+use varve_media::AlignedBuf;
 
 /// Most blocks of one transfer: 1 MiB.
 const PIECE_BLOCKS: u64 = 256;
@@ -73,7 +74,10 @@ impl Fetched<'_> {
         let device = store.device(tier)?;
         let mut wanted = runs.into_iter().flatten().peekable();
         let mut rest = &pieces[..];
-        let mut buffer = Vec::new();
+        // A device takes a batch at once only into aligned memory.
+        let most = pieces.iter().map(|piece| piece.end - piece.start).sum::<u64>();
+        let mut buffer = AlignedBuf::new((most.min(TOGETHER_BLOCKS) * BLOCK_BYTES) as usize);
+        let buffer = buffer.bytes_mut();
         while !rest.is_empty() {
             let mut blocks = 0;
             let fits = rest.iter().take_while(|piece| {
@@ -83,16 +87,17 @@ impl Fetched<'_> {
             let (now, later) = rest.split_at(fits.count().max(1));
             rest = later;
             let bytes_of = |piece: &Range<u64>| ((piece.end - piece.start) * BLOCK_BYTES) as usize;
-            buffer.resize(now.iter().map(bytes_of).sum(), 0);
             let mut batch = Vec::with_capacity(now.len());
             let mut left = &mut buffer[..];
+            let mut bytes = 0;
             for piece in now {
                 let (out, more) = left.split_at_mut(bytes_of(piece));
+                bytes += out.len();
                 batch.push((piece.start * BLOCK_BYTES, out));
                 left = more;
             }
             device.read_batch(&mut batch)?;
-            store.count_read(tier, buffer.len());
+            store.count_read(tier, bytes);
             let mut from = 0;
             for piece in now {
                 while let Some(block) = wanted.next_if(|block| *block < piece.end) {

@@ -7,6 +7,7 @@ use super::read::Part;
 use crate::Result;
 use std::ops::Range;
 use varve_format::{BLOCK_BYTES, BLOCK_SIZE, Tier};
+use varve_media::AlignedBuf;
 
 /// Most parts that are read together.
 const PARTS_MAX: usize = 1024;
@@ -102,11 +103,15 @@ fn fill_together(store: &Store, parts: &[&Part], tier: Tier, out: &mut [u8]) -> 
     let runs = parts.iter().map(|part| blocks_of(part)).collect();
     let transfers = transfers(runs, gap_max(tier), GAPS_MAX);
     let bytes_of = |run: &Range<u64>| ((run.end - run.start) * BLOCK_BYTES) as usize;
-    let mut buffers: Vec<Vec<u8>> = transfers.iter().map(|run| vec![0; bytes_of(run)]).collect();
+    // A device takes a batch at once only into aligned memory.
+    let mut buffers: Vec<AlignedBuf> = transfers
+        .iter()
+        .map(|run| AlignedBuf::new(bytes_of(run)))
+        .collect();
     let mut batch: Vec<(u64, &mut [u8])> = transfers
         .iter()
         .zip(&mut buffers)
-        .map(|(run, buffer)| (run.start * BLOCK_BYTES, &mut buffer[..]))
+        .map(|(run, buffer)| (run.start * BLOCK_BYTES, buffer.bytes_mut()))
         .collect();
     if store.device(tier)?.read_batch(&mut batch).is_err() {
         return Ok(false);
@@ -116,7 +121,7 @@ fn fill_together(store: &Store, parts: &[&Part], tier: Tier, out: &mut [u8]) -> 
         let blocks = blocks_of(part);
         let at = transfers.partition_point(|run| run.end <= blocks.start);
         let from = ((blocks.start - transfers[at].start) as usize) * BLOCK_SIZE;
-        let bytes = &buffers[at][from..from + bytes_of(&blocks)];
+        let bytes = &buffers[at].bytes()[from..from + bytes_of(&blocks)];
         let sums = part
             .sums
             .resolve(|tier, unit, row| store.footer(tier, unit, row))?;
