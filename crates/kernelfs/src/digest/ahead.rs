@@ -69,9 +69,7 @@ impl<'s> Ahead<'s> {
 }
 
 /// Returns the blocks of files that the writes of some transactions, taken together, cover in part.
-fn partial_blocks<'b>(
-    transactions: impl Iterator<Item = (&'b Batch, &'b Transaction)>,
-) -> Wanted {
+fn partial_blocks<'b>(transactions: impl Iterator<Item = (&'b Batch, &'b Transaction)>) -> Wanted {
     let mut written: HashMap<Ino, Vec<(u64, u64)>> = HashMap::new();
     for (batch, of) in transactions {
         for entry in &batch.entries[of.first..of.first + of.len] {

@@ -20,7 +20,8 @@ use varve_format::seeded::{Bug, armed};
 use varve_format::{BLOCK_BYTES, FileBlock, Ino, InodeKey, PinTo, Tier, TxId};
 use varve_ipc::Clock;
 use varve_store::{
-    DataTarget, DeviceStatus, DeviceUse, Fetched, JobRow, MappedPart, OP_ROOM, SharedPart, Store, StoreError, Wanted,
+    DataTarget, DeviceStatus, DeviceUse, Fetched, JobRow, MappedPart, OP_ROOM, SharedPart, Store, StoreError,
+    Wanted,
 };
 
 /// Most blocks of one transaction of moves, which commits nothing else: 1 MiB.

@@ -195,12 +195,18 @@ fn find_file_blocks<V: View>(
     }
     let size_blocks = inode.attr.size_bytes.div_ceil(BLOCK_BYTES);
     let mut known: Option<Extent> = None;
-    for at in blocks.iter().map(|block| block.0).take_while(|at| *at < size_blocks) {
+    for at in blocks
+        .iter()
+        .map(|block| block.0)
+        .take_while(|at| *at < size_blocks)
+    {
         let covers = |extent: &Extent| extent.file_block.0 <= at && at < extent.end().0;
         if !known.as_ref().is_some_and(covers) {
             known = reader.extents(ino, &root, at, size_blocks, 1)?.first().copied();
         }
-        let Some(extent) = known.filter(covers) else { continue };
+        let Some(extent) = known.filter(covers) else {
+            continue;
+        };
         if !extent.flags.contains(ExtentFlags::UNWRITTEN) {
             let block = extent.block.0 + (at - extent.file_block.0);
             push_run(runs, extent.tier, block..block + 1);

@@ -136,5 +136,8 @@ fn damage_of_a_fetched_block_is_found_by_the_transaction() {
     let mut tx = store.begin().unwrap();
     tx.use_fetched(&fetched);
     let refused = tx.write_bytes(ino, &[(100, &[3; 10])], NVM);
-    assert!(matches!(refused, Err(StoreError::DataChecksum { .. })), "{refused:?}");
+    assert!(
+        matches!(refused, Err(StoreError::DataChecksum { .. })),
+        "{refused:?}"
+    );
 }

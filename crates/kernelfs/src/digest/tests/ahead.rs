@@ -149,7 +149,14 @@ fn other_transactions_commit_while_a_digest_reads_old_blocks() {
         other.join().unwrap()
     });
     let in_vain = asking.waited_in_vain.load(Ordering::Relaxed);
-    assert!(!in_vain, "no other transaction was possible while the digest read");
-    assert_eq!(reads, BLOCKS.div_ceil(BLOCKS_MAX as u64), "as much as is fetched at once, and the rest");
+    assert!(
+        !in_vain,
+        "no other transaction was possible while the digest read"
+    );
+    assert_eq!(
+        reads,
+        BLOCKS.div_ceil(BLOCKS_MAX as u64),
+        "as much as is fetched at once, and the rest"
+    );
     assert!(machine.data(key) == expected);
 }
