@@ -570,8 +570,8 @@ impl<'k> Mover<'k> {
         self.store.shares_blocks(key.ino).unwrap_or(true)
     }
 
-    /// Reads what moves from a slower tier are to copy, at most `limit` blocks, before their transaction begins:
-    /// others go on meanwhile.
+    /// Reads what moves from a slower tier are to copy, at most `limit` blocks, before their transaction
+    /// begins: others go on meanwhile.
     fn fetch(&self, job: &Job, moves: &[Move], limit: u64) -> Fetched<'_> {
         let mut wanted = Wanted::default();
         let mut left = limit;

@@ -131,8 +131,8 @@ impl Store {
         self.device(Tier::Ssd).is_ok() || self.device(Tier::Hdd).is_ok()
     }
 
-    /// Reads what lies on SSD and HDD of `wanted`. Faults of metadata and devices are left to whoever reads the
-    /// blocks then.
+    /// Reads what lies on SSD and HDD of `wanted`. Faults of metadata and devices are left to whoever reads
+    /// the blocks then.
     ///
     /// # Errors
     /// More than `most` blocks lie there: their number. None was read.
