@@ -5,29 +5,39 @@ use super::types::Source;
 use std::collections::HashMap;
 use varve_digest::{Batch, Transaction};
 use varve_format::{BLOCK_BYTES, FileBlock, Ino, LogOp};
-use varve_store::{Fetched, Store, Wanted};
+use varve_store::{Fetched, Store, Unfetched, Wanted};
 
 /// Most blocks fetched at once: 32 MiB. The more, the shorter a disk's seeks between them; the fewer, the
 /// sooner the first of the log's operations are digested.
-pub(super) const BLOCKS_MAX: usize = if cfg!(test) { 1000 } else { 8192 };
+pub(crate) const FETCH_BLOCKS: usize = 8192;
+/// As many are fetched even if others free much meanwhile.
+const FETCH_BLOCKS_LEAST: usize = 256;
 
 /// Blocks fetched for the next transactions.
 pub(super) struct Ahead<'s> {
     pub(super) blocks: Fetched<'s>,
-    /// Number of transactions whose blocks they are.
-    pub(super) transactions: usize,
+    /// Sum of the sources' positions behind these transactions.
+    end: usize,
 }
 
 impl<'s> Ahead<'s> {
-    /// Fetches for the transactions of all sources from `next` on, or for the first of them.
-    pub(super) fn fetch(store: &'s Store, sources: &[Source<'_>], next: &[usize]) -> Self {
-        let mut most = usize::MAX;
-        if !store.has_far_tiers() {
-            return Self {
-                blocks: Fetched::default(),
-                transactions: most,
-            };
+    /// Fetches at most `most_blocks` for the transactions of all sources from `next` on, or for the first of
+    /// them.
+    pub(super) fn fetch(
+        store: &'s Store,
+        sources: &[Source<'_>],
+        next: &[usize],
+        most_blocks: usize,
+    ) -> Self {
+        let none = || Self {
+            blocks: Fetched::default(),
+            end: usize::MAX,
+        };
+        if most_blocks == 0 || !store.has_far_tiers() {
+            return none();
         }
+        let begin: usize = next.iter().sum();
+        let (mut most, mut most_blocks) = (usize::MAX, most_blocks);
         loop {
             let all = sources.iter().zip(next).flat_map(|(source, next)| {
                 let transactions = source.batch.transactions.get(*next..).unwrap_or_default();
@@ -35,37 +45,36 @@ impl<'s> Ahead<'s> {
             });
             let mut taken = 0;
             let wanted = partial_blocks(all.take(most).inspect(|_| taken += 1));
-            match store.fetch(&wanted, BLOCKS_MAX) {
-                Ok(blocks) if blocks.is_empty() => {
-                    return Self {
-                        blocks,
-                        transactions: most,
-                    };
-                }
+            match store.fetch(&wanted, most_blocks, most_blocks > FETCH_BLOCKS_LEAST) {
+                Ok(blocks) if blocks.is_empty() && most == usize::MAX => return none(),
                 Ok(blocks) => {
-                    return Self {
-                        blocks,
-                        transactions: taken,
-                    };
+                    let end = begin.saturating_add(taken);
+                    return Self { blocks, end };
                 }
                 // One transaction alone may need more.
-                Err(_) if taken <= 1 => {
-                    return Self {
-                        blocks: Fetched::default(),
-                        transactions: taken,
-                    };
+                Err(Unfetched::TooMany(_)) if taken <= 1 => {
+                    let end = begin.saturating_add(taken);
+                    return Self { end, ..none() };
                 }
-                Err(needed) => most = (taken * BLOCKS_MAX / needed).clamp(1, taken - 1),
+                Err(Unfetched::TooMany(needed)) => most = shrunk(taken, needed, most_blocks),
+                Err(Unfetched::OthersWait) => most_blocks = (most_blocks / 4).max(FETCH_BLOCKS_LEAST),
             }
         }
     }
 
-    /// Notes that transactions were committed.
-    pub(super) const fn committed(&mut self, transactions: usize) {
-        if self.transactions < usize::MAX {
-            self.transactions = self.transactions.saturating_sub(transactions);
+    /// Returns how many transactions from `next` on are left of those whose blocks were fetched.
+    pub(super) fn left(&self, next: &[usize]) -> usize {
+        match self.end {
+            usize::MAX => usize::MAX,
+            end => end.saturating_sub(next.iter().sum()),
         }
     }
+}
+
+/// Returns how many of `taken` transactions, two or more, to try next, as they need `needed` blocks of
+/// `most_blocks`: each round a quarter less, wherever the blocks are.
+fn shrunk(taken: usize, needed: usize, most_blocks: usize) -> usize {
+    (taken.saturating_mul(most_blocks) / needed.max(1)).clamp(1, taken - taken.div_ceil(4))
 }
 
 /// Returns the blocks of files that the writes of some transactions, taken together, cover in part.
@@ -118,5 +127,26 @@ fn partial_blocks<'b>(transactions: impl Iterator<Item = (&'b Batch, &'b Transac
     Wanted {
         files,
         ..Wanted::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::shrunk;
+
+    #[test]
+    fn fewer_transactions_are_taken_in_few_rounds_wherever_the_blocks_are() {
+        // All blocks in the first half.
+        let needed = |taken: usize| 2 * taken.min(4097);
+        let (mut taken, mut rounds) = (8192, 0);
+        while needed(taken) > 8192 {
+            taken = shrunk(taken, needed(taken), 8192);
+            rounds += 1;
+        }
+        assert!(taken > 2048 && rounds <= 4, "{taken} after {rounds}");
+        for taken in 2..100 {
+            let less = shrunk(taken, 10 * taken, 1);
+            assert!(0 < less && less < taken);
+        }
     }
 }

@@ -25,6 +25,7 @@ mod unshared;
 mod view;
 
 pub use crate::placement::Placement;
+pub(crate) use ahead::FETCH_BLOCKS;
 pub use allocation::{Spent, blocks_missing};
 pub(crate) use commit::free_tail;
 pub use commit::{Digested, Freed, digest, free_orphans};

@@ -521,8 +521,14 @@ impl<'k> Mover<'k> {
 
     /// Carries out one transaction.
     fn carry_some(&self, job: &Job, moves: &[Move], most: usize) -> Ended {
+        let limit = match job.of.is_some() && self.are_others_active() {
+            true => BESIDE_TX_BLOCKS,
+            false => TX_BLOCKS,
+        };
+        let moves = &moves[..most.min(moves.len())];
+        let fetched = self.fetch(job, moves, limit);
         let change = Change::begin(self.store, self.sessions);
-        let ended = self.move_some(job, moves, most);
+        let ended = self.move_some(job, moves, limit, fetched);
         let (done, tx) = match ended {
             Ok(done) => done,
             Err((_, error)) if error.is_device_lost() => return Ended::NoRoom,
@@ -593,27 +599,24 @@ impl<'k> Mover<'k> {
                 }
             }
         }
-        self.store.fetch(&wanted, usize::MAX).unwrap_or_default()
+        self.store.fetch(&wanted, usize::MAX, false).unwrap_or_default()
     }
 
-    /// Does moves; returns each with whether it was done or had become pointless. An error comes with the
+    /// Does moves of at most about `limit` blocks, with what was fetched for them; returns each with whether it
+    /// was done or had become pointless. An error comes with the
     /// number of moves done before it, which are undone.
     fn move_some(
         &self,
         job: &Job,
         moves: &[Move],
-        most: usize,
+        limit: u64,
+        fetched: Fetched<'_>,
     ) -> Result<(Vec<Tried>, TxId), (usize, StoreError)> {
         let (mut done, mut blocks) = (Vec::new(), 0);
-        let limit = match job.of.is_some() && self.are_others_active() {
-            true => BESIDE_TX_BLOCKS,
-            false => TX_BLOCKS,
-        };
-        let fetched = self.fetch(job, &moves[..most.min(moves.len())], limit);
         let mut tx = self.store.begin_with_room().map_err(|error| (0, error))?;
         tx.use_fetched(&fetched);
         let enough = tx.room() / 2;
-        for moved in moves.iter().take(most) {
+        for moved in moves {
             blocks += u64::from(moved.len);
             let more = blocks <= limit && tx.room() >= enough.max(2 * OP_ROOM);
             if !done.is_empty() && !more {

@@ -1,8 +1,7 @@
 //! Old blocks on a slower tier are read before the transaction that merges them.
 
 use super::machine::{FILE, Machine, ROOT, devices};
-use crate::digest::ahead::BLOCKS_MAX;
-use crate::digest::{BatchLimit, Digested, GatherLimits, Source, digest};
+use crate::digest::{BatchLimit, Digested, Environment, GatherLimits, Source, digest};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -143,7 +142,11 @@ fn other_transactions_commit_while_a_digest_reads_old_blocks() {
             }
             reads
         });
-        let done = digest(store, &[source], &machine.environment(), &mut |_| {}).unwrap();
+        let env = Environment {
+            fetch_blocks: 1000,
+            ..machine.environment()
+        };
+        let done = digest(store, &[source], &env, || (), &mut |_| {}).unwrap();
         assert_eq!(done, Digested::All);
         *asking.asks.lock() = None;
         other.join().unwrap()
@@ -155,7 +158,7 @@ fn other_transactions_commit_while_a_digest_reads_old_blocks() {
     );
     assert_eq!(
         reads,
-        BLOCKS.div_ceil(BLOCKS_MAX as u64),
+        BLOCKS.div_ceil(1000),
         "as much as is fetched at once, and the rest"
     );
     assert!(machine.data(key) == expected);

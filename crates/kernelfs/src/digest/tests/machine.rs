@@ -1,6 +1,7 @@
 //! The machine of the tests.
 
 use crate::config::Config;
+use crate::digest::FETCH_BLOCKS;
 use crate::digest::{
     Applied, BatchLimit, Client, Digested, Environment, GatherLimits, Leases, SessionLog, Source, digest,
 };
@@ -226,6 +227,7 @@ impl Machine {
             now_ns: NOW,
             dedup_scope: self.dedup_scope,
             rejoin: false,
+            fetch_blocks: FETCH_BLOCKS,
         }
     }
 
@@ -253,15 +255,21 @@ impl Machine {
                 log: &*log,
                 client: self.client(),
             };
-            let done = digest(&self.store, &[source], &self.environment(), &mut |applied| {
-                for (session, key) in &applied.unheld {
-                    self.leases
-                        .held
-                        .borrow_mut()
-                        .retain(|held| held != &(*session, *key));
-                }
-                all.push(applied.clone());
-            })?;
+            let done = digest(
+                &self.store,
+                &[source],
+                &self.environment(),
+                || (),
+                &mut |applied| {
+                    for (session, key) in &applied.unheld {
+                        self.leases
+                            .held
+                            .borrow_mut()
+                            .retain(|held| held != &(*session, *key));
+                    }
+                    all.push(applied.clone());
+                },
+            )?;
             if done == Digested::Unsure {
                 assert_ne!(limits.leave_bytes, usize::MAX, "nothing was left in the log");
                 limits = limits.copying_all();
