@@ -43,6 +43,7 @@ pub use evacuation::Recalled;
 pub use journal::OP_ROOM;
 pub use payload::{Payload, PayloadSource, PayloadUnavailable};
 pub use pool::Store;
+pub use pool::fetch::{Fetched, Unfetched, Wanted};
 pub use tx::devices::{DeviceStatus, DeviceUse};
 pub use tx::{ShareRange, Tx, Unshared};
 pub use types::{

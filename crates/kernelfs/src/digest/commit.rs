@@ -2,6 +2,7 @@
 //! plan, and advances each log's digested number in the same record. Bad operations are refused one
 //! transaction at a time and stall nothing.
 
+use super::ahead::Ahead;
 use super::deferred::{DeferredPayloads, Redone};
 use super::execute::{CommitFailure, FREE_BUDGET, PlanExecutor, PreStep};
 use super::types::{Applied, Client, Environment, Leases, Source};
@@ -28,7 +29,8 @@ pub enum Digested {
     Unsure,
 }
 
-/// Digests batches of several sessions, whose grants do not overlap, in as few records as possible. `done` is
+/// Digests batches of several sessions, whose grants do not overlap, in as few records as possible. What
+/// `begin_change` returns lives during some records, and not while old blocks are fetched. `done` is
 /// called for each record when it is durable; after the last one everything in the batches is digested, and
 /// [`SessionLog::digested`](super::SessionLog::digested) may be called.
 ///
@@ -36,26 +38,51 @@ pub enum Digested {
 /// The store's: a device's, or `NoSpace` when not even the next transaction alone fits. Records passed to
 /// `done` stay; the logs keep the rest, and the same batches may be given again: digested entries are
 /// skipped.
-pub fn digest(
+pub fn digest<C>(
     store: &Store,
     sources: &[Source<'_>],
     env: &Environment<'_>,
+    begin_change: impl Fn() -> C,
     done: &mut dyn FnMut(&Applied),
 ) -> Result<Digested, StoreError> {
     let mut next = vec![0; sources.len()];
+    loop {
+        let ahead = Ahead::fetch(store, sources, &next, env.fetch_blocks);
+        let _change = begin_change();
+        if let Some(digested) = digest_some(store, sources, env, (&ahead, &mut next), done)? {
+            return Ok(digested);
+        }
+    }
+}
+
+/// Digests what blocks were fetched for; `None`: there is more.
+fn digest_some(
+    store: &Store,
+    sources: &[Source<'_>],
+    env: &Environment<'_>,
+    (ahead, next): (&Ahead<'_>, &mut Vec<usize>),
+    done: &mut dyn FnMut(&Applied),
+) -> Result<Option<Digested>, StoreError> {
     // Most transactions to take into one record; shrinks when a record was full, and recovers.
     let mut most = usize::MAX;
     loop {
+        let left_ahead = ahead.left(next);
+        if left_ahead == 0 {
+            return Ok(None);
+        }
         let mut tx = store.begin_with_room()?;
+        tx.use_fetched(&ahead.blocks);
         // The fold's estimate is generous but no bound; the store decides whether a record is full.
         let budget = tx.room() / 4 * 3;
-        let most_now = most.min(store.room_for_ops()).min(record_ops());
-        let folded = fold(&tx, sources, &next, env, most_now, budget);
+        let most_now = most.min(store.room_for_ops()).min(record_ops()).min(left_ahead);
+        let folded = fold(&tx, sources, next, env, most_now, budget);
         let cut = match folded {
             Ok(Some(cut)) => cut,
-            Ok(None) => return Ok(Digested::All),
+            Ok(None) => return Ok(Some(Digested::All)),
             // An unreadable inode may be named by bytes that are no entry.
-            Err(error) if !error.stops_writing() && leave_something(sources) => return Ok(Digested::Unsure),
+            Err(error) if !error.stops_writing() && leave_something(sources) => {
+                return Ok(Some(Digested::Unsure));
+            }
             Err(error) => return Err(error),
         };
         if armed(Bug::DigestedBeforeOps) {
@@ -64,13 +91,13 @@ pub fn digest(
             tx = store.begin_with_room()?;
         }
         let left = DeferredPayloads::new(sources);
-        let redone = Redone::of(records(sources, &next, &cut));
+        let redone = Redone::of(records(sources, next, &cut));
         let carried = commit(store, &mut tx, sources, &cut, env, (&left, &redone)).and_then(|carried| {
             leaves_what_is_promised(store, sources, &cut, env)?;
             Ok(carried)
         });
-        if left.has_failed() || carried.is_ok() && !is_sound(&left, sources, &next, &cut) {
-            return Ok(Digested::Unsure);
+        if left.has_failed() || carried.is_ok() && !is_sound(&left, sources, next, &cut) {
+            return Ok(Some(Digested::Unsure));
         }
         let committed = carried.and_then(|(applied, unfinished)| Ok((tx.commit()?, applied, unfinished)));
         let stuck = match committed {
@@ -80,7 +107,7 @@ pub fn digest(
                     number_alone(store, sources, &cut)?;
                 }
                 done(&applied);
-                next = cut.next;
+                *next = cut.next;
                 most = most.saturating_mul(2);
                 for key in unfinished {
                     finish_free(store, key)?;
@@ -94,7 +121,7 @@ pub fn digest(
             // A transaction that needs unreadable metadata waits; earlier ones do not.
             CommitFailure::RecordFull | CommitFailure::Store(_) if cut.taken > 1 => most = cut.taken / 2,
             // The steps below take effect even if the cut is not committed.
-            _ if !is_sound(&left, sources, &next, &cut) => return Ok(Digested::Unsure),
+            _ if !is_sound(&left, sources, next, &cut) => return Ok(Some(Digested::Unsure)),
             // This step would take its space record by record, without a check of other sessions'
             // reservations.
             CommitFailure::PreStep(PreStep::Allocate(..) | PreStep::Zero(..))
@@ -103,7 +130,7 @@ pub fn digest(
                 if cut.taken > 1 {
                     most = cut.taken / 2;
                 } else {
-                    next = refuse_alone(store, sources, cut, Refusal::NotReserved, done)?;
+                    *next = refuse_alone(store, sources, cut, Refusal::NotReserved, done)?;
                 }
             }
             CommitFailure::PreStep(before) => run_pre_step(store, before)?,
@@ -118,7 +145,7 @@ pub fn digest(
                     return Err(error);
                 };
                 tracing::error!(%error, "an operation that was checked cannot be done: left out");
-                next = refuse_alone(store, sources, cut, why, done)?;
+                *next = refuse_alone(store, sources, cut, why, done)?;
             }
         }
     }

@@ -6,6 +6,7 @@
 //! changes blocks and trees; the leases know the holders. Exactly once: the record that changes the shared
 //! area also advances the log's digested number.
 
+mod ahead;
 mod allocation;
 mod commit;
 mod dedupe;
@@ -24,6 +25,7 @@ mod unshared;
 mod view;
 
 pub use crate::placement::Placement;
+pub(crate) use ahead::FETCH_BLOCKS;
 pub use allocation::{Spent, blocks_missing};
 pub(crate) use commit::free_tail;
 pub use commit::{Digested, Freed, digest, free_orphans};

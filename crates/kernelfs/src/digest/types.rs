@@ -91,6 +91,8 @@ pub struct Environment<'a> {
     pub dedup_scope: DedupScope,
     /// There is room for an undo of shares to join pieces.
     pub rejoin: bool,
+    /// Most old blocks to read before a transaction.
+    pub fetch_blocks: usize,
 }
 
 impl Environment<'_> {

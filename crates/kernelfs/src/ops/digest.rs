@@ -3,7 +3,8 @@
 use crate::counters::Counters;
 use crate::digest::pipeline::BatchPrefetch;
 use crate::digest::{
-    self, Applied, Batch, BatchLimit, Client, Digested, Environment, GatherLimits, Leases, SessionLog, Source,
+    self, Applied, Batch, BatchLimit, Client, Digested, Environment, FETCH_BLOCKS, GatherLimits, Leases,
+    SessionLog, Source,
 };
 use crate::health::Health;
 use crate::kernel::{BaseLimit, Core, Env, KernelFs};
@@ -242,6 +243,11 @@ impl<'k> Digests<'k> {
             now_ns: self.core.env.clock.now_ns(),
             dedup_scope: self.core.env.config.dedup_scope,
             rejoin: false,
+            // Without room for their new places nothing comes of old blocks.
+            fetch_blocks: match self.counters.no_space_ms.load(Ordering::Relaxed) {
+                0 => FETCH_BLOCKS,
+                _ => 0,
+            },
         }
     }
 
@@ -431,10 +437,10 @@ impl<'k> Digests<'k> {
         };
         let view = LeaseView::of(self.core);
         let env = self.environment(&view);
-        let change = self.core.begin_change();
         let sources = [Source { batch, log, client }];
         let mut gone = Vec::new();
-        let done = digest::digest(self.core.store, &sources, &env, &mut |applied| {
+        let begin_change = || self.core.begin_change();
+        let done = digest::digest(self.core.store, &sources, &env, begin_change, &mut |applied| {
             for (id, upto) in &applied.digested {
                 if *id == session.id {
                     reader.digested = reader.digested.max(*upto);
@@ -446,7 +452,6 @@ impl<'k> Digests<'k> {
             gone.extend(self.take_over(applied));
             session.page.set_digested(reader.digested);
         });
-        drop(change);
         let done = done?;
         write_rows(self.core, &gone)?;
         if done == Digested::Unsure {

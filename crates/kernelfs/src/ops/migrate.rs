@@ -20,7 +20,8 @@ use varve_format::seeded::{Bug, armed};
 use varve_format::{BLOCK_BYTES, FileBlock, Ino, InodeKey, PinTo, Tier, TxId};
 use varve_ipc::Clock;
 use varve_store::{
-    DataTarget, DeviceStatus, DeviceUse, JobRow, MappedPart, OP_ROOM, SharedPart, Store, StoreError,
+    DataTarget, DeviceStatus, DeviceUse, Fetched, JobRow, MappedPart, OP_ROOM, SharedPart, Store, StoreError,
+    Wanted,
 };
 
 /// Most blocks of one transaction of moves, which commits nothing else: 1 MiB.
@@ -520,8 +521,14 @@ impl<'k> Mover<'k> {
 
     /// Carries out one transaction.
     fn carry_some(&self, job: &Job, moves: &[Move], most: usize) -> Ended {
+        let limit = match job.of.is_some() && self.are_others_active() {
+            true => BESIDE_TX_BLOCKS,
+            false => TX_BLOCKS,
+        };
+        let moves = &moves[..most.min(moves.len())];
+        let fetched = self.fetch(job, moves, limit);
         let change = Change::begin(self.store, self.sessions);
-        let ended = self.move_some(job, moves, most);
+        let ended = self.move_some(job, moves, limit, fetched);
         let (done, tx) = match ended {
             Ok(done) => done,
             Err((_, error)) if error.is_device_lost() => return Ended::NoRoom,
@@ -569,22 +576,47 @@ impl<'k> Mover<'k> {
         self.store.shares_blocks(key.ino).unwrap_or(true)
     }
 
-    /// Does moves; returns each with whether it was done or had become pointless. An error comes with the
+    /// Reads what moves from a slower tier are to copy, at most `limit` blocks, before their transaction
+    /// begins: others go on meanwhile.
+    fn fetch(&self, job: &Job, moves: &[Move], limit: u64) -> Fetched<'_> {
+        let mut wanted = Wanted::default();
+        let mut left = limit;
+        for moved in moves.iter().filter(|_| job.from != Tier::Nvm) {
+            let len = u64::from(moved.len);
+            // The first move is made in any case.
+            if len > left && left < limit {
+                break;
+            }
+            left = left.saturating_sub(len);
+            match moved.at {
+                At::Shared(number) => wanted.shared.push(number..number + len),
+                At::File(key, at) => {
+                    let blocks = (at.0..at.0 + len).map(FileBlock);
+                    match wanted.files.last_mut() {
+                        Some((ino, known)) if *ino == key.ino => known.extend(blocks),
+                        _ => wanted.files.push((key.ino, blocks.collect())),
+                    }
+                }
+            }
+        }
+        self.store.fetch(&wanted, usize::MAX, false).unwrap_or_default()
+    }
+
+    /// Does moves of at most about `limit` blocks, with what was fetched for them; returns each with whether it
+    /// was done or had become pointless. An error comes with the
     /// number of moves done before it, which are undone.
     fn move_some(
         &self,
         job: &Job,
         moves: &[Move],
-        most: usize,
+        limit: u64,
+        fetched: Fetched<'_>,
     ) -> Result<(Vec<Tried>, TxId), (usize, StoreError)> {
-        let mut tx = self.store.begin_with_room().map_err(|error| (0, error))?;
         let (mut done, mut blocks) = (Vec::new(), 0);
-        let limit = match job.of.is_some() && self.are_others_active() {
-            true => BESIDE_TX_BLOCKS,
-            false => TX_BLOCKS,
-        };
+        let mut tx = self.store.begin_with_room().map_err(|error| (0, error))?;
+        tx.use_fetched(&fetched);
         let enough = tx.room() / 2;
-        for moved in moves.iter().take(most) {
+        for moved in moves {
             blocks += u64::from(moved.len);
             let more = blocks <= limit && tx.room() >= enough.max(2 * OP_ROOM);
             if !done.is_empty() && !more {

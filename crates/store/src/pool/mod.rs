@@ -3,6 +3,7 @@
 //! `open` recovers it, `snapshot` gives consistent views, `query` and `read` answer from them.
 
 pub(crate) mod demotion_state;
+pub(crate) mod fetch;
 pub(crate) mod in_place;
 mod open;
 mod query;

@@ -9,9 +9,10 @@ use std::sync::Arc;
 use varve_format::inode::Inode;
 use varve_format::space::{CHECKSUMS_PER_BLOCK, UnitRow};
 use varve_format::{
-    BLOCK_BYTES, BLOCK_HEADER_SIZE, BLOCK_SIZE, Block, BlockHeader, BlockKind, BlockNo, ExtentFlags, Ino,
-    Tier, TxId, verify_block,
+    BLOCK_BYTES, BLOCK_HEADER_SIZE, BLOCK_SIZE, BlockHeader, BlockKind, BlockNo, ExtentFlags, Ino, Tier,
+    TxId, verify_block,
 };
+use varve_media::AlignedBuf;
 
 /// Blocks read at once when they are verified.
 const BATCH_BLOCKS: u64 = 256;
@@ -307,12 +308,13 @@ impl Store {
         let start = self.layout.footer_start(tier, unit, row.footer);
         let mut sums = Vec::with_capacity(data as usize);
         let mut crc = 0;
-        for index in 0..data.div_ceil(CHECKSUMS_PER_BLOCK) {
-            let mut block: Box<Block> = Box::new([0; BLOCK_SIZE]);
-            self.read_blocks(tier, start + index, &mut block[..])?;
+        let blocks = data.div_ceil(CHECKSUMS_PER_BLOCK);
+        let mut bytes = AlignedBuf::new(blocks as usize * BLOCK_SIZE);
+        self.read_blocks(tier, start, bytes.bytes_mut())?;
+        for (index, block) in (0..).zip(bytes.bytes().as_chunks::<BLOCK_SIZE>().0) {
             let expected = BlockNo(start + index);
-            if verify_block(&block).is_err()
-                || BlockHeader::of(&block)
+            if verify_block(block).is_err()
+                || BlockHeader::of(block)
                     .expect(BlockKind::UnitFooter, POOL_INO, expected)
                     .is_err()
             {

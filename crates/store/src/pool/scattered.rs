@@ -7,6 +7,7 @@ use super::read::Part;
 use crate::Result;
 use std::ops::Range;
 use varve_format::{BLOCK_BYTES, BLOCK_SIZE, Tier};
+use varve_media::AlignedBuf;
 
 /// Most parts that are read together.
 const PARTS_MAX: usize = 1024;
@@ -17,7 +18,7 @@ const GAPS_MAX: u64 = 2048;
 
 /// Most blocks that nobody wants between two parts of one transfer. A disk passes over 64 blocks in 1.3 ms at
 /// 200 MB/s, and a seek takes 5 ms and more ([`varve_media::emulated::DiskModel::HDD`]); flash does not seek.
-const fn gap_max(tier: Tier) -> u64 {
+pub(super) const fn gap_max(tier: Tier) -> u64 {
     match tier {
         Tier::Nvm | Tier::Ssd => 0,
         Tier::Hdd => 64,
@@ -30,10 +31,11 @@ fn blocks_of(part: &Part) -> Range<u64> {
 }
 
 /// The transfers for some runs of blocks: in order, apart from each other, each with all of the runs in it.
-fn transfers(mut runs: Vec<Range<u64>>, gap_max: u64) -> Vec<Range<u64>> {
+/// They contain gaps of at most `gap_max` blocks, `gaps_most` in all.
+pub(super) fn transfers(mut runs: Vec<Range<u64>>, gap_max: u64, gaps_most: u64) -> Vec<Range<u64>> {
     runs.sort_unstable_by_key(|run| run.start);
     let mut transfers: Vec<Range<u64>> = Vec::new();
-    let mut gaps_left = GAPS_MAX;
+    let mut gaps_left = gaps_most;
     for run in runs {
         if let Some(last) = transfers.last_mut() {
             let gap = run.start.saturating_sub(last.end);
@@ -99,13 +101,17 @@ fn take_kept(store: &Store, part: &Part, out: &mut [u8]) -> bool {
 
 fn fill_together(store: &Store, parts: &[&Part], tier: Tier, out: &mut [u8]) -> Result<bool> {
     let runs = parts.iter().map(|part| blocks_of(part)).collect();
-    let transfers = transfers(runs, gap_max(tier));
+    let transfers = transfers(runs, gap_max(tier), GAPS_MAX);
     let bytes_of = |run: &Range<u64>| ((run.end - run.start) * BLOCK_BYTES) as usize;
-    let mut buffers: Vec<Vec<u8>> = transfers.iter().map(|run| vec![0; bytes_of(run)]).collect();
+    // A device takes a batch at once only into aligned memory.
+    let mut buffers: Vec<AlignedBuf> = transfers
+        .iter()
+        .map(|run| AlignedBuf::new(bytes_of(run)))
+        .collect();
     let mut batch: Vec<(u64, &mut [u8])> = transfers
         .iter()
         .zip(&mut buffers)
-        .map(|(run, buffer)| (run.start * BLOCK_BYTES, &mut buffer[..]))
+        .map(|(run, buffer)| (run.start * BLOCK_BYTES, buffer.bytes_mut()))
         .collect();
     if store.device(tier)?.read_batch(&mut batch).is_err() {
         return Ok(false);
@@ -115,7 +121,7 @@ fn fill_together(store: &Store, parts: &[&Part], tier: Tier, out: &mut [u8]) -> 
         let blocks = blocks_of(part);
         let at = transfers.partition_point(|run| run.end <= blocks.start);
         let from = ((blocks.start - transfers[at].start) as usize) * BLOCK_SIZE;
-        let bytes = &buffers[at][from..from + bytes_of(&blocks)];
+        let bytes = &buffers[at].bytes()[from..from + bytes_of(&blocks)];
         let sums = part
             .sums
             .resolve(|tier, unit, row| store.footer(tier, unit, row))?;
@@ -136,20 +142,20 @@ mod tests {
     fn runs_that_lie_near_each_other_are_one_transfer() {
         let runs = vec![500..510, 10..20, 20..24, 28..30, 90..91, 25..26, 3..4];
         assert_eq!(
-            transfers(runs.clone(), 0),
+            transfers(runs.clone(), 0, GAPS_MAX),
             [3..4, 10..24, 25..26, 28..30, 90..91, 500..510]
         );
-        assert_eq!(transfers(runs.clone(), 6), [3..30, 90..91, 500..510]);
-        assert_eq!(transfers(runs, 64), [3..91, 500..510]);
+        assert_eq!(transfers(runs.clone(), 6, GAPS_MAX), [3..30, 90..91, 500..510]);
+        assert_eq!(transfers(runs, 64, GAPS_MAX), [3..91, 500..510]);
         // The same blocks twice, and a run within another.
-        assert_eq!(transfers(vec![4..9, 4..9, 5..6, 40..41], 0), [4..9, 40..41]);
-        assert_eq!(transfers(Vec::new(), 64), []);
+        assert_eq!(transfers(vec![4..9, 4..9, 5..6, 40..41], 0, 9), [4..9, 40..41]);
+        assert_eq!(transfers(Vec::new(), 64, 9), []);
     }
 
     #[test]
     fn gaps_are_read_up_to_a_bound() {
         let runs: Vec<_> = (0..1000).map(|at| at * 65..at * 65 + 1).collect();
-        let found = transfers(runs, 64);
+        let found = transfers(runs, 64, GAPS_MAX);
         assert_eq!(found[0].end - found[0].start, GAPS_MAX + GAPS_MAX / 64 + 1);
         assert_eq!(found.len(), 1000 - (GAPS_MAX / 64) as usize);
     }

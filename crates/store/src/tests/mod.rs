@@ -9,6 +9,7 @@ mod demotion_full;
 mod devices;
 mod evacuation;
 mod faults;
+mod fetch;
 mod gather;
 mod in_place;
 mod model;

@@ -34,7 +34,7 @@ fn alike(store: &Store) -> [Ino; 3] {
 }
 
 /// The store again, with a disk that counts, and memory for so many shared blocks.
-fn counted(rig: Rig, shared_blocks: usize) -> (Store, Arc<EmulatedDisk>) {
+pub(super) fn counted(rig: Rig, shared_blocks: usize) -> (Store, Arc<EmulatedDisk>) {
     drop(rig.store);
     let devices = devices_of(&rig.world);
     let disk = Arc::new(EmulatedDisk::new(devices.hdd.clone().unwrap(), DiskModel::NONE));

@@ -327,9 +327,18 @@ impl TxState<'_> {
     pub(crate) fn read(&self, inode: &Inode, offset: u64, out: &mut [u8]) -> Result<usize> {
         let reader = self.reader();
         let plan = plan(&reader, inode, offset, out, !armed(Bug::MergeBelieved))?;
-        fill(self.store, &plan, out, |tier, start, bytes| {
+        let read = fill(self.store, &plan, out, |tier, start, bytes| {
             self.store_read(tier, start, bytes)
-        })?;
+        });
+        match read {
+            // It may be memory that is wrong.
+            Err(StoreError::DataChecksum { .. }) if self.ahead.is_some() => {
+                fill(self.store, &plan, out, |tier, start, bytes| {
+                    self.read_from_device(tier, start, bytes)
+                })?;
+            }
+            read => read?,
+        }
         Ok(plan.len)
     }
 

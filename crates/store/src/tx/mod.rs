@@ -24,6 +24,7 @@ pub use shared::ShareRange;
 pub(crate) use state::TxState;
 pub use unshare::Unshared;
 
+use crate::pool::fetch::Fetched;
 use crate::seeded::{Bug, armed};
 use crate::{DirItem, Progress, Result, StoreError};
 use varve_format::inode::{INODES_PER_BLOCK, Inode, InodeSlot};
@@ -39,7 +40,7 @@ pub struct Tx<'s> {
     pub(crate) core: TxState<'s>,
 }
 
-impl Tx<'_> {
+impl<'s> Tx<'s> {
     /// Returns the pool.
     #[must_use]
     pub const fn store(&self) -> &crate::Store {
@@ -114,6 +115,11 @@ impl Tx<'_> {
     /// may.
     pub fn use_reserve(&mut self) {
         self.core.use_reserve = true;
+    }
+
+    /// Reads blocks that were fetched ahead from there, compared with their checksums as all others.
+    pub const fn use_fetched(&mut self, fetched: &'s Fetched<'s>) {
+        self.core.ahead = Some(fetched);
     }
 
     /// As [`Store::get`](crate::Store::get), in this transaction's view.

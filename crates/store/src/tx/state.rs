@@ -8,6 +8,7 @@ use crate::cache::{InodeFile, MetaCache};
 use crate::journal::DIFF_MAX;
 use crate::layout::{Layout, Place};
 use crate::pool::Store;
+use crate::pool::fetch::Fetched;
 use crate::pool::writer::Writer;
 use crate::reader::{MetaReader, View};
 use crate::space::{Saved, Span};
@@ -97,6 +98,8 @@ pub(crate) struct TxState<'s> {
     pub(super) spare_buffers: Vec<Vec<u8>>,
     /// Blocks to overwrite in place.
     pub(super) in_place: InPlace,
+    /// Blocks that were read before the transaction began.
+    pub(super) ahead: Option<&'s Fetched<'s>>,
     /// Buffer for fetched bytes.
     pub(crate) fetched: Vec<u8>,
     /// Buffer for merged blocks.
@@ -135,6 +138,7 @@ impl<'s> TxState<'s> {
             gathered: Vec::new(),
             spare_buffers: Vec::new(),
             in_place: InPlace::default(),
+            ahead: None,
             fetched: Vec::new(),
             merged: Vec::new(),
             undo: Vec::new(),

@@ -365,7 +365,22 @@ impl TxState<'_> {
                 return Ok(());
             }
         }
+        if !self.ahead.is_some_and(|ahead| ahead.copy_to(tier, start, out)) {
+            return self.read_from_device(tier, start, out);
+        }
+        self.lay_over(tier, start, out);
+        Ok(())
+    }
+
+    /// As [`store_read`](Self::store_read), but not from what was fetched ahead.
+    pub(crate) fn read_from_device(&self, tier: Tier, start: u64, out: &mut [u8]) -> Result<()> {
         self.store.read_blocks(tier, start, out)?;
+        self.lay_over(tier, start, out);
+        Ok(())
+    }
+
+    /// Lays what this transaction has written, and the device has not, over blocks that were read.
+    fn lay_over(&self, tier: Tier, start: u64, out: &mut [u8]) {
         match tier {
             Tier::Nvm => self.in_place.lay_over(start, out),
             Tier::Ssd | Tier::Hdd => {
@@ -373,6 +388,5 @@ impl TxState<'_> {
                 waiting.for_each(|gathered| gathered.lay_over(tier, start, out));
             }
         }
-        Ok(())
     }
 }

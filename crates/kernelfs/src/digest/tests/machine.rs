@@ -1,6 +1,7 @@
 //! The machine of the tests.
 
 use crate::config::Config;
+use crate::digest::FETCH_BLOCKS;
 use crate::digest::{
     Applied, BatchLimit, Client, Digested, Environment, GatherLimits, Leases, SessionLog, Source, digest,
 };
@@ -76,7 +77,7 @@ pub(super) struct Machine {
     pub(super) unsure: usize,
 }
 
-fn devices(world: &SimWorld) -> Devices {
+pub(super) fn devices(world: &SimWorld) -> Devices {
     Devices {
         nvm: world.region("nvm").unwrap(),
         journal: world.region("journal").unwrap(),
@@ -134,7 +135,13 @@ impl Machine {
 
     /// The machine after a restart.
     pub(super) fn open(world: SimWorld) -> Self {
-        let (store, _) = Store::open(devices(&world), OpenOptions::default()).unwrap();
+        let devices = devices(&world);
+        Self::open_on(world, devices)
+    }
+
+    /// As [`open`](Self::open), on these devices.
+    pub(super) fn open_on(world: SimWorld, devices: Devices) -> Self {
+        let (store, _) = Store::open(devices, OpenOptions::default()).unwrap();
         let clock = Arc::new(varve_ipc::ManualClock::new(0)) as Arc<dyn varve_ipc::Clock>;
         let meters = Arc::new(Meters::of(&store, &clock));
         let placement = Driver::new(&Config::default(), &store.space(), meters);
@@ -220,6 +227,7 @@ impl Machine {
             now_ns: NOW,
             dedup_scope: self.dedup_scope,
             rejoin: false,
+            fetch_blocks: FETCH_BLOCKS,
         }
     }
 
@@ -247,15 +255,21 @@ impl Machine {
                 log: &*log,
                 client: self.client(),
             };
-            let done = digest(&self.store, &[source], &self.environment(), &mut |applied| {
-                for (session, key) in &applied.unheld {
-                    self.leases
-                        .held
-                        .borrow_mut()
-                        .retain(|held| held != &(*session, *key));
-                }
-                all.push(applied.clone());
-            })?;
+            let done = digest(
+                &self.store,
+                &[source],
+                &self.environment(),
+                || (),
+                &mut |applied| {
+                    for (session, key) in &applied.unheld {
+                        self.leases
+                            .held
+                            .borrow_mut()
+                            .retain(|held| held != &(*session, *key));
+                    }
+                    all.push(applied.clone());
+                },
+            )?;
             if done == Digested::Unsure {
                 assert_ne!(limits.leave_bytes, usize::MAX, "nothing was left in the log");
                 limits = limits.copying_all();
@@ -265,6 +279,16 @@ impl Machine {
             assert_eq!(self.digested(), batch.upto);
             self.reader.digested(&batch);
         }
+    }
+
+    /// Returns the number of the next entry and its place.
+    pub(super) const fn at(&self) -> (u64, u64) {
+        (self.seq, self.end)
+    }
+
+    /// Goes on with a log that was written before a restart.
+    pub(super) const fn go_on_at(&mut self, seq: u64, end: u64) {
+        (self.seq, self.end) = (seq, end);
     }
 
     /// Returns the offset of the next entry, if it fits into the chunk.

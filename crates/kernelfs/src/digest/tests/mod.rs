@@ -2,6 +2,7 @@
 //! everything.
 #![allow(clippy::unwrap_used)]
 
+mod ahead;
 mod crash;
 mod dedupes;
 mod forwarded;
