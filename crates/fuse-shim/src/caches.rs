@@ -1,6 +1,7 @@
 //! LibFS' access to the kernel's page cache: file data is dropped from it. Timeouts of dentries and
 //! attributes are those of `varve_libfs::CachedReply`.
 
+use crate::callers;
 use fuser::{INodeNo, Notifier};
 use parking_lot::{Condvar, Mutex, RwLock, RwLockWriteGuard};
 use rustix::thread::gettid;
@@ -135,6 +136,10 @@ impl CacheObserver for KernelCaches {
                 return;
             }
         }
+    }
+
+    fn has_ended(&self, thread: u32) -> bool {
+        callers::has_ended(thread)
     }
 }
 

@@ -1,11 +1,14 @@
-//! The processes that send requests: which of them run under `varve run`, as their environment says. Such a
-//! program changes what it has looked at by its own session, which would then wait for the kernel's cached
+//! The processes that send requests: which of them have ended, and which run under `varve run`, as their environment
+//! says. Such a program changes what it has looked at by its own session, which would then wait for the kernel's cached
 //! replies to expire: it gets replies without a timeout. Only a matter of speed: a wrong verdict is harmless.
 //!
 //! The environment is read by a thread of its own. It lies behind the process' `mmap_lock`, which another
 //! thread of that process may hold while it waits for this mount. Until the verdict is known a process counts
 //! as one under `varve run`.
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
 use std::io::Read;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -131,9 +134,36 @@ fn has_preload(thread: u32) -> std::io::Result<bool> {
     Ok(environment.split(|byte| *byte == 0).any(starts))
 }
 
+/// Whether no thread has this number any more, or one that has ended (a zombie): whoever called with it has left
+/// the kernel. A thread that has got the number since counts in its place, since the caller has ended then, too.
+///
+/// By numbers of this process' PID namespace, in which the kernel gives them in requests: not by `/proc`, which may be
+/// mounted for another. 0 is a thread of none of its namespaces, of which nothing is known.
+pub(crate) fn has_ended(thread: u32) -> bool {
+    let number = i32::try_from(thread).ok().filter(|number| *number > 0);
+    let Some(pid) = number.and_then(Pid::from_raw) else {
+        return false;
+    };
+    // By number also a thread that is no process.
+    match test_kill_process(pid) {
+        Err(Errno::SRCH) => return true,
+        Ok(()) | Err(_) => {}
+    }
+    // Readable once all threads of a process have ended. Refused for a thread that leads none.
+    let Ok(fd) = pidfd_open(pid, PidfdFlags::empty()) else {
+        return false;
+    };
+    let mut fds = [PollFd::new(&fd, PollFlags::IN)];
+    let now = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    poll(&mut fds, Some(&now)).is_ok_and(|ready| ready == 1) && fds[0].revents().contains(PollFlags::IN)
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{Callers, PRELOAD_VARIABLES, Verdict};
+    use super::{Callers, PRELOAD_VARIABLES, Verdict, has_ended};
     use std::io::Read;
     use std::process::{Command, Stdio};
     use std::time::{Duration, Instant};
@@ -173,6 +203,43 @@ mod tests {
         assert!(!verdict_on(&callers, None));
         assert!(!verdict_on(&callers, Some("NOT_VARVE_PRELOAD_MOUNT")));
         assert!(verdict_on(&callers, Some(&format!("{PRELOAD_VARIABLES}MOUNT"))));
+    }
+
+    #[test]
+    fn ended_threads_are_told_from_living_and_unknown_ones() {
+        assert!(!has_ended(0) && !has_ended(u32::MAX));
+        assert!(!has_ended(std::process::id()));
+        let mut child = Command::new("sh")
+            .args(["-c", "read line"])
+            .stdin(Stdio::piped())
+            .spawn()
+            .expect("a shell");
+        assert!(!has_ended(child.id()), "it reads");
+        drop(child.stdin.take());
+        let until = Instant::now() + Duration::from_secs(20);
+        while !has_ended(child.id()) && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert!(has_ended(child.id()), "nobody has waited for it");
+        child.wait().expect("it ends");
+        assert!(has_ended(child.id()));
+        // A thread that is no process.
+        let (started, numbers) = std::sync::mpsc::channel();
+        let (end, ends) = std::sync::mpsc::channel::<()>();
+        let thread = std::thread::spawn(move || {
+            let _ = started.send(rustix::thread::gettid().as_raw_pid() as u32);
+            let _ = ends.recv();
+        });
+        let number = numbers.recv().expect("it runs");
+        assert!(!has_ended(number));
+        drop(end);
+        thread.join().expect("it ends");
+        // The kernel wakes who joins a little before the number is free.
+        let until = Instant::now() + Duration::from_secs(20);
+        while !has_ended(number) && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert!(has_ended(number));
     }
 
     #[test]

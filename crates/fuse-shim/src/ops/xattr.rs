@@ -43,6 +43,10 @@ impl XattrRequests for Shim {
         }
         if name == RUN_ATTRIBUTE {
             self.callers.expect_run();
+            // Nobody asks this amid another call. The program may soon change what it has looked at on its way
+            // here, or what others that have ended by now have.
+            self.fs.thread_calls(request.thread());
+            self.fs.look_for_ended_threads();
             return reply.error(Errno::ENODATA);
         }
         let outcome = self
