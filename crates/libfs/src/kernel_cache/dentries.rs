@@ -78,15 +78,21 @@ impl CachedReplies {
         self.in_flight.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Returns how long the kernel may still use a reply; zero if it has none.
-    pub(crate) fn remaining(&self, threads: &Threads) -> Duration {
+    /// Returns when the last sent reply has expired, in milliseconds of the monotonic clock.
+    pub(crate) fn until_ms(&self, threads: &Threads) -> u64 {
         // In the order in which a reply goes on: it counts in the next place before it leaves one.
-        let in_flight = self.in_flight.load(Ordering::SeqCst);
         let of_threads = match self.awaits_sign() {
             true => threads.until_ms(self),
             false => 0,
         };
-        let until_ms = self.until_ms.load(Ordering::SeqCst).max(of_threads);
+        self.until_ms.load(Ordering::SeqCst).max(of_threads)
+    }
+
+    /// Returns how long the kernel may still use a reply; zero if it has none.
+    pub(crate) fn remaining(&self, threads: &Threads) -> Duration {
+        // First, in that order, too.
+        let in_flight = self.in_flight.load(Ordering::SeqCst);
+        let until_ms = self.until_ms(threads);
         let now_ms = threads.clock.monotonic_ms();
         let remaining = Duration::from_millis(until_ms.saturating_sub(now_ms));
         if in_flight > 0 {

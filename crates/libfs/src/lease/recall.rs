@@ -91,6 +91,7 @@ struct Recall {
     /// When to look again: the cached replies that depend on the lease have expired.
     expires: Option<Duration>,
     started: Duration,
+    started_ms: u64,
 }
 
 /// One pass over a file's pages in the kernel.
@@ -137,8 +138,8 @@ pub(crate) struct Recalls {
     /// Passes over the kernel's pages so far.
     passes: u64,
     revoked: u64,
-    /// Time that recalls have waited for cached replies to expire.
-    expiring_time: Duration,
+    /// Time that recalls had to wait for cached replies to expire.
+    expiring_ms: u64,
 }
 
 impl Recalls {
@@ -155,7 +156,7 @@ impl Recalls {
             patience: Duration::from_millis(lease_ms / 2),
             passes: 0,
             revoked: 0,
-            expiring_time: Duration::ZERO,
+            expiring_ms: 0,
         }
     }
 
@@ -303,6 +304,7 @@ impl Recalls {
                 late_pages: false,
                 expires: None,
                 started: self.leases.clock().moment(),
+                started_ms: self.leases.clock().monotonic_ms(),
             },
         );
         self.look(key, around);
@@ -349,7 +351,8 @@ impl Recalls {
                 return;
             }
             if recall.kept {
-                self.expiring_time += self.leases.clock().moment() - recall.started;
+                let until_ms = node.replies.until_ms(self.leases.threads());
+                self.expiring_ms += until_ms.saturating_sub(recall.started_ms);
             }
             state.phase = Phase::Draining;
             node.publish(&state, true);
@@ -626,9 +629,9 @@ impl Recalls {
         self.revoked
     }
 
-    /// Time that recalls by others have waited so far for cached replies to expire.
-    pub(crate) const fn expiring_time(&self) -> Duration {
-        self.expiring_time
+    /// Time that recalls by others had to wait so far for cached replies to expire.
+    pub(crate) const fn expiring_ms(&self) -> u64 {
+        self.expiring_ms
     }
 }
 

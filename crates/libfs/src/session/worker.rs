@@ -210,8 +210,9 @@ fn give_back(weak: &Weak<Session>, clock: &dyn Clock, inbox: &Receiver<Event>, m
             return session.lose();
         }
         session.revoked.store(recalls.revoked(), Ordering::Relaxed);
-        let expiring_ms = recalls.expiring_time().as_millis() as u64;
-        session.expiring_ms.store(expiring_ms, Ordering::Relaxed);
+        session
+            .expiring_ms
+            .store(recalls.expiring_ms(), Ordering::Relaxed);
     }
 }
 

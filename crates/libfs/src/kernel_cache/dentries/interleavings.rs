@@ -9,7 +9,7 @@ use crate::lease::{Event, Leases, Node, Recalls, Surroundings, Use};
 use crate::options::CacheObserver;
 use crate::seeded::{self, Bug};
 use crate::sync::SteppedClock;
-use shuttle::rand::Rng;
+use shuttle::rand::{Rng, thread_rng};
 use shuttle::sync::Mutex;
 use shuttle::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use shuttle::thread;
@@ -121,6 +121,8 @@ impl Surroundings for Around {
 struct World {
     clock: Arc<SteppedClock>,
     programs: Arc<Programs>,
+    /// Programs take their replies in late, and give signs.
+    late: bool,
     /// Numbers of programs so far.
     numbers: AtomicU32,
     leases: Arc<Leases>,
@@ -143,7 +145,11 @@ impl World {
         let mut program = self.start();
         for _ in 0..times {
             self.look_once(program);
-            match shuttle::rand::thread_rng().gen_range(0..3) {
+            match if self.late {
+                thread_rng().gen_range(0..3)
+            } else {
+                2
+            } {
                 0 => self.leases.threads().calls(program),
                 1 => {
                     self.programs.0.lock().unwrap().remove(&program);
@@ -188,8 +194,10 @@ impl World {
         let sent_ms = self.clock.monotonic_ms();
         drop(reply);
         // Time passes, also by what others do; the kernel has counted from the latest allowed moment at most.
-        let late_ms = shuttle::rand::thread_rng().gen_range(0..3) * LATE_MS / 2;
-        self.clock.pause(Duration::from_millis(late_ms));
+        if self.late {
+            let late_ms = thread_rng().gen_range(0..3) * LATE_MS / 2;
+            self.clock.pause(Duration::from_millis(late_ms));
+        }
         if ttl_ms > 0 {
             let begun_ms = self.clock.monotonic_ms().min(sent_ms + LATE_MS);
             let mut cached = self.cached.lock().unwrap();
@@ -256,6 +264,14 @@ impl World {
 }
 
 fn changes_are_seen() {
+    try_changes(false);
+}
+
+fn changes_are_seen_by_late_programs() {
+    try_changes(true);
+}
+
+fn try_changes(late: bool) {
     let clock = Arc::new(SteppedClock::default());
     let daemon = Arc::new(Daemon(Mutex::default(), Arc::clone(&clock)));
     let (events, inbox) = crossbeam_channel::unbounded();
@@ -271,6 +287,7 @@ fn changes_are_seen() {
     let world = Arc::new(World {
         clock,
         programs: Arc::default(),
+        late,
         numbers: AtomicU32::new(0),
         leases: Arc::clone(&leases),
         daemon,
@@ -320,6 +337,12 @@ fn what_another_session_has_changed_is_never_seen_as_it_was_before() {
 }
 
 #[test]
+fn what_another_session_has_changed_is_never_seen_as_it_was_before_by_late_programs() {
+    shuttle::check_random(changes_are_seen_by_late_programs, 3_000);
+    shuttle::check_pct(changes_are_seen_by_late_programs, 3_000, 3);
+}
+
+#[test]
 fn lease_that_is_released_before_replies_have_expired_is_caught() {
     assert!(seeded::is_found(Bug::RecallBeforeExpiry, &[changes_are_seen]));
 }
@@ -336,5 +359,8 @@ fn reply_after_a_recall_since_its_operation_is_caught() {
 
 #[test]
 fn sign_of_another_thread_is_caught() {
-    assert!(seeded::is_found(Bug::SignOfAnother, &[changes_are_seen]));
+    assert!(seeded::is_found(
+        Bug::SignOfAnother,
+        &[changes_are_seen_by_late_programs]
+    ));
 }

@@ -1,0 +1,170 @@
+//! Waits of other sessions for what the kernel above a mount was told: short once the threads that called have ended
+//! or call again, and as long as ever while one that does neither may have its answer late.
+#![allow(clippy::unwrap_used)]
+
+use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, waitpid};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Instant;
+use varve_embed::PoolHere;
+use varve_fuse_shim::{KernelCaches, MountRequest, Mounted, check_host, mount};
+use varve_ipc::{ClientKind, Cred, DENTRY_TTL_MAX};
+use varve_kernelfs::pool::PoolSpec;
+use varve_libfs::{Fs, FsOptions};
+
+/// Names the directories in which the child looks.
+const LOOKS_IN: &str = "VARVE_TEST_LOOKS_IN";
+/// Fewer than make a whole pool contended.
+const ROUNDS: usize = 4;
+
+/// A mounted pool, with another session beside the mount's.
+struct World {
+    dir: tempfile::TempDir,
+    mounted: Option<Mounted>,
+    above: Fs,
+    beside: Fs,
+    here: PoolHere,
+}
+
+/// `None`, with a word on why, where nothing can be mounted.
+fn world() -> Option<World> {
+    if let Err(error) = check_host(false) {
+        eprintln!("SKIPPED: no FUSE mount here: {error}");
+        return None;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let spec = PoolSpec::parse(Some("32M"), Some("0"), Some("0")).unwrap();
+    let here = PoolHere::open_or_create(&dir.path().join("pool"), &spec).unwrap();
+    let at = dir.path().join("mnt");
+    std::fs::create_dir(&at).unwrap();
+    let caches = Arc::new(KernelCaches::new());
+    let options = FsOptions {
+        kind: ClientKind::Shim,
+        check_permissions: false,
+        observer: Some(Arc::clone(&caches) as _),
+        ..FsOptions::default()
+    };
+    let above = Fs::mount(here.connector(), options).unwrap();
+    let request = MountRequest {
+        mountpoint: at.clone(),
+        source: "varve-test".into(),
+        allow_other: false,
+        read_only: false,
+        flags: varve_fuse_shim::MountFlags::empty(),
+        uring: true,
+    };
+    let mounted = Some(mount(above.clone(), caches, &request).unwrap());
+    for round in 0..ROUNDS {
+        let of_round = at.join(round.to_string());
+        std::fs::create_dir(&of_round).unwrap();
+        std::fs::write(of_round.join("file"), "x").unwrap();
+    }
+    // What this thread was told expires.
+    std::thread::sleep(DENTRY_TTL_MAX);
+    let beside = here.mount().unwrap();
+    Some(World {
+        dir,
+        mounted,
+        above,
+        beside,
+        here,
+    })
+}
+
+impl World {
+    fn at(&self) -> PathBuf {
+        self.dir.path().join("mnt")
+    }
+
+    /// The other session makes a file in a round's directory. Returns for how long the mount had to keep leases.
+    fn makes(&self, round: usize, name: &str) -> u64 {
+        let root = Cred::root();
+        let dir = self
+            .beside
+            .lookup(self.beside.root(), round.to_string().as_bytes(), &root);
+        let before = self.above.counters().expiring_ms;
+        self.beside
+            .create(dir.unwrap().key, name.as_bytes(), 0o100_644, 0, &root)
+            .unwrap();
+        // The worker counts when it has sent the release.
+        let counted = Instant::now();
+        while self.above.counters().expiring_ms == before && counted.elapsed() < DENTRY_TTL_MAX {
+            std::thread::sleep(std::time::Duration::from_millis(2));
+        }
+        self.above.counters().expiring_ms - before
+    }
+
+    fn end(mut self) {
+        let unmounted = self.mounted.take().unwrap().unmount();
+        unmounted.map_err(|(_, error)| error).unwrap();
+        self.above.unmount().unwrap();
+        self.beside.unmount().unwrap();
+        self.here.stop().unwrap();
+    }
+}
+
+#[test]
+fn first_change_after_a_look_by_a_process_that_has_ended_waits_less() {
+    let Some(world) = world() else { return };
+    let mut shortest = u64::MAX;
+    for round in 0..ROUNDS {
+        let dir = world.at().join(round.to_string());
+        let listed = Command::new("ls").arg("-l").arg(&dir).output().unwrap();
+        assert!(listed.status.success());
+        let waited_ms = world.makes(round, "new");
+        println!("a lease stayed for {waited_ms} ms");
+        if waited_ms > 0 {
+            shortest = shortest.min(waited_ms);
+        }
+        assert!(dir.join("new").exists());
+    }
+    assert!(shortest < 250, "{shortest} ms: as if nothing were known of `ls`");
+    world.end();
+}
+
+/// Not a test: the process that looks, and stops as soon as it has looked.
+#[test]
+fn child_that_looks_and_stops() {
+    let Some(at) = std::env::var_os(LOOKS_IN) else {
+        return;
+    };
+    for round in 0..ROUNDS {
+        let new = Path::new(&at).join(round.to_string()).join("new");
+        assert!(!new.exists(), "nobody has made it");
+        kill_process(getpid(), Signal::STOP).unwrap();
+        assert!(
+            new.exists(),
+            "round {round}: it was made while this process was stopped"
+        );
+    }
+}
+
+fn wait_until_stopped(child: &Child) {
+    let pid = Pid::from_child(child);
+    let (_, status) = waitpid(Some(pid), WaitOptions::UNTRACED).unwrap().unwrap();
+    assert!(status.stopped(), "{status:?}");
+}
+
+#[test]
+fn stopped_process_gives_no_sign_and_sees_what_was_changed_meanwhile() {
+    let Some(world) = world() else { return };
+    let mut began = Instant::now();
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "child_that_looks_and_stops", "--nocapture"])
+        .env(LOOKS_IN, world.at())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    for round in 0..ROUNDS {
+        wait_until_stopped(&child);
+        let waited_ms = world.makes(round, "new");
+        // It was told after `began`: the mount kept its lease for the longest time from then on.
+        assert!(began.elapsed() >= DENTRY_TTL_MAX, "{:?}", began.elapsed());
+        println!("a lease stayed for {waited_ms} ms");
+        began = Instant::now();
+        kill_process(Pid::from_child(&child), Signal::CONT).unwrap();
+    }
+    assert!(child.wait().unwrap().success(), "it saw what was before");
+    world.end();
+}
