@@ -27,8 +27,8 @@ pub struct Counters {
     pub acquires: u64,
     /// Leases given back because the daemon asked.
     pub revoked: u64,
-    /// Time that leases which others wanted had to stay until the kernel above had forgotten what it was told under
-    /// them, summed up, in milliseconds.
+    /// Time for which the kernel above may have used what it was told under leases that others wanted, from when
+    /// they wanted them, summed up, in milliseconds.
     pub expiring_ms: u64,
     /// Sessions that were lost and replaced.
     pub resumed: u64,

@@ -75,6 +75,8 @@ struct Recall {
     /// The lease is kept, and serves this session, until cached replies have expired: others are to change the
     /// inode. Otherwise the daemon is told when that is.
     kept: bool,
+    /// Others want it.
+    for_others: bool,
     /// Others are to change the inode, and its directory counts as contended.
     contended: bool,
     /// A newer grant, which the daemon gave in place of this one and recalled before it came here. Both go
@@ -138,7 +140,7 @@ pub(crate) struct Recalls {
     /// Passes over the kernel's pages so far.
     passes: u64,
     revoked: u64,
-    /// Time that recalls had to wait for cached replies to expire.
+    /// Time, from recalls by others on, until cached replies have expired.
     expiring_ms: u64,
 }
 
@@ -271,6 +273,7 @@ impl Recalls {
             }
             // A request of this session does not wait for what its own kernel has cached.
             known.kept &= !same || why != For::Own;
+            known.for_others |= why != For::Own;
             self.look(key, around);
             if same {
                 return;
@@ -296,6 +299,7 @@ impl Recalls {
                 node,
                 number,
                 kept: why == For::Change,
+                for_others: why != For::Own,
                 contended: why == For::Change,
                 successor: None,
                 pass: None,
@@ -350,7 +354,7 @@ impl Recalls {
                 self.expiring.insert((expires, key));
                 return;
             }
-            if recall.kept {
+            if recall.for_others {
                 let until_ms = node.replies.until_ms(self.leases.threads());
                 self.expiring_ms += until_ms.saturating_sub(recall.started_ms);
             }
@@ -629,7 +633,7 @@ impl Recalls {
         self.revoked
     }
 
-    /// Time that recalls by others had to wait so far for cached replies to expire.
+    /// Time, from recalls by others on, until cached replies have expired, of all so far.
     pub(crate) const fn expiring_ms(&self) -> u64 {
         self.expiring_ms
     }

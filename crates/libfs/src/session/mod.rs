@@ -51,7 +51,7 @@ pub(crate) struct Session {
     /// Number of the last forwarded operation that the daemon has reported as done.
     pub answered: AtomicU64,
     pub revoked: AtomicU64,
-    /// Time that recalls had to wait for cached replies.
+    /// Time until cached replies have expired, from recalls on.
     pub expiring_ms: AtomicU64,
     /// Whether the kernel was told, or is being told, to drop its pages of files.
     data_dropped: AtomicBool,

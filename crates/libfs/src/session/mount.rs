@@ -77,8 +77,8 @@ pub(crate) struct Mount {
     pub resumed: AtomicU64,
     pub names_hit: AtomicU64,
     pub names_missed: AtomicU64,
-    /// Counters of sessions that are over: logged, forwarded, acquires, revoked, milliseconds of waits for cached
-    /// replies.
+    /// Counters of sessions that are over: logged, forwarded, acquires, revoked, milliseconds until cached
+    /// replies have expired.
     past: [AtomicU64; 5],
 }
 
