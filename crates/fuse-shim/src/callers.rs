@@ -1,10 +1,12 @@
-//! The processes that send requests: which of them have ended, and which run under `varve run`, as their environment
-//! says. Such a program changes what it has looked at by its own session, which would then wait for the kernel's cached
-//! replies to expire: it gets replies without a timeout. Only a matter of speed: a wrong verdict is harmless.
+//! The threads that send requests: which of them have ended, and which run under `varve run`.
 //!
-//! The environment is read by a thread of its own. It lies behind the process' `mmap_lock`, which another
-//! thread of that process may hold while it waits for this mount. Until the verdict is known a process counts
-//! as one under `varve run`.
+//! That a thread has ended must be true: leases are given back earlier for it (ADR 59).
+//!
+//! That a program runs under `varve run` its environment says. It changes what it has looked at by its own session,
+//! which would then wait for the kernel's cached replies to expire: it gets replies without a timeout. Only a matter
+//! of speed: a wrong verdict is harmless. The environment is read by a thread of its own. It lies behind the process'
+//! `mmap_lock`, which another thread of that process may hold while it waits for this mount. Until the verdict is
+//! known a process counts as one under `varve run`.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -134,8 +136,9 @@ fn has_preload(thread: u32) -> std::io::Result<bool> {
     Ok(environment.split(|byte| *byte == 0).any(starts))
 }
 
-/// Whether no thread has this number any more, or one that has ended (a zombie): whoever called with it has left
-/// the kernel. A thread that has got the number since counts in its place, since the caller has ended then, too.
+/// Whether no thread has this number any more, or one that has ended (a zombie): whoever called with it has
+/// left the kernel. A thread that has got the number since counts in its place, since the caller has ended
+/// then, too.
 ///
 /// By numbers of this process' PID namespace, in which the kernel gives them in requests: not by `/proc`, which may be
 /// mounted for another. 0 is a thread of none of its namespaces, of which nothing is known.

@@ -1,5 +1,5 @@
-//! Waits of other sessions for what the kernel above a mount was told: short once the threads that called have ended
-//! or call again, and as long as ever while one that does neither may have its answer late.
+//! Waits of other sessions for what the kernel above a mount was told: short once the threads that called
+//! have ended or call again, and as long as ever while one that does neither may have its answer late.
 #![allow(clippy::unwrap_used)]
 
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
@@ -88,8 +88,8 @@ impl World {
         self.dir.path().join("mnt")
     }
 
-    /// The other session makes a file in a round's directory. Returns for how long the mount's kernel may have used what
-    /// it was told of that.
+    /// The other session makes a file in a round's directory. Returns for how long the mount's kernel may
+    /// have used what it was told of that.
     fn makes(&self, round: usize) -> u64 {
         let before = self.above.counters().expiring_ms;
         let (root, name) = (Cred::root(), round.to_string());

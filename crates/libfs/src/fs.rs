@@ -27,8 +27,8 @@ pub struct Counters {
     pub acquires: u64,
     /// Leases given back because the daemon asked.
     pub revoked: u64,
-    /// Time for which the kernel above may have used what it was told under leases that others wanted, from when
-    /// they wanted them, summed up, in milliseconds.
+    /// Time for which the kernel above may have used what it was told under leases that others wanted, from
+    /// when they wanted them, summed up, in milliseconds.
     pub expiring_ms: u64,
     /// Sessions that were lost and replaced.
     pub resumed: u64,
@@ -111,8 +111,8 @@ impl Fs {
         self.mount.of_session(Session::look_for_ended_threads);
     }
 
-    /// Returns the version of this session's leases, to be taken before an operation for a thread (0: it is not
-    /// known) whose reply the kernel above a shim may cache.
+    /// Returns the version of this session's leases, to be taken before an operation for a thread (0: it is
+    /// not known) whose reply the kernel above a shim may cache.
     #[must_use]
     pub fn reply_version(&self, thread: u32) -> ReplyVersion {
         self.mount.of_session(|session| session.reply_version(thread))

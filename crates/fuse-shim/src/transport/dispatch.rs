@@ -284,14 +284,15 @@ impl<F: Filesystem> Call<'_, F> {
     }
 }
 
-/// Whether such a request shows that the thread in its header has taken in the reply to its last one, with all
-/// its timeouts: the thread makes the request itself, and waits for it, and not amid the taking in.
+/// Whether such a request shows that the thread in its header has taken in the reply to its last one, with
+/// all its timeouts: the thread makes the request itself, and waits for it, and not amid the taking in.
 ///
 /// Read in Linux' `fs/fuse`: these are sent by `fuse_simple_request` in the context of a call, which waits through
 /// every signal once the request was read here. So a thread makes one after the other, and between a reply and
 /// its timeouts (`fuse_iget`, `fuse_change_attributes`, `d_splice_alias`) it makes none of these. Left out are
 ///
-/// - those that may be sent in the background with the caller's number, and long after the call: `READ`, `WRITE`;
+/// - those that may be sent in the background with the caller's number, and long after the call: `READ`,
+///   `WRITE`;
 /// - those without a caller, or by another thread for it: `FORGET`, `BATCH_FORGET`, `INTERRUPT`, `RELEASE`,
 ///   `RELEASEDIR`, `FLUSH`, `DESTROY`, `NOTIFY_REPLY`;
 /// - those on extended attributes: a security module makes them for a new dentry, before its timeout is set;
@@ -322,8 +323,8 @@ const fn is_callers_own(number: u32) -> bool {
     )
 }
 
-/// Whether a `SETATTR` is of a call, as [`is_callers_own`]: the kernel by itself sets no more than the times of the
-/// last change.
+/// Whether a `SETATTR` is of a call, as [`is_callers_own`]: the kernel by itself sets no more than the times
+/// of the last change.
 const fn is_callers_change(wanted: &SetAttrIn) -> bool {
     const BY_CALL: u32 = valid::MODE
         | valid::UID

@@ -1,5 +1,5 @@
-//! The caches of the kernel above a mount: names and attributes (`dentries`, `threads` that were told them, and
-//! `regions` in which it keeps none), pages of files (`pages`). Knows no leases.
+//! The caches of the kernel above a mount: names and attributes (`dentries`, `threads` that were told them,
+//! and `regions` in which it keeps none), pages of files (`pages`). Knows no leases.
 
 pub(crate) mod dentries;
 #[cfg(test)]

@@ -1,13 +1,14 @@
-//! The threads that called the kernel above a mount, each with its last reply: which of them have taken it in,
-//! so that the timeouts of the reply have begun. Owns the one place of the rule that says until when the kernel
-//! may use a reply. Knows neither the kernel nor processes: its callers bring the signs.
+//! The threads that called the kernel above a mount, each with its last reply: which of them have taken it
+//! in, so that the timeouts of the reply have begun. Owns the one place of the rule that says until when the
+//! kernel may use a reply. Knows neither the kernel nor processes: its callers bring the signs.
 //!
 //! # The rule
 //!
 //! The kernel counts a timeout from when the calling thread takes the reply in. A thread waits for one reply at
 //! a time. So a reply has expired
 //!
-//! - [`DENTRY_TTL_MAX`] after it was sent, in any case: a thread is assumed to run within a quarter of a second;
+//! - [`DENTRY_TTL_MAX`] after it was sent, in any case: a thread is assumed to run within a quarter of a
+//!   second;
 //! - [`DENTRY_TTL_TAKEN`] after a *sign* that its thread has taken it in, if that is earlier. There are two:
 //!   the thread's next request that it waits for itself ([`Threads::calls`]), or the thread has ended
 //!   ([`Threads::look`]). A number that another thread has got meanwhile is a sign, too: the first has ended.

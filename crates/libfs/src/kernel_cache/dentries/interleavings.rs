@@ -1,8 +1,8 @@
 //! The kernel's cached replies under a scheduler that tries interleavings: programs of the mount look at an
-//! inode, and have it changed by the daemon; another session wants its lease, changes the inode and lets it go.
-//! What was changed is never seen as it was before. A program may run on a quarter of a second after its reply was
-//! sent: the kernel counts from then. It calls again, or ends. The daemon is a model that grants one lease at a time. Run
-//! by `cargo test -p varve-libfs --features shuttle --lib interleavings`.
+//! inode, and have it changed by the daemon; another session wants its lease, changes the inode and lets it
+//! go. What was changed is never seen as it was before. A program may run on a quarter of a second after its
+//! reply was sent: the kernel counts from then. It calls again, or ends. The daemon is a model that grants
+//! one lease at a time. Run by `cargo test -p varve-libfs --features shuttle --lib interleavings`.
 #![allow(clippy::unwrap_used)]
 
 use crate::lease::{Event, Leases, Node, Recalls, Surroundings, Use};
@@ -139,8 +139,8 @@ struct World {
 }
 
 impl World {
-    /// Programs of the mount look, `times` times; after each, the program calls once more, or ends and another
-    /// looks, or does neither.
+    /// Programs of the mount look, `times` times; after each, the program calls once more, or ends and
+    /// another looks, or does neither.
     fn look(&self, times: usize) {
         let mut program = self.start();
         for _ in 0..times {
