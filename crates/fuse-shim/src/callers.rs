@@ -2,11 +2,11 @@
 //!
 //! That a thread has ended must be true: leases are given back earlier for it (ADR 59).
 //!
-//! That a program runs under `varve run` its environment says. It changes what it has looked at by its own session,
-//! which would then wait for the kernel's cached replies to expire: it gets replies without a timeout. Only a matter
-//! of speed: a wrong verdict is harmless. The environment is read by a thread of its own. It lies behind the process'
-//! `mmap_lock`, which another thread of that process may hold while it waits for this mount. Until the verdict is
-//! known a process counts as one under `varve run`.
+//! That a program runs under `varve run` its environment says. It changes what it has looked at by its own
+//! session, which would then wait for the kernel's cached replies to expire: it gets replies without a
+//! timeout. Only a matter of speed: a wrong verdict is harmless. The environment is read by a thread of its
+//! own. It lies behind the process' `mmap_lock`, which another thread of that process may hold while it
+//! waits for this mount. Until the verdict is known a process counts as one under `varve run`.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -140,8 +140,8 @@ fn has_preload(thread: u32) -> std::io::Result<bool> {
 /// left the kernel. A thread that has got the number since counts in its place, since the caller has ended
 /// then, too.
 ///
-/// By numbers of this process' PID namespace, in which the kernel gives them in requests: not by `/proc`, which may be
-/// mounted for another. 0 is a thread of none of its namespaces, of which nothing is known.
+/// By numbers of this process' PID namespace, in which the kernel gives them in requests: not by `/proc`,
+/// which may be mounted for another. 0 is a thread of none of its namespaces, of which nothing is known.
 pub(crate) fn has_ended(thread: u32) -> bool {
     let number = i32::try_from(thread).ok().filter(|number| *number > 0);
     let Some(pid) = number.and_then(Pid::from_raw) else {

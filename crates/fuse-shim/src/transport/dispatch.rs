@@ -287,9 +287,10 @@ impl<F: Filesystem> Call<'_, F> {
 /// Whether such a request shows that the thread in its header has taken in the reply to its last one, with
 /// all its timeouts: the thread makes the request itself, and waits for it, and not amid the taking in.
 ///
-/// Read in Linux' `fs/fuse`: these are sent by `fuse_simple_request` in the context of a call, which waits through
-/// every signal once the request was read here. So a thread makes one after the other, and between a reply and
-/// its timeouts (`fuse_iget`, `fuse_change_attributes`, `d_splice_alias`) it makes none of these. Left out are
+/// Read in Linux' `fs/fuse`: these are sent by `fuse_simple_request` in the context of a call, which waits
+/// through every signal once the request was read here. So a thread makes one after the other, and between a
+/// reply and its timeouts (`fuse_iget`, `fuse_change_attributes`, `d_splice_alias`) it makes none of these.
+/// Left out are
 ///
 /// - those that may be sent in the background with the caller's number, and long after the call: `READ`,
 ///   `WRITE`;

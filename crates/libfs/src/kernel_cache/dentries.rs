@@ -9,9 +9,9 @@
 //! session waits for is released when none is in flight, and the daemon is told until when the kernel may use
 //! the last: it keeps other sessions from changes until then.
 //!
-//! That takes at most [`DENTRY_TTL_MAX`](varve_ipc::DENTRY_TTL_MAX), and less where the thread that called has
-//! given a [sign](super::threads) that it has the reply. So that it is not paid for each inode, replies in
-//! [contended regions](super::regions) get no timeout.
+//! That takes at most [`DENTRY_TTL_MAX`](varve_ipc::DENTRY_TTL_MAX), and less where the thread that called
+//! has given a [sign](super::threads) that it has the reply. So that it is not paid for each inode, replies
+//! in [contended regions](super::regions) get no timeout.
 
 #[cfg(all(test, feature = "shuttle"))]
 mod interleavings;

@@ -4,8 +4,8 @@
 //!
 //! # The rule
 //!
-//! The kernel counts a timeout from when the calling thread takes the reply in. A thread waits for one reply at
-//! a time. So a reply has expired
+//! The kernel counts a timeout from when the calling thread takes the reply in. A thread waits for one reply
+//! at a time. So a reply has expired
 //!
 //! - [`DENTRY_TTL_MAX`] after it was sent, in any case: a thread is assumed to run within a quarter of a
 //!   second;
@@ -13,14 +13,14 @@
 //!   the thread's next request that it waits for itself ([`Threads::calls`]), or the thread has ended
 //!   ([`Threads::look`]). A number that another thread has got meanwhile is a sign, too: the first has ended.
 //!
-//! Without a sign the first holds: if the thread's number is not known (0), if more threads call than there are
-//! slots and another took its place, or if the thread just does nothing more.
+//! Without a sign the first holds: if the thread's number is not known (0), if more threads call than there
+//! are slots and another took its place, or if the thread just does nothing more.
 //!
 //! # Locks
 //!
-//! One lock a slot, held for a few stores, and by [`Threads::look`] and [`Threads::sweep`] while they ask whether
-//! a thread has ended, so that no other reply takes the slot between question and answer. Taken under an inode's
-//! lease word; nothing else is taken under it.
+//! One lock a slot, held for a few stores, and by [`Threads::look`] and [`Threads::sweep`] while they ask
+//! whether a thread has ended, so that no other reply takes the slot between question and answer. Taken
+//! under an inode's lease word; nothing else is taken under it.
 
 use super::dentries::CachedReplies;
 use crate::seeded::{Bug, armed};
