@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
 use std::io::Read;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -81,6 +81,18 @@ impl Callers {
         }
     }
 
+    /// Notes a thread that is about to become a program under `varve run`. A verdict from before, as its
+    /// environment was then, would count for [`FRESH`].
+    pub(crate) fn note_run(&self, thread: u32) {
+        self.expect_run();
+        let verdict = Verdict {
+            thread,
+            made_ms: millis(self.started),
+            is_run: true,
+        };
+        self.slots[slot_of(thread)].store(verdict.pack(), Ordering::Relaxed);
+    }
+
     /// Whether a thread's process runs under `varve run`, or may and is not known yet.
     pub(crate) fn is_run(&self, thread: u32) -> bool {
         if !self.expects_run.load(Ordering::Relaxed) {
@@ -117,12 +129,15 @@ fn millis(started: Instant) -> u32 {
 
 fn judge(threads: &Receiver<u32>, slots: &[AtomicU64], started: Instant) {
     while let Ok(thread) = threads.recv() {
+        let slot = &slots[slot_of(thread)];
+        let before = slot.load(Ordering::Relaxed);
         let verdict = Verdict {
             thread,
             made_ms: millis(started),
             is_run: has_preload(thread).unwrap_or(false),
         };
-        slots[slot_of(thread)].store(verdict.pack(), Ordering::Relaxed);
+        // What was noted meanwhile is newer.
+        let _ = slot.compare_exchange(before, verdict.pack(), Ordering::Relaxed, Ordering::Relaxed);
     }
 }
 
@@ -136,24 +151,64 @@ fn has_preload(thread: u32) -> std::io::Result<bool> {
     Ok(environment.split(|byte| *byte == 0).any(starts))
 }
 
-/// Whether no thread has this number any more, or one that has ended (a zombie): whoever called with it has
-/// left the kernel. A thread that has got the number since counts in its place, since the caller has ended
-/// then, too.
-///
-/// By numbers of this process' PID namespace, in which the kernel gives them in requests: not by `/proc`,
-/// which may be mounted for another. 0 is a thread of none of its namespaces, of which nothing is known.
-pub(crate) fn has_ended(thread: u32) -> bool {
-    let number = i32::try_from(thread).ok().filter(|number| *number > 0);
-    let Some(pid) = number.and_then(Pid::from_raw) else {
-        return false;
-    };
-    // By number also a thread that is no process.
-    match test_kill_process(pid) {
-        Err(Errno::SRCH) => return true,
-        Ok(()) | Err(_) => {}
+/// The numbers of threads that call, and whether they mean threads of this process' PID namespace. They do
+/// where this process has mounted, by itself or by a child; a helper may have been started in another
+/// namespace.
+#[derive(Debug)]
+pub(crate) struct Numbers {
+    /// Numbers that were a thread's here when it called.
+    seen: Box<[AtomicU32]>,
+    /// A thread that called was not here.
+    are_foreign: AtomicBool,
+}
+
+impl Default for Numbers {
+    fn default() -> Self {
+        Self {
+            seen: (0..SLOTS).map(|_| AtomicU32::new(0)).collect(),
+            are_foreign: AtomicBool::new(false),
+        }
     }
-    // Readable once all threads of a process have ended. Refused for a thread that leads none.
-    let Ok(fd) = pidfd_open(pid, PidfdFlags::empty()) else {
+}
+
+impl Numbers {
+    /// Notes a thread that calls, and waits for the reply.
+    pub(crate) fn note_calling(&self, thread: u32) {
+        let seen = &self.seen[slot_of(thread)];
+        if thread == 0 || seen.load(Ordering::Relaxed) == thread {
+            return;
+        }
+        if is_gone(thread) {
+            self.are_foreign.store(true, Ordering::SeqCst);
+        }
+        seen.store(thread, Ordering::Release);
+    }
+
+    /// Whether a thread that has called has ended, and is not even in the kernel any more. `false` if that is
+    /// not known.
+    pub(crate) fn has_ended(&self, thread: u32) -> bool {
+        let is_known = thread != 0 && self.seen[slot_of(thread)].load(Ordering::Acquire) == thread;
+        is_known && !self.are_foreign.load(Ordering::SeqCst) && (is_gone(thread) || is_zombie(thread))
+    }
+}
+
+fn pid(thread: u32) -> Option<Pid> {
+    let number = i32::try_from(thread).ok().filter(|number| *number > 0);
+    number.and_then(Pid::from_raw)
+}
+
+/// Whether no thread has this number. If another has got it since, the one that called has ended, too, and
+/// only counts as if it had not.
+///
+/// Not by `/proc`, which may be mounted for another PID namespace.
+fn is_gone(thread: u32) -> bool {
+    pid(thread).is_some_and(|pid| test_kill_process(pid) == Err(Errno::SRCH))
+}
+
+/// Whether the number is that of a process, all threads of which have ended, that nobody has waited for yet.
+fn is_zombie(thread: u32) -> bool {
+    // Refused for a thread that leads no process.
+    let Some(Ok(fd)) = pid(thread).map(|pid| pidfd_open(pid, PidfdFlags::empty())) else {
         return false;
     };
     let mut fds = [PollFd::new(&fd, PollFlags::IN)];
@@ -166,7 +221,7 @@ pub(crate) fn has_ended(thread: u32) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{Callers, PRELOAD_VARIABLES, Verdict, has_ended};
+    use super::{Callers, Numbers, PRELOAD_VARIABLES, Verdict};
     use std::io::Read;
     use std::process::{Command, Stdio};
     use std::time::{Duration, Instant};
@@ -209,40 +264,65 @@ mod tests {
     }
 
     #[test]
+    fn thread_that_announces_itself_counts_as_under_run_at_once() {
+        let callers = Callers::new();
+        callers.note_run(std::process::id());
+        assert!(callers.is_run(std::process::id()));
+    }
+
+    fn wait_until(ready: impl Fn() -> bool) {
+        let until = Instant::now() + Duration::from_secs(20);
+        while !ready() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert!(ready());
+    }
+
+    #[test]
     fn ended_threads_are_told_from_living_and_unknown_ones() {
-        assert!(!has_ended(0) && !has_ended(u32::MAX));
-        assert!(!has_ended(std::process::id()));
+        let numbers = Numbers::default();
+        let own = std::process::id();
+        for thread in [0, own] {
+            numbers.note_calling(thread);
+            assert!(!numbers.has_ended(thread));
+        }
         let mut child = Command::new("sh")
             .args(["-c", "read line"])
             .stdin(Stdio::piped())
             .spawn()
             .expect("a shell");
-        assert!(!has_ended(child.id()), "it reads");
+        numbers.note_calling(child.id());
+        assert!(!numbers.has_ended(child.id()), "it reads");
         drop(child.stdin.take());
-        let until = Instant::now() + Duration::from_secs(20);
-        while !has_ended(child.id()) && Instant::now() < until {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        assert!(has_ended(child.id()), "nobody has waited for it");
+        wait_until(|| numbers.has_ended(child.id()));
         child.wait().expect("it ends");
-        assert!(has_ended(child.id()));
+        assert!(numbers.has_ended(child.id()));
+        assert!(!Numbers::default().has_ended(child.id()), "it never called");
         // A thread that is no process.
-        let (started, numbers) = std::sync::mpsc::channel();
+        let (started, threads) = std::sync::mpsc::channel();
         let (end, ends) = std::sync::mpsc::channel::<()>();
         let thread = std::thread::spawn(move || {
             let _ = started.send(rustix::thread::gettid().as_raw_pid() as u32);
             let _ = ends.recv();
         });
-        let number = numbers.recv().expect("it runs");
-        assert!(!has_ended(number));
+        let number = threads.recv().expect("it runs");
+        numbers.note_calling(number);
+        assert!(!numbers.has_ended(number));
         drop(end);
         thread.join().expect("it ends");
-        // The kernel wakes who joins a little before the number is free.
-        let until = Instant::now() + Duration::from_secs(20);
-        while !has_ended(number) && Instant::now() < until {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        assert!(has_ended(number));
+        wait_until(|| numbers.has_ended(number));
+    }
+
+    #[test]
+    fn numbers_of_another_namespace_say_nothing() {
+        let numbers = Numbers::default();
+        let mut child = Command::new("true").spawn().expect("a process");
+        numbers.note_calling(child.id());
+        child.wait().expect("it ends");
+        wait_until(|| numbers.has_ended(child.id()));
+        // It calls, and yet there is no such thread here.
+        numbers.note_calling(u32::MAX >> 1);
+        assert!(!numbers.has_ended(child.id()) && !numbers.has_ended(u32::MAX >> 1));
     }
 
     #[test]

@@ -130,6 +130,7 @@ fn answer(outcome: Outcome<()>, reply: ReplyEmpty<'_>) {
 
 impl Filesystem for Shim {
     fn called(&self, request: &Request) {
+        self.caches.note_calling(request.thread());
         self.fs.thread_calls(request.thread());
     }
 
