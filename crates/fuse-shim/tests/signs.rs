@@ -32,7 +32,27 @@ struct World {
     mounted: Option<Mounted>,
     above: Fs,
     beside: Fs,
-    here: PoolHere,
+    here: Option<PoolHere>,
+}
+
+/// What a failed test leaves.
+impl Drop for World {
+    fn drop(&mut self) {
+        drop(self.mounted.take());
+        if let Some(here) = self.here.take() {
+            let _ = (self.above.unmount(), self.beside.unmount());
+            let _ = here.stop();
+        }
+    }
+}
+
+/// A process that ends with the test.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = (self.0.kill(), self.0.wait());
+    }
 }
 
 /// `None`, with a word on why, where nothing can be mounted.
@@ -79,7 +99,7 @@ fn world() -> Option<World> {
         mounted,
         above,
         beside,
-        here,
+        here: Some(here),
     })
 }
 
@@ -104,7 +124,7 @@ impl World {
         unmounted.map_err(|(_, error)| error).unwrap();
         self.above.unmount().unwrap();
         self.beside.unmount().unwrap();
-        self.here.stop().unwrap();
+        self.here.take().unwrap().stop().unwrap();
     }
 }
 
@@ -136,19 +156,19 @@ fn wait_until_stopped(child: &Child) {
 #[test]
 fn stopped_process_gives_no_sign_and_sees_what_was_changed_meanwhile() {
     let Some(world) = world() else { return };
-    let mut child = Command::new("sh")
+    let child = Command::new("sh")
         .args(["-c", LOOKS_AND_STOPS, "sh"])
         .arg(world.at())
-        .spawn()
-        .unwrap();
-    wait_until_stopped(&child);
+        .spawn();
+    let mut child = Killed(child.unwrap());
+    wait_until_stopped(&child.0);
     // Until the mount knows it: first looks of a process are cached by nobody beside others.
     std::thread::sleep(DENTRY_TTL_MAX);
     let mut longest = 0;
     for round in 0..ROUNDS {
         let began = Instant::now();
-        kill_process(Pid::from_child(&child), Signal::CONT).unwrap();
-        wait_until_stopped(&child);
+        kill_process(Pid::from_child(&child.0), Signal::CONT).unwrap();
+        wait_until_stopped(&child.0);
         let waited_ms = world.makes(round);
         println!("for {waited_ms} ms");
         longest = longest.max(waited_ms);
@@ -159,9 +179,9 @@ fn stopped_process_gives_no_sign_and_sees_what_was_changed_meanwhile() {
             began.elapsed()
         );
     }
-    kill_process(Pid::from_child(&child), Signal::CONT).unwrap();
+    kill_process(Pid::from_child(&child.0), Signal::CONT).unwrap();
     assert!(longest > 0, "nothing was cached");
-    let status = child.wait().unwrap();
+    let status = child.0.wait().unwrap();
     assert!(status.success(), "8: it saw what was before; {status}");
     world.end();
 }
