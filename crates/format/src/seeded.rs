@@ -217,6 +217,8 @@ pub enum Bug {
     ChangeWhileCached,
     /// A mount gives a lease back and does not say that its kernel may still use cached replies.
     CachedNotTold,
+    /// The request of one thread counts as a sign that another has taken its reply in.
+    SignOfAnother,
 
     // Several devices a tier.
     /// The row of a device that is added is durable before its label.

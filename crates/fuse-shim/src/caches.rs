@@ -1,6 +1,7 @@
 //! LibFS' access to the kernel's page cache: file data is dropped from it. Timeouts of dentries and
 //! attributes are those of `varve_libfs::CachedReply`.
 
+use crate::callers::Numbers;
 use fuser::{INodeNo, Notifier};
 use parking_lot::{Condvar, Mutex, RwLock, RwLockWriteGuard};
 use rustix::thread::gettid;
@@ -27,6 +28,7 @@ pub struct KernelCaches {
     notifier: RwLock<Option<Notifier>>,
     /// Held for reading while the kernel is told to drop pages.
     drops: Arc<RwLock<()>>,
+    numbers: Numbers,
 }
 
 /// While this exists, no pages are dropped.
@@ -50,6 +52,11 @@ impl KernelCaches {
     /// Ends it, when the mount is gone.
     pub fn detach(&self) {
         *self.notifier.write() = None;
+    }
+
+    /// Notes a thread that calls, and waits for the reply.
+    pub(crate) fn note_calling(&self, thread: u32) {
+        self.numbers.note_calling(thread);
     }
 
     /// Waits for the drops under way and keeps others from beginning. An unmount waits in the kernel for
@@ -135,6 +142,10 @@ impl CacheObserver for KernelCaches {
                 return;
             }
         }
+    }
+
+    fn has_ended(&self, thread: u32) -> bool {
+        self.numbers.has_ended(thread)
     }
 }
 

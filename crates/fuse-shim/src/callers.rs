@@ -1,13 +1,18 @@
-//! The processes that send requests: which of them run under `varve run`, as their environment says. Such a
-//! program changes what it has looked at by its own session, which would then wait for the kernel's cached
-//! replies to expire: it gets replies without a timeout. Only a matter of speed: a wrong verdict is harmless.
+//! The threads that send requests: which of them have ended, and which run under `varve run`.
 //!
-//! The environment is read by a thread of its own. It lies behind the process' `mmap_lock`, which another
-//! thread of that process may hold while it waits for this mount. Until the verdict is known a process counts
-//! as one under `varve run`.
+//! That a thread has ended must be true: leases are given back earlier for it (ADR 59).
+//!
+//! That a program runs under `varve run` its environment says. It changes what it has looked at by its own
+//! session, which would then wait for the kernel's cached replies to expire: it gets replies without a
+//! timeout. Only a matter of speed: a wrong verdict is harmless. The environment is read by a thread of its
+//! own. It lies behind the process' `mmap_lock`, which another thread of that process may hold while it
+//! waits for this mount. Until the verdict is known a process counts as one under `varve run`.
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
 use std::io::Read;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -76,6 +81,18 @@ impl Callers {
         }
     }
 
+    /// Notes a thread that is about to become a program under `varve run`. A verdict from before, as its
+    /// environment was then, would count for [`FRESH`].
+    pub(crate) fn note_run(&self, thread: u32) {
+        self.expect_run();
+        let verdict = Verdict {
+            thread,
+            made_ms: millis(self.started),
+            is_run: true,
+        };
+        self.slots[slot_of(thread)].store(verdict.pack(), Ordering::Relaxed);
+    }
+
     /// Whether a thread's process runs under `varve run`, or may and is not known yet.
     pub(crate) fn is_run(&self, thread: u32) -> bool {
         if !self.expects_run.load(Ordering::Relaxed) {
@@ -112,12 +129,15 @@ fn millis(started: Instant) -> u32 {
 
 fn judge(threads: &Receiver<u32>, slots: &[AtomicU64], started: Instant) {
     while let Ok(thread) = threads.recv() {
+        let slot = &slots[slot_of(thread)];
+        let before = slot.load(Ordering::Relaxed);
         let verdict = Verdict {
             thread,
             made_ms: millis(started),
             is_run: has_preload(thread).unwrap_or(false),
         };
-        slots[slot_of(thread)].store(verdict.pack(), Ordering::Relaxed);
+        // What was noted meanwhile is newer.
+        let _ = slot.compare_exchange(before, verdict.pack(), Ordering::Relaxed, Ordering::Relaxed);
     }
 }
 
@@ -131,9 +151,77 @@ fn has_preload(thread: u32) -> std::io::Result<bool> {
     Ok(environment.split(|byte| *byte == 0).any(starts))
 }
 
+/// The numbers of threads that call, and whether they mean threads of this process' PID namespace. They do
+/// where this process has mounted, by itself or by a child; a helper may have been started in another
+/// namespace.
+#[derive(Debug)]
+pub(crate) struct Numbers {
+    /// Numbers that were a thread's here when it called.
+    seen: Box<[AtomicU32]>,
+    /// A thread that called was not here.
+    are_foreign: AtomicBool,
+}
+
+impl Default for Numbers {
+    fn default() -> Self {
+        Self {
+            seen: (0..SLOTS).map(|_| AtomicU32::new(0)).collect(),
+            are_foreign: AtomicBool::new(false),
+        }
+    }
+}
+
+impl Numbers {
+    /// Notes a thread that calls, and waits for the reply.
+    pub(crate) fn note_calling(&self, thread: u32) {
+        let seen = &self.seen[slot_of(thread)];
+        if thread == 0 || seen.load(Ordering::Relaxed) == thread {
+            return;
+        }
+        if is_gone(thread) {
+            self.are_foreign.store(true, Ordering::SeqCst);
+        }
+        seen.store(thread, Ordering::Release);
+    }
+
+    /// Whether a thread that has called has ended, and is not even in the kernel any more. `false` if that is
+    /// not known.
+    pub(crate) fn has_ended(&self, thread: u32) -> bool {
+        let is_known = thread != 0 && self.seen[slot_of(thread)].load(Ordering::Acquire) == thread;
+        is_known && !self.are_foreign.load(Ordering::SeqCst) && (is_gone(thread) || is_zombie(thread))
+    }
+}
+
+fn pid(thread: u32) -> Option<Pid> {
+    let number = i32::try_from(thread).ok().filter(|number| *number > 0);
+    number.and_then(Pid::from_raw)
+}
+
+/// Whether no thread has this number. If another has got it since, the one that called has ended, too, and
+/// only counts as if it had not.
+///
+/// Not by `/proc`, which may be mounted for another PID namespace.
+fn is_gone(thread: u32) -> bool {
+    pid(thread).is_some_and(|pid| test_kill_process(pid) == Err(Errno::SRCH))
+}
+
+/// Whether the number is that of a process, all threads of which have ended, that nobody has waited for yet.
+fn is_zombie(thread: u32) -> bool {
+    // Refused for a thread that leads no process.
+    let Some(Ok(fd)) = pid(thread).map(|pid| pidfd_open(pid, PidfdFlags::empty())) else {
+        return false;
+    };
+    let mut fds = [PollFd::new(&fd, PollFlags::IN)];
+    let now = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    poll(&mut fds, Some(&now)).is_ok_and(|ready| ready == 1) && fds[0].revents().contains(PollFlags::IN)
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{Callers, PRELOAD_VARIABLES, Verdict};
+    use super::{Callers, Numbers, PRELOAD_VARIABLES, Verdict};
     use std::io::Read;
     use std::process::{Command, Stdio};
     use std::time::{Duration, Instant};
@@ -173,6 +261,68 @@ mod tests {
         assert!(!verdict_on(&callers, None));
         assert!(!verdict_on(&callers, Some("NOT_VARVE_PRELOAD_MOUNT")));
         assert!(verdict_on(&callers, Some(&format!("{PRELOAD_VARIABLES}MOUNT"))));
+    }
+
+    #[test]
+    fn thread_that_announces_itself_counts_as_under_run_at_once() {
+        let callers = Callers::new();
+        callers.note_run(std::process::id());
+        assert!(callers.is_run(std::process::id()));
+    }
+
+    fn wait_until(ready: impl Fn() -> bool) {
+        let until = Instant::now() + Duration::from_secs(20);
+        while !ready() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert!(ready());
+    }
+
+    #[test]
+    fn ended_threads_are_told_from_living_and_unknown_ones() {
+        let numbers = Numbers::default();
+        let own = std::process::id();
+        for thread in [0, own] {
+            numbers.note_calling(thread);
+            assert!(!numbers.has_ended(thread));
+        }
+        let mut child = Command::new("sh")
+            .args(["-c", "read line"])
+            .stdin(Stdio::piped())
+            .spawn()
+            .expect("a shell");
+        numbers.note_calling(child.id());
+        assert!(!numbers.has_ended(child.id()), "it reads");
+        drop(child.stdin.take());
+        wait_until(|| numbers.has_ended(child.id()));
+        child.wait().expect("it ends");
+        assert!(numbers.has_ended(child.id()));
+        assert!(!Numbers::default().has_ended(child.id()), "it never called");
+        // A thread that is no process.
+        let (started, threads) = std::sync::mpsc::channel();
+        let (end, ends) = std::sync::mpsc::channel::<()>();
+        let thread = std::thread::spawn(move || {
+            let _ = started.send(rustix::thread::gettid().as_raw_pid() as u32);
+            let _ = ends.recv();
+        });
+        let number = threads.recv().expect("it runs");
+        numbers.note_calling(number);
+        assert!(!numbers.has_ended(number));
+        drop(end);
+        thread.join().expect("it ends");
+        wait_until(|| numbers.has_ended(number));
+    }
+
+    #[test]
+    fn numbers_of_another_namespace_say_nothing() {
+        let numbers = Numbers::default();
+        let mut child = Command::new("true").spawn().expect("a process");
+        numbers.note_calling(child.id());
+        child.wait().expect("it ends");
+        wait_until(|| numbers.has_ended(child.id()));
+        // It calls, and yet there is no such thread here.
+        numbers.note_calling(u32::MAX >> 1);
+        assert!(!numbers.has_ended(child.id()) && !numbers.has_ended(u32::MAX >> 1));
     }
 
     #[test]

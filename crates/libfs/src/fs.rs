@@ -27,6 +27,9 @@ pub struct Counters {
     pub acquires: u64,
     /// Leases given back because the daemon asked.
     pub revoked: u64,
+    /// Time for which the kernel above may have used what it was told under leases that others wanted, from
+    /// when they wanted them, summed up, in milliseconds.
+    pub expiring_ms: u64,
     /// Sessions that were lost and replaced.
     pub resumed: u64,
     /// Names looked up without the daemon.
@@ -94,11 +97,25 @@ impl Fs {
         self.mount.of_session(|session| session.data.let_go_of_devices());
     }
 
-    /// Returns the version of this session's leases, to be taken before an operation whose reply the kernel
-    /// above a shim may cache.
+    /// Notes a request above a shim that its thread makes itself and waits for, so that it has taken in the
+    /// reply to the one before: leases on which that depends go earlier.
+    pub fn thread_calls(&self, thread: u32) {
+        self.mount
+            .of_session(|session| session.leases.threads().calls(thread));
+    }
+
+    /// Notes which of the threads above a shim that called lately have ended
+    /// ([`CacheObserver::has_ended`](crate::CacheObserver::has_ended)). For a time when others are about to
+    /// change what these have looked at.
+    pub fn look_for_ended_threads(&self) {
+        self.mount.of_session(Session::look_for_ended_threads);
+    }
+
+    /// Returns the version of this session's leases, to be taken before an operation for a thread (0: it is
+    /// not known) whose reply the kernel above a shim may cache.
     #[must_use]
-    pub fn reply_version(&self) -> ReplyVersion {
-        self.mount.of_session(Session::reply_version)
+    pub fn reply_version(&self, thread: u32) -> ReplyVersion {
+        self.mount.of_session(|session| session.reply_version(thread))
     }
 
     /// Returns the timeouts of the reply to an operation that has found `inode`, or nothing, under a name in
@@ -120,12 +137,13 @@ impl Fs {
     /// Counters since the mount.
     #[must_use]
     pub fn counters(&self) -> Counters {
-        let [logged, forwarded, acquires, revoked] = self.mount.totals();
+        let [logged, forwarded, acquires, revoked, expiring_ms] = self.mount.totals();
         Counters {
             logged,
             forwarded,
             acquires,
             revoked,
+            expiring_ms,
             resumed: self.mount.resumed.load(Ordering::Relaxed),
             names_hit: self.mount.names_hit.load(Ordering::Relaxed),
             names_missed: self.mount.names_missed.load(Ordering::Relaxed),

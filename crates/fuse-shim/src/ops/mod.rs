@@ -112,7 +112,7 @@ impl Shim {
         if self.callers.is_run(request.thread()) {
             ReplyVersion::default()
         } else {
-            self.fs.reply_version()
+            self.fs.reply_version(request.thread())
         }
     }
 
@@ -129,6 +129,11 @@ fn answer(outcome: Outcome<()>, reply: ReplyEmpty<'_>) {
 }
 
 impl Filesystem for Shim {
+    fn called(&self, request: &Request) {
+        self.caches.note_calling(request.thread());
+        self.fs.thread_calls(request.thread());
+    }
+
     fn init(&self, config: &mut KernelConfig) {
         let wanted = [
             InitFlags::FUSE_ASYNC_READ,

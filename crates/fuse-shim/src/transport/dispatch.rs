@@ -72,6 +72,9 @@ fn handle(
         ReplyEmpty(call.reply()).ok();
         return Next::End;
     }
+    if is_callers_own(header.opcode) {
+        fs.called(&call.request);
+    }
     let answered = if is_name(header.opcode) {
         call.names(&mut args)
     } else {
@@ -120,7 +123,13 @@ impl<F: Filesystem> Call<'_, F> {
             }
             opcode::GETATTR => fs.getattr(&self.request, node, self.attributes(false)),
             opcode::STATX => fs.getattr(&self.request, node, self.attributes(true)),
-            opcode::SETATTR => fs.setattr(request, node, &changes(&args.take()?), self.attributes(false)),
+            opcode::SETATTR => {
+                let wanted: SetAttrIn = args.take()?;
+                if is_callers_change(&wanted) {
+                    fs.called(request);
+                }
+                fs.setattr(request, node, &changes(&wanted), self.attributes(false));
+            }
             opcode::READLINK => fs.readlink(node, ReplyLink(self.reply())),
             opcode::SYMLINK => {
                 let (name, target) = (args.name()?, args.name()?);
@@ -275,6 +284,60 @@ impl<F: Filesystem> Call<'_, F> {
     }
 }
 
+/// Whether such a request shows that the thread in its header has taken in the reply to its last one, with
+/// all its timeouts: the thread makes the request itself, and waits for it, and not amid the taking in.
+///
+/// Read in Linux' `fs/fuse`: these are sent by `fuse_simple_request` in the context of a call, which waits
+/// through every signal once the request was read here. So a thread makes one after the other, and between a
+/// reply and its timeouts (`fuse_iget`, `fuse_change_attributes`, `d_splice_alias`) it makes none of these.
+/// Left out are
+///
+/// - those that may be sent in the background with the caller's number, and long after the call: `READ`,
+///   `WRITE`;
+/// - those without a caller, or by another thread for it: `FORGET`, `BATCH_FORGET`, `INTERRUPT`, `RELEASE`,
+///   `RELEASEDIR`, `FLUSH`, `DESTROY`, `NOTIFY_REPLY`;
+/// - those on extended attributes: a security module makes them for a new dentry, before its timeout is set;
+/// - `SETATTR` of times that the kernel has kept, when an inode is written back: see [`is_callers_change`];
+/// - all that is not answered here: a later kernel may send it in other ways.
+const fn is_callers_own(number: u32) -> bool {
+    matches!(
+        number,
+        opcode::LOOKUP
+            | opcode::GETATTR
+            | opcode::READLINK
+            | opcode::SYMLINK
+            | opcode::MKNOD
+            | opcode::MKDIR
+            | opcode::UNLINK
+            | opcode::RMDIR
+            | opcode::RENAME
+            | opcode::LINK
+            | opcode::OPEN
+            | opcode::STATFS
+            | opcode::OPENDIR
+            | opcode::READDIR
+            | opcode::ACCESS
+            | opcode::CREATE
+            | opcode::RENAME2
+            | opcode::TMPFILE
+            | opcode::STATX
+    )
+}
+
+/// Whether a `SETATTR` is of a call, as [`is_callers_own`]: the kernel by itself sets no more than the times
+/// of the last change.
+const fn is_callers_change(wanted: &SetAttrIn) -> bool {
+    const BY_CALL: u32 = valid::MODE
+        | valid::UID
+        | valid::GID
+        | valid::SIZE
+        | valid::ATIME
+        | valid::ATIME_NOW
+        | valid::MTIME_NOW
+        | valid::KILL_SUIDGID;
+    wanted.valid & BY_CALL != 0
+}
+
 /// Whether [`Call::names`] handles this opcode.
 const fn is_name(number: u32) -> bool {
     matches!(
@@ -305,5 +368,56 @@ fn changes(wanted: &SetAttrIn) -> Changes {
         atime: moment(atime, has(valid::ATIME_NOW), wanted.atime, wanted.atime_ns),
         mtime: moment(mtime, has(valid::MTIME_NOW), wanted.mtime, wanted.mtime_ns),
         kill_set_id: has(valid::KILL_SUIDGID),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{SetAttrIn, is_callers_change, is_callers_own, opcode, valid};
+
+    #[test]
+    fn requests_that_may_come_late_or_from_others_or_amid_a_reply_are_no_sign() {
+        let others = [
+            opcode::READ,
+            opcode::WRITE,
+            opcode::FORGET,
+            opcode::BATCH_FORGET,
+            opcode::RELEASE,
+            opcode::RELEASEDIR,
+            opcode::FLUSH,
+            opcode::FSYNC,
+            opcode::SETATTR,
+            opcode::SETXATTR,
+            opcode::GETXATTR,
+            opcode::LISTXATTR,
+            opcode::REMOVEXATTR,
+            opcode::DESTROY,
+        ];
+        assert!(!others.into_iter().any(is_callers_own));
+        // INTERRUPT, NOTIFY_REPLY, and what is unknown.
+        assert!(![36, 41, 7, 19, 60, u32::MAX].into_iter().any(is_callers_own));
+        let own = [
+            opcode::LOOKUP,
+            opcode::GETATTR,
+            opcode::CREATE,
+            opcode::READDIR,
+            opcode::STATX,
+        ];
+        assert!(own.into_iter().all(is_callers_own));
+    }
+
+    #[test]
+    fn times_that_the_kernel_writes_back_are_no_sign() {
+        const CTIME: u32 = 1 << 10;
+        const FH: u32 = 1 << 6;
+        let is_own = |valid| {
+            is_callers_change(&SetAttrIn {
+                valid,
+                ..SetAttrIn::default()
+            })
+        };
+        assert!(!is_own(valid::MTIME | CTIME | FH));
+        assert!(is_own(valid::MTIME | valid::ATIME | FH));
+        assert!(is_own(valid::MODE | CTIME));
     }
 }

@@ -214,6 +214,9 @@ pub trait XattrRequests {
 pub trait Filesystem:
     LookupRequests + AttrRequests + DataRequests + DirRequests + XattrRequests + Send + Sync + 'static
 {
+    /// Called before a request is answered that the calling thread makes itself and waits for: it has taken in
+    /// the reply to the one before.
+    fn called(&self, request: &Request) {}
     /// Requests capabilities from the kernel.
     fn init(&self, config: &mut KernelConfig) {}
     /// Called after the mount has ended; no requests follow.

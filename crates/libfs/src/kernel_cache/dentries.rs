@@ -9,20 +9,21 @@
 //! session waits for is released when none is in flight, and the daemon is told until when the kernel may use
 //! the last: it keeps other sessions from changes until then.
 //!
-//! That takes at most [`DENTRY_TTL_MAX`](varve_ipc::DENTRY_TTL_MAX). So that it is not paid for each inode,
-//! replies in [contended regions](super::regions) get no timeout.
+//! That takes at most [`DENTRY_TTL_MAX`](varve_ipc::DENTRY_TTL_MAX), and less where the thread that called
+//! has given a [sign](super::threads) that it has the reply. So that it is not paid for each inode, replies
+//! in [contended regions](super::regions) get no timeout.
 
 #[cfg(all(test, feature = "shuttle"))]
 mod interleavings;
 
+use super::threads::{Dependent, Threads};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use smallvec::SmallVec;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 use varve_format::{InodeKey, SessionId};
-use varve_ipc::{Clock, DENTRY_TTL, DENTRY_TTL_MAX};
+use varve_ipc::DENTRY_TTL;
 
 /// Pause before another check of a reply that is in flight.
 const IN_FLIGHT: Duration = Duration::from_millis(1);
@@ -32,21 +33,44 @@ const IN_FLIGHT: Duration = Duration::from_millis(1);
 pub(crate) struct CachedReplies {
     /// Replies that are not sent yet.
     in_flight: AtomicU32,
-    /// When the last sent reply has expired, in milliseconds of the monotonic clock.
+    /// Sent replies whose threads may still give a sign that they have them: [`Threads`] knows these.
+    awaiting: AtomicU32,
+    /// When the last of the others has expired, in milliseconds of the monotonic clock.
     until_ms: AtomicU64,
     /// The directory of the last reply that named the inode.
     dir: Mutex<Option<InodeKey>>,
 }
 
 impl CachedReplies {
-    fn begin(&self) {
+    pub(super) fn begin(&self) {
         self.in_flight.fetch_add(1, Ordering::SeqCst);
     }
 
-    fn sent(&self, now_ms: u64) {
-        let until_ms = now_ms + DENTRY_TTL_MAX.as_millis() as u64 + 1;
+    /// Ends a reply that is sent, and has expired then.
+    pub(super) fn sent(&self, until_ms: u64) {
         self.until_ms.fetch_max(until_ms, Ordering::SeqCst);
+        self.end_sending();
+    }
+
+    /// A reply is not in flight any more.
+    pub(super) fn end_sending(&self) {
         self.in_flight.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// A reply whose thread may give a sign is about to be noted there.
+    pub(super) fn await_sign(&self) {
+        self.awaiting.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Whether the thread of a sent reply may still give a sign that it has it.
+    pub(crate) fn awaits_sign(&self) -> bool {
+        self.awaiting.load(Ordering::SeqCst) > 0
+    }
+
+    /// A reply has expired then, whatever its thread does.
+    pub(super) fn settle(&self, until_ms: u64) {
+        self.until_ms.fetch_max(until_ms, Ordering::SeqCst);
+        self.awaiting.fetch_sub(1, Ordering::SeqCst);
     }
 
     /// Ends a reply that is sent without a timeout after all.
@@ -54,12 +78,23 @@ impl CachedReplies {
         self.in_flight.fetch_sub(1, Ordering::SeqCst);
     }
 
+    /// Returns when the last sent reply has expired, in milliseconds of the monotonic clock.
+    pub(crate) fn until_ms(&self, threads: &Threads) -> u64 {
+        // In the order in which a reply goes on: it counts in the next place before it leaves one.
+        let of_threads = match self.awaits_sign() {
+            true => threads.until_ms(self),
+            false => 0,
+        };
+        self.until_ms.load(Ordering::SeqCst).max(of_threads)
+    }
+
     /// Returns how long the kernel may still use a reply; zero if it has none.
-    pub(crate) fn remaining(&self, now_ms: u64) -> Duration {
-        // `in_flight` first: a reply that is not counted in it any more has set `until_ms` before.
+    pub(crate) fn remaining(&self, threads: &Threads) -> Duration {
+        // First, in that order, too.
         let in_flight = self.in_flight.load(Ordering::SeqCst);
-        let remaining_ms = self.until_ms.load(Ordering::SeqCst).saturating_sub(now_ms);
-        let remaining = Duration::from_millis(remaining_ms);
+        let until_ms = self.until_ms(threads);
+        let now_ms = threads.clock.monotonic_ms();
+        let remaining = Duration::from_millis(until_ms.saturating_sub(now_ms));
         if in_flight > 0 {
             remaining.max(IN_FLIGHT)
         } else {
@@ -93,31 +128,38 @@ pub struct ReplyVersion {
     pub(crate) session: Option<SessionId>,
     pub(crate) recalls: u64,
     pub(crate) forwarded: u64,
+    /// The thread that called, 0 if it is not known.
+    pub(crate) thread: u32,
 }
 
 /// The timeouts of a reply, to be held until it is sent. A recall of a lease that it depends on waits for
 /// that, so the holder must not block.
 #[derive(Default)]
 pub struct CachedReply {
-    leases: SmallVec<[Arc<CachedReplies>; 2]>,
+    leases: Dependent,
     name: bool,
     attributes: bool,
-    clock: Option<Arc<dyn Clock>>,
+    /// The thread that called, 0 if it is not known.
+    thread: u32,
+    threads: Option<Arc<Threads>>,
 }
 
 impl CachedReply {
-    /// Begins a reply that depends on these leases, with timeouts for name and attributes or one of them.
+    /// Begins a reply to a thread that depends on these leases, with timeouts for name and attributes or one
+    /// of them.
     pub(crate) fn begin(
-        leases: SmallVec<[Arc<CachedReplies>; 2]>,
+        leases: Dependent,
         (name, attributes): (bool, bool),
-        clock: &Arc<dyn Clock>,
+        thread: u32,
+        threads: &Arc<Threads>,
     ) -> Self {
         leases.iter().for_each(|replies| replies.begin());
         Self {
             leases,
             name,
             attributes,
-            clock: Some(Arc::clone(clock)),
+            thread,
+            threads: Some(Arc::clone(threads)),
         }
     }
 
@@ -146,9 +188,10 @@ impl CachedReply {
 
 impl Drop for CachedReply {
     fn drop(&mut self) {
-        if let Some(clock) = &self.clock {
-            let now_ms = clock.monotonic_ms();
-            self.leases.iter().for_each(|replies| replies.sent(now_ms));
+        if let Some(threads) = &self.threads
+            && !self.leases.is_empty()
+        {
+            threads.sent(self.thread, std::mem::take(&mut self.leases));
         }
     }
 }
@@ -165,21 +208,27 @@ impl fmt::Debug for CachedReply {
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::CachedReplies;
+    use crate::kernel_cache::threads::Threads;
+    use crate::sync::SteppedClock;
+    use std::sync::Arc;
     use std::time::Duration;
-    use varve_ipc::DENTRY_TTL_MAX;
+    use varve_ipc::{Clock, DENTRY_TTL_MAX};
 
     #[test]
     fn lease_stays_while_a_reply_is_in_flight_and_until_it_has_expired() {
+        let clock = Arc::new(SteppedClock::default());
+        let threads = Threads::new(true, Arc::clone(&clock) as _);
         let replies = CachedReplies::default();
-        assert_eq!(replies.remaining(5_000), Duration::ZERO);
+        assert_eq!(replies.remaining(&threads), Duration::ZERO);
         replies.begin();
-        assert!(replies.remaining(5_000) > Duration::ZERO, "it is not sent");
-        replies.sent(5_000);
-        let max_ms = DENTRY_TTL_MAX.as_millis() as u64;
-        assert!(replies.remaining(5_000 + max_ms) > Duration::ZERO);
-        assert_eq!(replies.remaining(5_001 + max_ms), Duration::ZERO);
+        assert!(replies.remaining(&threads) > Duration::ZERO, "it is not sent");
+        replies.sent(DENTRY_TTL_MAX.as_millis() as u64 + 1);
+        clock.pause(DENTRY_TTL_MAX);
+        assert!(replies.remaining(&threads) > Duration::ZERO);
+        clock.pause(Duration::from_millis(1));
+        assert_eq!(replies.remaining(&threads), Duration::ZERO);
         replies.begin();
         replies.cancel();
-        assert_eq!(replies.remaining(5_001 + max_ms), Duration::ZERO);
+        assert_eq!(replies.remaining(&threads), Duration::ZERO);
     }
 }

@@ -12,6 +12,7 @@ use varve_ipc::{HELD_MAX, IpcError, RELEASED_MAX, ReleaseItem, Request};
 use super::node::{Node, Phase};
 use super::table::{Leases, Revoked};
 use crate::kernel_cache::pages::{ALL, Drops, drop_all};
+use crate::kernel_cache::threads::Threads;
 use crate::options::{CacheObserver, Copies};
 use crate::seeded::{Bug, armed};
 use crate::sync::spawn;
@@ -20,6 +21,8 @@ use crate::sync::spawn;
 const RELEASE_AGAIN: Duration = Duration::from_millis(2);
 /// Most spare numbers in one release request.
 const SPARE_AT_ONCE: usize = RELEASED_MAX / 2;
+/// Pause between two looks for a sign that threads have taken their replies in.
+const SIGN: Duration = Duration::from_millis(10);
 /// Most passes over a file's pages in the kernel while calls for which the lease suffices go on; if the
 /// kernel still fills pages afterwards, all calls wait.
 const OPEN_PASSES: u32 = 8;
@@ -72,6 +75,8 @@ struct Recall {
     /// The lease is kept, and serves this session, until cached replies have expired: others are to change the
     /// inode. Otherwise the daemon is told when that is.
     kept: bool,
+    /// Others want it.
+    for_others: bool,
     /// Others are to change the inode, and its directory counts as contended.
     contended: bool,
     /// A newer grant, which the daemon gave in place of this one and recalled before it came here. Both go
@@ -88,6 +93,7 @@ struct Recall {
     /// When to look again: the cached replies that depend on the lease have expired.
     expires: Option<Duration>,
     started: Duration,
+    started_ms: u64,
 }
 
 /// One pass over a file's pages in the kernel.
@@ -134,6 +140,8 @@ pub(crate) struct Recalls {
     /// Passes over the kernel's pages so far.
     passes: u64,
     revoked: u64,
+    /// Time, from recalls by others on, until cached replies have expired.
+    expiring_ms: u64,
 }
 
 impl Recalls {
@@ -150,6 +158,7 @@ impl Recalls {
             patience: Duration::from_millis(lease_ms / 2),
             passes: 0,
             revoked: 0,
+            expiring_ms: 0,
         }
     }
 
@@ -264,6 +273,7 @@ impl Recalls {
             }
             // A request of this session does not wait for what its own kernel has cached.
             known.kept &= !same || why != For::Own;
+            known.for_others |= why != For::Own;
             self.look(key, around);
             if same {
                 return;
@@ -278,6 +288,7 @@ impl Recalls {
             }
         }
         self.leases.count_recall(key);
+        look_at_threads(&self.leases, &node, around);
         if why != For::Own {
             // Who reads first and then changes the inode waits for what is cached meanwhile.
             self.leases.note_contention(&node, why == For::Change);
@@ -288,6 +299,7 @@ impl Recalls {
                 node,
                 number,
                 kept: why == For::Change,
+                for_others: why != For::Own,
                 contended: why == For::Change,
                 successor: None,
                 pass: None,
@@ -296,6 +308,7 @@ impl Recalls {
                 late_pages: false,
                 expires: None,
                 started: self.leases.clock().moment(),
+                started_ms: self.leases.clock().monotonic_ms(),
             },
         );
         self.look(key, around);
@@ -330,17 +343,20 @@ impl Recalls {
             if let Some(expires) = recall.expires.take() {
                 self.expiring.remove(&(expires, key));
             }
-            let clock = self.leases.clock();
             // No reply begins in this phase.
             let remaining = match recall.kept {
-                true => node.replies.remaining(clock.monotonic_ms()),
+                true => remaining(&self.leases, &node, around),
                 false => node.replies.sending(),
             };
             if !remaining.is_zero() && !armed(Bug::RecallBeforeExpiry) {
-                let expires = clock.moment() + remaining;
+                let expires = self.leases.clock().moment() + remaining;
                 recall.expires = Some(expires);
                 self.expiring.insert((expires, key));
                 return;
+            }
+            if recall.for_others {
+                let until_ms = node.replies.until_ms(self.leases.threads());
+                self.expiring_ms += until_ms.saturating_sub(recall.started_ms);
             }
             state.phase = Phase::Draining;
             node.publish(&state, true);
@@ -499,7 +515,7 @@ impl Recalls {
                 let Some(recall) = self.under_way.remove(&key) else {
                     continue;
                 };
-                let item = release_item(&recall, around, self.leases.clock().monotonic_ms());
+                let item = release_item(&recall, around, self.leases.threads());
                 if let Some(lease) = recall.successor {
                     let last_seq = around.log_last();
                     items.push(ReleaseItem {
@@ -616,9 +632,14 @@ impl Recalls {
     pub(crate) const fn revoked(&self) -> u64 {
         self.revoked
     }
+
+    /// Time, from recalls by others on, until cached replies have expired, of all so far.
+    pub(crate) const fn expiring_ms(&self) -> u64 {
+        self.expiring_ms
+    }
 }
 
-fn release_item(recall: &Recall, around: &dyn Surroundings, now_ms: u64) -> ReleaseItem {
+fn release_item(recall: &Recall, around: &dyn Surroundings, threads: &Threads) -> ReleaseItem {
     let node = &recall.node;
     ReleaseItem {
         key: node.key(),
@@ -629,8 +650,28 @@ fn release_item(recall: &Recall, around: &dyn Surroundings, now_ms: u64) -> Rele
         changes: node.inode.changes(),
         cached_ms: match armed(Bug::CachedNotTold) {
             true => 0,
-            false => node.replies.remaining(now_ms).as_millis() as u32,
+            false => node.replies.remaining(threads).as_millis() as u32,
         },
+    }
+}
+
+/// Looks which threads have ended that were told of the inode.
+fn look_at_threads(leases: &Leases, node: &Node, around: &dyn Surroundings) {
+    if let Some(observer) = around.observer() {
+        let has_ended = |thread| observer.has_ended(thread);
+        leases.threads().look(&node.replies, has_ended);
+    }
+}
+
+/// Returns how long to wait until cached replies have expired, or until another look.
+fn remaining(leases: &Leases, node: &Node, around: &dyn Surroundings) -> Duration {
+    look_at_threads(leases, node, around);
+    let remaining = node.replies.remaining(leases.threads());
+    // Asked last: a reply that was in flight may have been sent meanwhile.
+    if node.replies.awaits_sign() {
+        remaining.min(SIGN)
+    } else {
+        remaining
     }
 }
 

@@ -31,6 +31,7 @@ use crate::errno::{Errno, OpError, OpResult};
 use crate::hash::{KeyMap, KeySet};
 use crate::kernel_cache::pages::{Drops, KernelCall};
 use crate::kernel_cache::regions::Regions;
+use crate::kernel_cache::threads::Threads;
 use crate::seeded::{Bug, armed};
 use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{Mutex, RwLock, yield_now};
@@ -75,6 +76,7 @@ pub(crate) struct Leases {
     barriers: Barriers,
     contended: Contended,
     regions: Regions,
+    threads: Arc<Threads>,
     clock: Arc<dyn Clock>,
 }
 
@@ -115,6 +117,7 @@ impl Leases {
             barriers: Barriers::default(),
             contended: Contended::default(),
             regions: Regions::default(),
+            threads: Arc::new(Threads::new(kernel, Arc::new(SystemClock))),
             clock: Arc::new(SystemClock),
         }
     }
@@ -123,6 +126,7 @@ impl Leases {
     pub(crate) fn with_clock(self, clock: Arc<dyn Clock>) -> Self {
         Self {
             contended: Contended::new(Arc::clone(&clock)),
+            threads: Arc::new(Threads::new(self.kernel, Arc::clone(&clock))),
             clock,
             ..self
         }

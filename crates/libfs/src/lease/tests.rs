@@ -68,7 +68,7 @@ struct Around {
 
 /// Ranges of a file that the kernel was told to drop.
 #[derive(Default)]
-struct Caches(Mutex<Vec<(u64, u64)>>);
+struct Caches(Mutex<Vec<(u64, u64)>>, Mutex<Vec<u32>>);
 
 impl CacheObserver for Caches {
     fn invalidate_data(&self, _: InodeKey, offset: u64, len: u64) {
@@ -77,6 +77,10 @@ impl CacheObserver for Caches {
 
     fn invalidate_unless_locked(&self, _: InodeKey, _: u64, _: u64) {
         panic!("no page of these tests is both");
+    }
+
+    fn has_ended(&self, thread: u32) -> bool {
+        self.1.lock().contains(&thread)
     }
 }
 

@@ -51,6 +51,8 @@ pub(crate) struct Session {
     /// Number of the last forwarded operation that the daemon has reported as done.
     pub answered: AtomicU64,
     pub revoked: AtomicU64,
+    /// Time until cached replies have expired, from recalls on.
+    pub expiring_ms: AtomicU64,
     /// Whether the kernel was told, or is being told, to drop its pages of files.
     data_dropped: AtomicBool,
 }
@@ -118,6 +120,7 @@ impl Session {
             forwarded: AtomicU64::new(0),
             answered: AtomicU64::new(0),
             revoked: AtomicU64::new(0),
+            expiring_ms: AtomicU64::new(0),
             data_dropped: AtomicBool::new(false),
         });
         worker::start(&session, inbox, asked, recalls)?;
@@ -255,9 +258,9 @@ impl Session {
         self.shared.load(Ordering::SeqCst)
     }
 
-    /// Returns the version of the session's leases, before an operation whose reply the kernel above may
-    /// cache.
-    pub(crate) fn reply_version(&self) -> ReplyVersion {
+    /// Returns the version of the session's leases, before an operation for a thread whose reply the kernel
+    /// above may cache.
+    pub(crate) fn reply_version(&self, thread: u32) -> ReplyVersion {
         // A recall must end within `lease_ms`, and may also wait for the kernel's pages.
         let in_time = 4 * DENTRY_TTL_MAX <= Duration::from_millis(self.welcome.lease_ms);
         let caches = self.options.kind == ClientKind::Shim && in_time;
@@ -265,6 +268,15 @@ impl Session {
             session: caches.then(|| self.id()),
             recalls: self.leases.recalls(),
             forwarded: self.forwarded.load(Ordering::SeqCst),
+            thread,
+        }
+    }
+
+    /// Looks which of the threads that called lately have ended.
+    pub(crate) fn look_for_ended_threads(&self) {
+        if let Some(observer) = &self.options.observer {
+            let threads = self.leases.threads();
+            threads.sweep(|thread| observer.has_ended(thread));
         }
     }
 
@@ -281,7 +293,9 @@ impl Session {
         if !is_current {
             return CachedReply::default();
         }
-        let reply = self.leases.begin_reply(version.recalls, dir, inode);
+        let reply = self
+            .leases
+            .begin_reply(version.recalls, version.thread, dir, inode);
         // After the reply counts as in flight.
         if self.is_live() { reply } else { reply.cancel() }
     }

@@ -77,8 +77,9 @@ pub(crate) struct Mount {
     pub resumed: AtomicU64,
     pub names_hit: AtomicU64,
     pub names_missed: AtomicU64,
-    /// Counters of sessions that are over: logged, forwarded, acquires, revoked.
-    past: [AtomicU64; 4],
+    /// Counters of sessions that are over: logged, forwarded, acquires, revoked, milliseconds until cached
+    /// replies have expired.
+    past: [AtomicU64; 5],
 }
 
 fn hello(options: &FsOptions, resume: Option<u128>, held: Vec<varve_format::InodeKey>) -> Hello {
@@ -138,7 +139,7 @@ impl Mount {
             resumed: AtomicU64::new(0),
             names_hit: AtomicU64::new(0),
             names_missed: AtomicU64::new(0),
-            past: [const { AtomicU64::new(0) }; 4],
+            past: [const { AtomicU64::new(0) }; 5],
         })
     }
 
@@ -325,7 +326,7 @@ impl Mount {
     }
 
     /// Operations logged, operations forwarded, lease requests, leases given back.
-    pub(crate) fn totals(&self) -> [u64; 4] {
+    pub(crate) fn totals(&self) -> [u64; 5] {
         let now = counts(&self.session());
         std::array::from_fn(|i| self.past[i].load(Ordering::Relaxed) + now[i])
     }
@@ -343,12 +344,13 @@ impl Mount {
     }
 }
 
-fn counts(session: &Session) -> [u64; 4] {
+fn counts(session: &Session) -> [u64; 5] {
     [
         session.data.log().map_or(0, |log| log.last_seq().0),
         session.forwarded.load(Ordering::Relaxed),
         session.leases.acquires(),
         session.revoked.load(Ordering::Relaxed),
+        session.expiring_ms.load(Ordering::Relaxed),
     ]
 }
 

@@ -206,6 +206,10 @@ fn give_back(weak: &Weak<Session>, clock: &dyn Clock, inbox: &Receiver<Event>, m
             tracing::debug!(under_way = ?recalls.describe(), "the session is lost");
             return;
         }
+        // Before others have the leases.
+        session
+            .expiring_ms
+            .store(recalls.expiring_ms(), Ordering::Relaxed);
         if recalls.flush(&*session).is_err() {
             return session.lose();
         }

@@ -3,6 +3,7 @@
 
 use super::Leases;
 use crate::kernel_cache::dentries::CachedReply;
+use crate::kernel_cache::threads::Threads;
 use crate::lease::node::Node;
 use crate::seeded::{Bug, armed};
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -54,10 +55,11 @@ impl Leases {
     }
 
     /// Begins the reply to an operation that has found a name, or its absence, in `dir`, and attributes of
-    /// `inode`. `recalls`: their number from before the operation.
+    /// `inode`. `recalls`: their number from before the operation. `thread`: who called.
     pub(crate) fn begin_reply(
         &self,
         recalls: u64,
+        thread: u32,
         dir: Option<InodeKey>,
         inode: Option<InodeKey>,
     ) -> CachedReply {
@@ -79,7 +81,7 @@ impl Leases {
         }
         let replies = nodes.iter().map(|node| Arc::clone(&node.replies)).collect();
         let timeouts = (dir.is_some(), inode.is_some());
-        let reply = CachedReply::begin(replies, timeouts, &self.clock);
+        let reply = CachedReply::begin(replies, timeouts, thread, &self.threads);
         // After the reply counts as in flight: a recall that begins later waits for it.
         let recalled = nodes.iter().any(|node| self.was_recalled(node.key(), recalls));
         if recalled && !armed(Bug::ReplyAcrossRecall) {
@@ -88,11 +90,16 @@ impl Leases {
         reply
     }
 
+    /// The threads that called.
+    pub(crate) const fn threads(&self) -> &Arc<Threads> {
+        &self.threads
+    }
+
     /// Notes that other sessions want a lease: where it delays them, replies get no timeout for a while.
     /// `counts`: they wait for it.
     pub(crate) fn note_contention(&self, node: &Node, counts: bool) {
         let now_ms = self.clock.monotonic_ms();
-        let waits = !node.replies.remaining(now_ms).is_zero();
+        let waits = !node.replies.remaining(&self.threads).is_zero();
         // The worker waits for no writer of the inode.
         let is_dir = node.inode.try_attr().is_some_and(|attr| attr.is_dir());
         let dir = node

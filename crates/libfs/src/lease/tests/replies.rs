@@ -6,12 +6,15 @@ use crate::kernel_cache::pages::{KernelCall, PageUse};
 use crate::lease::node::{Node, Phase, Use};
 use crate::lease::recall::{Event, Recalls};
 use crate::lease::table::Leases;
+use crate::options::CacheObserver;
 use crate::sync::SteppedClock;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use varve_format::{InodeAttr, InodeKey, LeaseNo, SessionId};
-use varve_ipc::{Clock, Grant, LeaseMode, Link, Page, Request, Response, SessionPage};
+use varve_ipc::{
+    Clock, DENTRY_TTL_MAX, DENTRY_TTL_TAKEN, Grant, LeaseMode, Link, Page, Request, Response, SessionPage,
+};
 
 const DIR: InodeKey = InodeKey::new(5, 1);
 const FILE: InodeKey = InodeKey::new(9, 1);
@@ -89,10 +92,15 @@ impl World {
 
     /// A reply about the inode that is not sent yet.
     fn replies(&self, key: InodeKey) -> CachedReply {
+        self.replies_to(0, key)
+    }
+
+    /// As `replies`, to a thread.
+    fn replies_to(&self, thread: u32, key: InodeKey) -> CachedReply {
         let reply = self
             .rig
             .leases
-            .begin_reply(self.rig.leases.recalls(), None, Some(key));
+            .begin_reply(self.rig.leases.recalls(), thread, None, Some(key));
         assert!(!reply.attr_ttl().is_zero());
         reply
     }
@@ -105,7 +113,7 @@ impl World {
     }
 
     fn is_cached(&self, recalls: u64, dir: Option<InodeKey>, inode: Option<InodeKey>) -> bool {
-        let reply = self.rig.leases.begin_reply(recalls, dir, inode);
+        let reply = self.rig.leases.begin_reply(recalls, 0, dir, inode);
         !(reply.attr_ttl() + reply.name_ttl()).is_zero()
     }
 
@@ -331,7 +339,7 @@ fn lease_that_nobody_waits_for_is_given_back_at_once_and_the_daemon_is_told_what
     world.trimmed(FILE);
     world.rig.flush();
     assert!(node.mode().is_none());
-    let most = varve_ipc::DENTRY_TTL_MAX.as_millis() as u32 + 1;
+    let most = DENTRY_TTL_MAX.as_millis() as u32 + 1;
     assert_eq!(world.told_ms(FILE), most - 20);
     // Without a timeout, or long after, there is nothing to tell.
     world.sees(DIR);
@@ -416,4 +424,85 @@ fn lease_of_a_file_without_a_name_stays_while_its_attributes_are_cached() {
         node.mode().is_some(),
         "the other session changes what the kernel caches"
     );
+}
+
+/// A thread calls again, and another ends: that they have their replies is known, and counts from then.
+#[test]
+fn recall_waits_less_when_threads_call_again_or_end() {
+    const CALLS: u32 = 70;
+    const ENDS: u32 = 71;
+    let mut world = world();
+    let caches = Arc::new(Caches::default());
+    world.rig.around.caches = Some(Arc::clone(&caches));
+    let node = world.sees(FILE);
+    for thread in [CALLS, ENDS] {
+        drop(world.replies_to(thread, FILE));
+    }
+    world.recalled(FILE);
+    world.later(20);
+    world.rig.leases.threads().calls(CALLS);
+    world.later(20);
+    assert_eq!(node.state().phase, Phase::Expiring, "one has given no sign");
+    caches.1.lock().push(ENDS);
+    world.later(15);
+    let taken = DENTRY_TTL_TAKEN.as_millis() as u64 + 1;
+    for _ in 0..taken {
+        assert!(node.mode().is_some(), "the kernel uses what the second was told");
+        world.later(1);
+    }
+    assert!(node.mode().is_none(), "long before it would have without signs");
+}
+
+#[test]
+fn recall_does_not_wait_when_all_threads_have_had_their_replies_for_long() {
+    let mut world = world();
+    let caches = Arc::new(Caches::default());
+    world.rig.around.caches = Some(Arc::clone(&caches));
+    let node = world.sees(FILE);
+    drop(world.replies_to(70, FILE));
+    drop(world.replies_to(71, FILE));
+    world.later(10);
+    world.rig.leases.threads().calls(70);
+    caches.1.lock().push(71);
+    // As when a program under `varve run` announces itself.
+    world
+        .rig
+        .leases
+        .threads()
+        .sweep(|thread| caches.has_ended(thread));
+    world.later(DENTRY_TTL_TAKEN.as_millis() as u64 + 1);
+    world.recalled(FILE);
+    world.rig.flush();
+    assert!(node.mode().is_none());
+    assert_eq!(world.rig.recalls.expiring_ms(), 0);
+}
+
+#[test]
+fn recall_waits_for_a_thread_that_gives_no_sign_and_ends_then() {
+    let mut world = world();
+    let node = world.sees(FILE);
+    drop(world.replies_to(70, FILE));
+    world.recalled(FILE);
+    for _ in 0..=DENTRY_TTL_MAX.as_millis() {
+        assert!(node.mode().is_some());
+        world.rig.leases.threads().calls(71);
+        world.later(1);
+    }
+    assert!(node.mode().is_none());
+    let most = DENTRY_TTL_MAX.as_millis() as u64 + 1;
+    assert_eq!(world.rig.recalls.expiring_ms(), most);
+}
+
+/// The daemon is told how long the kernel may use replies: less after a sign.
+#[test]
+fn daemon_is_told_less_when_a_thread_has_its_reply() {
+    let mut world = world();
+    world.sees(FILE);
+    drop(world.replies_to(70, FILE));
+    world.later(10);
+    world.rig.leases.threads().calls(70);
+    world.later(10);
+    world.trimmed(FILE);
+    world.rig.flush();
+    assert_eq!(world.told_ms(FILE), DENTRY_TTL_TAKEN.as_millis() as u32 + 1 - 10);
 }
