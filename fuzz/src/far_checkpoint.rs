@@ -1,5 +1,5 @@
-//! Checkpoints of far objects: roots and segments of tables. Owns what must hold whatever the bytes say: a file
-//! is restored or refused, every look ends, and objects have the bytes that were stored or are errors.
+//! Checkpoints of far objects: roots and segments of tables. Owns what must hold whatever the bytes say: a
+//! file is restored or refused, every look ends, and objects have the bytes that were stored or are errors.
 
 use std::io;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -117,8 +117,9 @@ fn set_u32(bytes: &mut [u8], at: usize, value: u32) {
     bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
 }
 
-/// A file with some bytes changed: an input is changes, each a structure, a place in it, a length and what comes
-/// there; the checksum is made right unless the structure's highest bit is set. Whether it was restored.
+/// A file with some bytes changed: an input is changes, each a structure, a place in it, a length and what
+/// comes there; the checksum is made right unless the structure's highest bit is set. Whether it was
+/// restored.
 pub fn far_checkpoint(data: &[u8]) -> bool {
     let sound = sound();
     let mut bytes = sound.bytes.clone();

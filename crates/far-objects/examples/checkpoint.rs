@@ -1,8 +1,8 @@
 //! What checkpoints cost: how long threads are stopped, what is written for what changed, how long a restore
 //! takes beside reading its tables.
 //!
-//! `cargo run --release -p varve-far-objects --example checkpoint -- MIB OBJECT DIR`: MiB of objects (4096), bytes
-//! of each (128, 512 or 4096), where the file lies.
+//! `cargo run --release -p varve-far-objects --example checkpoint -- MIB OBJECT DIR`: MiB of objects (4096),
+//! bytes of each (128, 512 or 4096), where the file lies.
 
 #![allow(clippy::unwrap_used)]
 

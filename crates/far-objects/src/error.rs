@@ -82,8 +82,8 @@ pub enum Error {
         /// The backend's name.
         device: String,
     },
-    /// No block is free, and some would be but for the last checkpoint. What was to be written stays in memory;
-    /// another checkpoint frees them.
+    /// No block is free, and some would be but for the last checkpoint. What was to be written stays in
+    /// memory; another checkpoint frees them.
     #[error("the object store on {device} is full while the last checkpoint holds {held_bytes} bytes of it")]
     Held {
         /// The backend's name.

@@ -28,8 +28,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! A heap in a file ([`FarHeap::create`]) has checkpoints ([`FarHeap::checkpoint`]): after the program's end or a
-//! crash [`FarHeap::restore`] gives the last one.
+//! A heap in a file ([`FarHeap::create`]) has checkpoints ([`FarHeap::checkpoint`]): after the program's end
+//! or a crash [`FarHeap::restore`] gives the last one.
 //!
 //! ```
 //! use varve_far_objects::{Config, FarHeap, FarVec};
@@ -54,8 +54,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Not here: pointers that fault (`varve-far-alloc`, over [`FarSlots`]), whose objects are in no checkpoint. Knows no
-//! process, no fault, no clock, no pool; forbids unsafe.
+//! Not here: pointers that fault (`varve-far-alloc`, over [`FarSlots`]), whose objects are in no checkpoint.
+//! Knows no process, no fault, no clock, no pool; forbids unsafe.
 
 #![forbid(unsafe_code)]
 

@@ -95,7 +95,8 @@ impl<K: Plain, V: Plain> FarMap<K, V> {
     /// The map of a name, in a restored heap or after [`Self::keep`].
     ///
     /// # Errors
-    /// `Refused` where there is none of keys and values of these sizes, or it is open already; `NoCheckpoints`.
+    /// `Refused` where there is none of keys and values of these sizes, or it is open already;
+    /// `NoCheckpoints`.
     pub fn open(heap: &FarHeap, name: u64) -> Result<Self, Error> {
         let shape = Shape::new(size_of::<K>(), size_of::<V>())?;
         let core = heap.core();

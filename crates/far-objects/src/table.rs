@@ -222,7 +222,8 @@ impl Table {
         self.len_bytes
     }
 
-    /// Notes that a slot changes now. True if the running checkpoint needs what was there, which is saved then.
+    /// Notes that a slot changes now. True if the running checkpoint needs what was there, which is saved
+    /// then.
     pub(crate) fn mark(&mut self, slot: u32, now: &Now) -> bool {
         let slots = self.slots();
         let Some(marks) = &mut self.marks else {
@@ -284,8 +285,8 @@ impl Table {
         len_bytes.is_some_and(|len| self.set_len(slot, len))
     }
 
-    /// Puts entries in place from a slot on, as they are encoded here and in checkpoints. False if one is beyond
-    /// `sectors`, or they do not fit this table.
+    /// Puts entries in place from a slot on, as they are encoded here and in checkpoints. False if one is
+    /// beyond `sectors`, or they do not fit this table.
     pub(crate) fn restore_values(&mut self, first: usize, values: &[[u8; 4]], sectors: u64) -> bool {
         if self.entries.high.is_some() || self.has_lengths() {
             return false;

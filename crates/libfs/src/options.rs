@@ -145,8 +145,8 @@ pub trait CacheObserver: Send + Sync {
     /// As [`invalidate_data`](Self::invalidate_data) for one page, but skips it if it stays locked for longer
     /// than the kernel fills a page.
     fn invalidate_unless_locked(&self, key: InodeKey, offset: u64, len: u64);
-    /// Whether a thread of that number called above and is no more, not even in the kernel. Does not wait, and
-    /// may be called by any thread. `false` where that is not known.
+    /// Whether a thread of that number called above and is no more, not even in the kernel. Does not wait,
+    /// and may be called by any thread. `false` where that is not known.
     fn has_ended(&self, thread: u32) -> bool {
         let _ = thread;
         false

@@ -5,8 +5,8 @@
 //! moves
 //! it inside the log, `arrays` and `alloc` make and free it. Knows no types: handles do.
 //!
-//! With a file, checkpoints of it are made by `save` and read by `restore`; `handles` knows the arrays and maps
-//! that are in them.
+//! With a file, checkpoints of it are made by `save` and read by `restore`; `handles` knows the arrays and
+//! maps that are in them.
 //!
 //! # Locks
 //!

@@ -24,8 +24,8 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 /// Parts of tables that are read ahead at most, and the part of memory that they may have.
 const AHEAD: u64 = 64;
 const AHEAD_OF_MEMORY: u64 = 16;
-/// Sequence numbers that are passed over, so that none of a block that was written after the checkpoint is used
-/// again.
+/// Sequence numbers that are passed over, so that none of a block that was written after the checkpoint is
+/// used again.
 const SEQUENCE_STEP: u32 = 1 << 20;
 
 impl FarHeap {
@@ -33,8 +33,8 @@ impl FarHeap {
     /// they are; handles are opened by name. The heap goes on in the file, and its checkpoints too.
     ///
     /// # Errors
-    /// `Refused` says what the file is instead, or whose schema tag it has; `MemoryLimit` where its tables do not
-    /// fit; `Config`, `Io`.
+    /// `Refused` says what the file is instead, or whose schema tag it has; `MemoryLimit` where its tables do
+    /// not fit; `Config`, `Io`.
     pub fn restore(
         file: impl CheckpointFile + 'static,
         schema_tag: u64,

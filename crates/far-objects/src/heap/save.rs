@@ -690,9 +690,9 @@ impl<'a> Segments<'a> {
 }
 
 impl FarHeap {
-    /// A heap in an empty file, of which it takes at most `capacity_slabs` MiB and one. `schema_tag` is a number
-    /// of the program for the layout of its types: [`Self::restore`] wants the same. An empty checkpoint is
-    /// durable when this returns.
+    /// A heap in an empty file, of which it takes at most `capacity_slabs` MiB and one. `schema_tag` is a
+    /// number of the program for the layout of its types: [`Self::restore`] wants the same. An empty
+    /// checkpoint is durable when this returns.
     ///
     /// # Errors
     /// `Config`; `Refused` where the file is not empty or in use; `Io`.

@@ -1,5 +1,5 @@
-//! What checkpoints need of the log: a cut through its blocks, places for their tables, and which blocks there
-//! are.
+//! What checkpoints need of the log: a cut through its blocks, places for their tables, and which blocks
+//! there are.
 
 use super::space::{Block, BlockState, Blocks};
 use super::{Log, SLAB_BLOCKS, place_of};

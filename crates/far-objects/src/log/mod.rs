@@ -216,7 +216,8 @@ impl Log {
             .any(|pending| !pending.is_claimed)
     }
 
-    /// What an object is promised: its bytes and, where there are checkpoints, those of its entries in tables.
+    /// What an object is promised: its bytes and, where there are checkpoints, those of its entries in
+    /// tables.
     pub(crate) fn promised_each(&self, len_bytes: usize) -> usize {
         layout::footprint_bytes(len_bytes) + if self.reserve == 0 { 0 } else { TABLE_BYTES }
     }

@@ -160,7 +160,8 @@ impl Blocks {
         self.all.iter().any(is_waiting)
     }
 
-    /// Calls `each` with the blocks that the last cut may need and that were begun at the cut `since` or later.
+    /// Calls `each` with the blocks that the last cut may need and that were begun at the cut `since` or
+    /// later.
     pub(crate) fn for_each_needed(&self, since: u32, mut each: impl FnMut(u32, &Block)) {
         let is_needed = |block: &Block| block.born < self.epoch && block.born >= since;
         for (number, block) in self.all.iter().enumerate() {

@@ -43,8 +43,8 @@ impl XattrRequests for Shim {
         }
         if name == RUN_ATTRIBUTE {
             self.callers.note_run(request.thread());
-            // Nobody asks this amid another call. The program may soon change what it has looked at on its way
-            // here, or what others that have ended by now have.
+            // Nobody asks this amid another call. The program may soon change what it has looked at on its
+            // way here, or what others that have ended by now have.
             self.fs.thread_calls(request.thread());
             self.fs.look_for_ended_threads();
             return reply.error(Errno::ENODATA);

@@ -214,8 +214,8 @@ pub trait XattrRequests {
 pub trait Filesystem:
     LookupRequests + AttrRequests + DataRequests + DirRequests + XattrRequests + Send + Sync + 'static
 {
-    /// Called before a request is answered that the calling thread makes itself and waits for: it has taken in
-    /// the reply to the one before.
+    /// Called before a request is answered that the calling thread makes itself and waits for: it has taken
+    /// in the reply to the one before.
     fn called(&self, request: &Request) {}
     /// Requests capabilities from the kernel.
     fn init(&self, config: &mut KernelConfig) {}

@@ -602,8 +602,8 @@ impl<'k> Mover<'k> {
         self.store.fetch(&wanted, usize::MAX, false).unwrap_or_default()
     }
 
-    /// Does moves of at most about `limit` blocks, with what was fetched for them; returns each with whether it
-    /// was done or had become pointless. An error comes with the
+    /// Does moves of at most about `limit` blocks, with what was fetched for them; returns each with whether
+    /// it was done or had become pointless. An error comes with the
     /// number of moves done before it, which are undone.
     fn move_some(
         &self,
