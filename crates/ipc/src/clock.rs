@@ -30,6 +30,12 @@ pub trait Clock: Send + Sync {
         self.monotonic_ms().saturating_mul(1_000_000)
     }
 
+    /// How far the system's count of ticks, by which a kernel ends timeouts, lags behind the clock. More than a
+    /// tick where the processor that counts does not run, as in a virtual machine.
+    fn tick_lag(&self) -> Duration {
+        Duration::ZERO
+    }
+
     /// Lets other threads run for `time` or less. A thread that waits for another thread's progress checks
     /// for it, pauses, and checks again.
     fn pause(&self, time: Duration) {
@@ -74,6 +80,13 @@ impl Clock for SystemClock {
     fn monotonic_ns(&self) -> u64 {
         let now = clock_gettime(ClockId::Monotonic);
         (now.tv_sec as u64).saturating_mul(1_000_000_000) + now.tv_nsec as u64
+    }
+
+    fn tick_lag(&self) -> Duration {
+        // Linux moves the coarse clock where it counts ticks (`update_wall_time`), and nowhere else as a rule.
+        let coarse = clock_gettime(ClockId::MonotonicCoarse);
+        let coarse_ns = (coarse.tv_sec as u64).saturating_mul(1_000_000_000) + coarse.tv_nsec as u64;
+        Duration::from_nanos(self.monotonic_ns().saturating_sub(coarse_ns))
     }
 }
 
@@ -124,6 +137,18 @@ mod tests {
         clock.advance_ms(5);
         assert_eq!(clock.monotonic_ms(), 6);
         assert_eq!(clock.now_ns(), 5_001_000);
+    }
+
+    #[test]
+    fn ticks_go_on_behind_the_clock() {
+        let clock = SystemClock;
+        let until = clock.monotonic_ms() + 20_000;
+        // A tick is 10 ms at most; a busy machine may count late, not for ever.
+        while clock.tick_lag() > std::time::Duration::from_millis(10) {
+            assert!(clock.monotonic_ms() < until, "{:?}", clock.tick_lag());
+            std::thread::yield_now();
+        }
+        assert_eq!(ManualClock::new(0).tick_lag(), std::time::Duration::ZERO);
     }
 
     #[test]

@@ -45,6 +45,5 @@ pub const DENTRY_TTL: std::time::Duration = std::time::Duration::from_millis(100
 /// asking thread runs again, for which a quarter of a second is allowed, and counts in ticks of up to 10 ms.
 pub const DENTRY_TTL_MAX: std::time::Duration = std::time::Duration::from_millis(370);
 /// As [`DENTRY_TTL_MAX`], from a moment at which the asking thread is known to have taken the answer in. The
-/// kernel rounds up to a tick, and its ticks may lag by five of them where a processor of a virtual machine
-/// does not run.
+/// kernel rounds up to a tick; how far its ticks lag is measured ([`Clock::tick_lag`]).
 pub const DENTRY_TTL_TAKEN: std::time::Duration = std::time::Duration::from_millis(160);

@@ -103,6 +103,11 @@ impl Env {
         self.clock.monotonic_ms() < self.grace_until_ms.load(Ordering::Acquire)
     }
 
+    /// The moment, by the clock, that the kernel's count of ticks has come to.
+    pub(crate) fn tick_moment(&self) -> Duration {
+        self.clock.moment().saturating_sub(self.clock.tick_lag())
+    }
+
     /// Whether a user is root or the pool's owner.
     pub(crate) const fn is_privileged(&self, uid: u32) -> bool {
         uid == 0 || uid == self.owner_uid

@@ -143,7 +143,7 @@ impl<'k> Leasing<'k> {
                 return Vec::new();
             }
             // What would have to wait is left out.
-            let now = self.core.env.clock.moment();
+            let now = self.core.env.tick_moment();
             let (id, continues) = (session.id, session.predecessor);
             let take = |want: &Want| {
                 let waits =

@@ -132,7 +132,7 @@ impl<'k> Upkeep<'k> {
         let now_ms = self.core.now_ms();
         {
             let mut sessions = self.core.sessions.table.lock();
-            sessions.cached.prune(self.core.env.clock.moment());
+            sessions.cached.prune(self.core.env.tick_moment());
             sessions.pump(now_ms);
         }
         self.teardown.seal_doomed();

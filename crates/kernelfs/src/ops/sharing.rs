@@ -117,7 +117,7 @@ impl<'k> Sharing<'k> {
         let until = sessions.cached.until(session.id, session.predecessor, keys);
         drop(sessions);
         loop {
-            let left = until.saturating_sub(self.core.env.clock.moment());
+            let left = until.saturating_sub(self.core.env.tick_moment());
             if left.is_zero() {
                 return Ok(());
             }

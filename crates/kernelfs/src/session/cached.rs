@@ -11,6 +11,8 @@ use varve_ipc::DENTRY_TTL_MAX;
 
 /// Longest time for which a kernel may use a cached reply, rounded up.
 const MOST: Duration = DENTRY_TTL_MAX.saturating_add(Duration::from_millis(1));
+/// As long as a kernel's ticks may lag behind the clock, what has expired by the clock is kept.
+const LAG: Duration = Duration::from_secs(1);
 /// Room for so many inodes is kept when there are none.
 const KEPT: usize = 1024;
 
@@ -30,14 +32,15 @@ impl CachedReplies {
     /// Notes that the session of a mount is sealed at `now`, a [moment](varve_ipc::Clock::moment) of the
     /// clock.
     pub(crate) fn note_sealed(&mut self, id: SessionId, now: Duration) {
-        self.sealed.retain(|(other, until)| *other != id && *until > now);
+        self.sealed
+            .retain(|(other, until)| *other != id && *until + LAG > now);
         self.sealed.push((id, now + DENTRY_TTL_MAX));
     }
 
     /// Notes that a session gives a lease back at `now`, which replies that its kernel may use for `cached_ms`
     /// depend on.
     pub(crate) fn note_given_back(&mut self, id: SessionId, key: InodeKey, cached_ms: u32, now: Duration) {
-        self.prune(now);
+        self.prune(now.saturating_sub(LAG));
         let until = now + Duration::from_millis(cached_ms.into()).min(MOST);
         let of_key = self.given_back.entry(key).or_default();
         if of_key.is_empty() {
@@ -49,7 +52,7 @@ impl CachedReplies {
         }
     }
 
-    /// Forgets what has expired.
+    /// Forgets what has expired at `now`, by the kernels' ticks.
     pub(crate) fn prune(&mut self, now: Duration) {
         while let Some((due, key)) = self.order.front().copied()
             && due <= now
@@ -70,7 +73,7 @@ impl CachedReplies {
         }
     }
 
-    /// Returns the moment until which nobody but `session` may change `keys`. Its own kernel, and that of the
+    /// Returns the moment, by the kernels' ticks, until which nobody but `session` may change `keys`. Its own kernel, and that of the
     /// mount's session that it continues, learns of its changes.
     pub(crate) fn until(
         &self,

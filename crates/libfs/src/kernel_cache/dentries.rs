@@ -93,7 +93,9 @@ impl CachedReplies {
         // First, in that order, too.
         let in_flight = self.in_flight.load(Ordering::SeqCst);
         let until_ms = self.until_ms(threads);
-        let now_ms = threads.clock.monotonic_ms();
+        // By the time that the kernel's ticks have come to.
+        let lag_ms = threads.clock.tick_lag().as_millis() as u64;
+        let now_ms = threads.clock.monotonic_ms().saturating_sub(lag_ms);
         let remaining = Duration::from_millis(until_ms.saturating_sub(now_ms));
         if in_flight > 0 {
             remaining.max(IN_FLIGHT)

@@ -173,6 +173,7 @@ mod tests {
     use crate::sync::SteppedClock;
     use smallvec::smallvec;
     use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering};
     use std::time::Duration;
     use varve_ipc::{Clock, DENTRY_TTL_MAX, DENTRY_TTL_TAKEN};
 
@@ -226,6 +227,43 @@ mod tests {
         assert_eq!(rig.remaining_ms(), TAKEN - 50);
         rig.later(TAKEN);
         assert_eq!(rig.remaining_ms(), 0);
+    }
+
+    /// A clock, and how far the kernel's ticks lag behind it.
+    #[derive(Default)]
+    struct LaggingClock(SteppedClock, AtomicU64);
+
+    impl Clock for LaggingClock {
+        fn now_ns(&self) -> varve_format::TimeNs {
+            self.0.now_ns()
+        }
+
+        fn monotonic_ms(&self) -> u64 {
+            self.0.monotonic_ms()
+        }
+
+        fn tick_lag(&self) -> Duration {
+            Duration::from_millis(self.1.load(Ordering::Relaxed))
+        }
+    }
+
+    #[test]
+    fn reply_lives_for_as_long_as_the_ticks_of_the_kernel_lag() {
+        let clock = Arc::new(LaggingClock::default());
+        let threads = Threads::new(true, Arc::clone(&clock) as _);
+        let lease = Arc::new(CachedReplies::default());
+        for (sign, whole) in [(true, TAKEN), (false, LONGEST)] {
+            lease.begin();
+            threads.sent(ONE, smallvec![Arc::clone(&lease)]);
+            if sign {
+                threads.calls(ONE);
+            }
+            clock.1.store(90, Ordering::Relaxed);
+            clock.0.pause(Duration::from_millis(whole + 89));
+            assert_eq!(lease.remaining(&threads), Duration::from_millis(1));
+            clock.1.store(3, Ordering::Relaxed);
+            assert_eq!(lease.remaining(&threads), Duration::ZERO);
+        }
     }
 
     #[test]
