@@ -227,6 +227,9 @@ fn what_cannot_be_is_refused_in_a_sentence() {
     pool.fsck_clean();
 }
 
+/// Records after which a writer goes slowly: 64 MiB.
+const RECORDS_AT_ONCE: u64 = 8192;
+
 /// Appends numbered records to a file of its own, each durable before it is counted.
 fn write_on(dir: &Path, worker: u64, over: &AtomicBool, acknowledged: &AtomicU64) {
     use std::io::Write;
@@ -244,6 +247,10 @@ fn write_on(dir: &Path, worker: u64, over: &AtomicBool, acknowledged: &AtomicU64
                 acknowledged.store(next, Ordering::Relaxed);
                 if over.load(Ordering::Relaxed) {
                     return Ok(());
+                }
+                // A job gives way to writers: it ends only if they leave it room to move to.
+                if next > RECORDS_AT_ONCE {
+                    std::thread::sleep(std::time::Duration::from_millis(50));
                 }
             }
         };
