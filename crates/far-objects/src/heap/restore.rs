@@ -62,8 +62,17 @@ impl FarHeap {
             Failure::Malformed(Malformed(what)) => refused(Refusal::Malformed(what)),
             Failure::Other(error) => error,
         })?;
+        make_durable(&*file, slot, &root)?;
         Ok((core.start(config)?, record))
     }
+}
+
+/// Makes the root that was chosen durable: it may be in memory of the kernel alone, after a failed sync or a
+/// kill before one. From here on places are used again that only the root before it needs.
+fn make_durable(file: &dyn CheckpointFile, slot: usize, root: &Root) -> Result<(), Error> {
+    file.write_at((slot * ROOT_BYTES) as u64, &root.to_bytes())
+        .and_then(|()| file.sync())
+        .map_err(|error| save::io(file, error))
 }
 
 /// The slot of the newest root, and the root.

@@ -359,7 +359,7 @@ impl Core {
                 Ok(stats)
             }
             Err(error) => {
-                self.log.hold_places(&out.places);
+                self.log.abandon(&out.places);
                 self.end_saving(None);
                 self.pools.lock().touch_all(cut.pools.iter().map(|row| row.table));
                 saver.handles.lock().give_back(cut.handles);
@@ -433,6 +433,7 @@ impl Core {
         self.sync(saver, progress)?;
         let slot = (progress.slot + 1) % ROOT_SLOTS;
         let at = (slot * ROOT_BYTES) as u64;
+        self.log.root();
         let written = saver.file.write_at(at, &root.to_bytes());
         written.map_err(|error| self.file_error(error))?;
         self.sync(saver, progress)?;

@@ -137,6 +137,18 @@ impl Log {
         }
     }
 
+    /// The root of the last cut is about to be written: from now on it may be in the file.
+    pub(crate) fn root(&self) {
+        self.state.lock().blocks.root();
+    }
+
+    /// The checkpoint of the last cut failed; `places` are those that its tables have.
+    pub(crate) fn abandon(&self, places: &[u32]) {
+        let mut state = self.state.lock();
+        state.table_places = state.table_places.saturating_sub(places.len() as u64);
+        state.blocks.abandon(places);
+    }
+
     /// The checkpoint of the last cut is complete.
     pub(crate) fn commit(&self) {
         self.state.lock().blocks.commit();
