@@ -110,3 +110,55 @@ fn checkpoint_that_fails_before_its_root_holds_no_space() {
         assert_eq!(value_in(&file), round);
     }
 }
+
+/// Objects in random order, many times what fits: each time no room is found a checkpoint makes some.
+#[test]
+fn random_writes_to_a_full_store_go_on() {
+    for (slabs, limit, seed) in [(160, 16 << 20, 1), (200, 20 << 20, 2)] {
+        let config = Config {
+            has_thread: seed % 2 == 0,
+            ..Config::new(limit)
+        };
+        let file = Recorded::default();
+        let heap = FarHeap::create(file.clone(), slabs, TAG, &config).unwrap();
+        // All that the store promises.
+        let step = slabs as usize * 64;
+        let mut len = step;
+        while FarVec::<[u64; 16]>::zeroed(&heap, len + step).is_ok() {
+            len += step;
+        }
+        let all: FarVec<[u64; 16]> = FarVec::zeroed(&heap, len).unwrap();
+        let record = all.name().unwrap().to_le_bytes();
+        let mut model = vec![0u64; len];
+        for index in 0..len {
+            all.set(index, [0; 16]).unwrap();
+        }
+        heap.checkpoint(&record).unwrap();
+        let mut random = fastrand::Rng::with_seed(seed);
+        let (mut held, mut in_row) = (0, 0);
+        let writes = slabs as u64 * 8000;
+        for number in 1..=writes {
+            let index = random.usize(..len);
+            while let Err(error) = all.set(index, [number; 16]) {
+                assert!(
+                    matches!(error, Error::Held { .. }),
+                    "{number} of {writes}: {error}"
+                );
+                held += 1;
+                in_row += 1;
+                assert!(in_row < 4, "a checkpoint frees nothing, {number} of {writes}");
+                heap.checkpoint(&record).unwrap();
+            }
+            in_row = 0;
+            model[index] = number;
+        }
+        println!("{len} objects, {writes} writes, {held} times held");
+        assert!(held > 2);
+        heap.checkpoint(&record).unwrap();
+        let (copy, _) = FarHeap::restore(Recorded::of(file.bytes()), TAG, &config).unwrap();
+        let copied: FarVec<[u64; 16]> = FarVec::open(&copy, name_in(&record)).unwrap();
+        for (index, number) in model.iter().enumerate() {
+            assert_eq!(copied.get(index).unwrap(), [*number; 16]);
+        }
+    }
+}

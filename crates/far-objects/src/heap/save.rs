@@ -96,9 +96,10 @@ impl std::fmt::Debug for Together<'_> {
 /// What a checkpoint took.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Checkpointed {
-    /// One more than the checkpoint before.
+    /// Of the last one that was made: one more than the checkpoint before, or more where others were needed to
+    /// have room again. The sums below are of all of them.
     pub generation: u64,
-    /// How long threads that write were stopped.
+    /// How long threads that write were stopped at once.
     pub stopped: Duration,
     /// Bytes that it wrote: blocks that were not full before it, tables, root.
     pub written_bytes: u64,
@@ -108,6 +109,18 @@ pub struct Checkpointed {
     pub entries: u64,
     /// Whether it wrote the tables of all objects, and not only what changed.
     pub is_whole: bool,
+}
+
+impl Checkpointed {
+    /// Adds what a checkpoint took that was made in the same call.
+    pub(super) fn add(&mut self, more: &Self) {
+        self.generation = more.generation;
+        self.stopped = self.stopped.max(more.stopped);
+        self.written_bytes += more.written_bytes;
+        self.table_bytes += more.table_bytes;
+        self.entries += more.entries;
+        self.is_whole |= more.is_whole;
+    }
 }
 
 /// The heap as it was at the cut, but for entries and objects.
@@ -182,6 +195,7 @@ impl Core {
                 let frame = shard.frames.get(frame);
                 if frame.is_dirty() {
                     self.budget.force(frames_data_bytes(len));
+                    self.note_dirty(len);
                     shard.copies.push((key, frame.data().into()));
                     return;
                 }
@@ -231,6 +245,7 @@ impl Core {
             .log
             .append(Stream::Checkpoint, key.number(), frame.data(), None)?;
         frame.set_clean(sector);
+        self.note_clean(frame.data().len());
         Ok(sector)
     }
 
@@ -319,11 +334,12 @@ impl Core {
             self.budget.give_back(saved.len() as u64 * SAVED_BYTES);
             for (_, data) in copies {
                 self.budget.give_back(frames_data_bytes(data.len()));
+                self.note_clean(data.len());
             }
         }
     }
 
-    /// Makes a checkpoint.
+    /// Makes a checkpoint, and more of them where that is needed to have room again.
     fn checkpoint(&self, record: &[u8]) -> Result<Checkpointed, Error> {
         let saver = self.saver()?;
         if record.len() > RECORD_MAX_BYTES {
@@ -343,6 +359,17 @@ impl Core {
                 "a sync failed before: restore the last checkpoint",
             )));
         }
+        let mut made = self.make_checkpoint(saver, &mut progress, record)?;
+        self.refill(saver, &mut progress, record, &mut made);
+        Ok(made)
+    }
+
+    pub(super) fn make_checkpoint(
+        &self,
+        saver: &Saver,
+        progress: &mut Progress,
+        record: &[u8],
+    ) -> Result<Checkpointed, Error> {
         while self.log.has_pending() {
             self.log.write_pending()?;
         }
@@ -350,7 +377,7 @@ impl Core {
         let is_whole = wants_all(&progress.segments, saver.capacity_slabs);
         let cut = self.cut(saver, is_whole);
         let mut out = Segments::new(self, saver.file_id, progress.generation + 1);
-        let done = self.save(saver, &mut progress, &cut, record, &mut out);
+        let done = self.save(saver, progress, &cut, record, &mut out);
         match done {
             Ok(mut stats) => {
                 self.log.commit();
@@ -568,6 +595,7 @@ impl Core {
         let mut failed = None;
         for (key, data) in copies {
             self.budget.give_back(frames_data_bytes(data.len()));
+            self.note_clean(data.len());
             while failed.is_none() {
                 match self.log.append(Stream::Checkpoint, key.number(), &data, None) {
                     Ok(sector) => {
