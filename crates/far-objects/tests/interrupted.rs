@@ -6,7 +6,7 @@
 mod recorded;
 
 use recorded::{Event, Recorded, apply};
-use varve_far_objects::{Config, Error, FarHeap, FarVec};
+use varve_far_objects::{Config, Error, FarHeap, FarMap, FarVec, Refusal};
 
 const TAG: u64 = 7;
 const SLABS: u32 = 24;
@@ -161,4 +161,160 @@ fn random_writes_to_a_full_store_go_on() {
             assert_eq!(copied.get(index).unwrap(), [*number; 16]);
         }
     }
+}
+
+/// A table's number that another table gets while the table is saved.
+#[test]
+fn table_that_ends_while_it_is_saved_keeps_its_lengths() {
+    let config = Config {
+        has_thread: false,
+        ..Config::new(6 << 20)
+    };
+    let file = Recorded::default();
+    let heap = FarHeap::create(file.clone(), SLABS, TAG, &config).unwrap();
+    // Tables of 128, 128, 256 and 512 objects come first.
+    for _ in 0..1024 {
+        heap.alloc(700).unwrap();
+    }
+    let first = heap.alloc(700).unwrap();
+    let ids: Vec<_> = (0..900).map(|_| heap.alloc(600).unwrap()).collect();
+    heap.checkpoint(&[]).unwrap();
+    for id in &ids {
+        heap.write(*id, 0, &[9; 600]).unwrap();
+    }
+    let (go, when) = std::sync::mpsc::channel::<()>();
+    let (did, done) = std::sync::mpsc::channel();
+    let (other, freed) = (heap.clone(), ids.clone());
+    let ends = std::thread::spawn(move || {
+        when.recv().unwrap();
+        for id in freed {
+            other.free(id).unwrap();
+        }
+        other.free(first).unwrap();
+        let all: FarVec<[u8; 600]> = FarVec::zeroed(&other, 10).unwrap();
+        all.keep().unwrap();
+        did.send(()).unwrap();
+    });
+    // Within the first write its table is half saved.
+    file.after_writes(Some(Box::new(move || {
+        if go.send(()).is_ok() {
+            let _ = done.recv_timeout(std::time::Duration::from_secs(60));
+        }
+    })));
+    heap.checkpoint(&[]).unwrap();
+    file.after_writes(None);
+    ends.join().unwrap();
+    let (copy, _) = FarHeap::restore(Recorded::of(file.bytes()), TAG, &config).unwrap();
+    for id in ids {
+        let mut bytes = [0; 600];
+        assert_eq!(copy.len_bytes(id).unwrap(), 600);
+        copy.read(id, 0, &mut bytes).unwrap();
+        assert_eq!(bytes, [9; 600]);
+    }
+}
+
+#[test]
+fn checkpoint_that_panics_is_the_last() {
+    let file = Recorded::default();
+    let heap = FarHeap::create(file.clone(), SLABS, TAG, &config()).unwrap();
+    let all: FarVec<[u64; 128]> = FarVec::zeroed(&heap, 100).unwrap();
+    let record = all.name().unwrap().to_le_bytes();
+    set_all(&all, 1);
+    heap.checkpoint(&record).unwrap();
+    set_all(&all, 2);
+    file.after_writes(Some(Box::new(|| panic!("a file that panics"))));
+    let panics = std::panic::AssertUnwindSafe(|| heap.checkpoint(&record));
+    assert!(std::panic::catch_unwind(panics).is_err());
+    assert!(matches!(heap.checkpoint(&record), Err(Error::Io { .. })));
+    assert_eq!(value_in(&file), 1);
+}
+
+#[test]
+fn arrays_of_a_map_are_not_opened_alone() {
+    let file = Recorded::default();
+    let heap = FarHeap::create(file.clone(), SLABS, TAG, &config()).unwrap();
+    let map: FarMap<u64, [u64; 20]> = FarMap::new(&heap).unwrap();
+    map.insert(1, [1; 20]).unwrap();
+    let name = map.keep().unwrap();
+    heap.checkpoint(&[]).unwrap();
+    let (copy, _) = FarHeap::restore(Recorded::of(file.bytes()), TAG, &config()).unwrap();
+    for heap in [heap, copy] {
+        // Whatever the size of its buckets.
+        for array in 1..name {
+            let opened = FarVec::<u64>::open(&heap, array);
+            let Err(Error::Refused { reason, .. }) = opened else {
+                panic!("a map's array is opened");
+            };
+            assert!(reason.to_string().contains("part of a map"), "{reason}");
+        }
+        let map: FarMap<u64, [u64; 20]> = FarMap::open(&heap, name).unwrap();
+        assert_eq!(map.get(&1).unwrap(), Some([1; 20]));
+    }
+}
+
+#[test]
+fn only_regular_files_are_taken() {
+    let device = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/null")
+        .unwrap();
+    let made = FarHeap::create(device, SLABS, TAG, &config());
+    assert!(matches!(made, Err(Error::Io { .. })));
+}
+
+#[test]
+fn roots_with_numbers_near_their_ends_are_refused() {
+    let file = Recorded::default();
+    drop(FarHeap::create(file.clone(), SLABS, TAG, &config()).unwrap());
+    let with = |at: usize, value: &[u8]| {
+        let mut root = file.bytes()[..4096].to_vec();
+        root[at..at + value.len()].copy_from_slice(value);
+        root[12..16].fill(0);
+        let crc = crc32c::crc32c(&root);
+        root[12..16].copy_from_slice(&crc.to_le_bytes());
+        root.resize(8192, 0);
+        FarHeap::restore(Recorded::of(root), TAG, &config()).map(|_| ())
+    };
+    with(24, &5u64.to_le_bytes()).unwrap();
+    let refused = [
+        with(24, &u64::MAX.to_le_bytes()),
+        with(24, &(1u64 << 63).to_le_bytes()),
+        with(52, &(u32::MAX - 1).to_le_bytes()),
+        with(56, &0u64.to_le_bytes()),
+        with(56, &u64::MAX.to_le_bytes()),
+    ];
+    for result in refused {
+        assert!(matches!(
+            result,
+            Err(Error::Refused {
+                reason: Refusal::Malformed(_),
+                ..
+            })
+        ));
+    }
+    // Slabs that the file does not have: their records are counted before they are made.
+    let slabs = (100u32 << 20).to_le_bytes();
+    let many = with(40, &[slabs, slabs].concat());
+    assert!(matches!(many, Err(Error::MemoryLimit { .. })), "{many:?}");
+}
+
+thread_local! {
+    static LAST: std::cell::RefCell<Option<FarVec<u64>>> = const { std::cell::RefCell::new(None) };
+}
+
+#[test]
+fn array_is_dropped_at_the_end_of_a_thread() {
+    let heap = FarHeap::create(Recorded::default(), SLABS, TAG, &config()).unwrap();
+    let of_thread = heap.clone();
+    let thread = std::thread::spawn(move || {
+        // Dropped after what is first used later.
+        LAST.set(None);
+        let all = FarVec::zeroed(&of_thread, 10).unwrap();
+        let name = all.name().unwrap();
+        LAST.set(Some(all));
+        name
+    });
+    let name = thread.join().unwrap();
+    assert!(FarVec::<u64>::open(&heap, name).is_err());
 }

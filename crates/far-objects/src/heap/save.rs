@@ -56,6 +56,8 @@ pub(super) struct Progress {
     pub(super) segments: Vec<Segment>,
     /// A sync failed: what was written before may be lost, so that no later checkpoint is complete.
     pub(super) is_failed: bool,
+    /// A checkpoint is being made, or one ended by a panic.
+    pub(super) is_making: bool,
 }
 
 /// What makes checkpoints of a heap.
@@ -121,6 +123,15 @@ impl Checkpointed {
         self.entries += more.entries;
         self.is_whole |= more.is_whole;
     }
+}
+
+/// Slots of one table that were saved.
+#[derive(Default)]
+struct SavedRows {
+    rows: Vec<Row>,
+    /// Length of new objects of the table at the cut. Its number may be another table's by now: one that was
+    /// made after the cut, of which no slot is saved.
+    len_bytes: u16,
 }
 
 /// The heap as it was at the cut, but for entries and objects.
@@ -359,6 +370,11 @@ impl Core {
                 "a sync failed before: restore the last checkpoint",
             )));
         }
+        if progress.is_making {
+            return Err(self.file_error(std::io::Error::other(
+                "a checkpoint ended by a panic: restore the last one",
+            )));
+        }
         let mut made = self.make_checkpoint(saver, &mut progress, record)?;
         self.refill(saver, &mut progress, record, &mut made);
         Ok(made)
@@ -370,6 +386,13 @@ impl Core {
         progress: &mut Progress,
         record: &[u8],
     ) -> Result<Checkpointed, Error> {
+        progress.is_making = true;
+        let made = self.make(saver, progress, record);
+        progress.is_making = false;
+        made
+    }
+
+    fn make(&self, saver: &Saver, progress: &mut Progress, record: &[u8]) -> Result<Checkpointed, Error> {
         while self.log.has_pending() {
             self.log.write_pending()?;
         }
@@ -493,39 +516,38 @@ impl Core {
     /// Saves what the checkpoint needs of one shard.
     fn save_shard(&self, number: usize, out: &mut Segments<'_>, entries: &mut u64) -> Result<(), Error> {
         let tables = self.shards[number].lock().tables.len();
-        let mut rows = Vec::new();
+        let mut saved = SavedRows::default();
         for at in 0..tables {
             let table = (at << self.shard_bits | number) as u32;
             let mut from = 0;
-            while let Some(next) = self.save_slots(table, from, &mut rows)? {
+            while let Some(next) = self.save_slots(table, from, &mut saved)? {
                 from = next;
             }
-            *entries += rows.len() as u64;
-            self.write_rows(out, table, &mut rows)?;
+            *entries += saved.rows.len() as u64;
+            self.write_rows(out, table, &mut saved)?;
             self.write_aside(number, out, entries)?;
         }
         Ok(())
     }
 
-    fn write_rows(&self, out: &mut Segments<'_>, table: u32, rows: &mut Vec<Row>) -> Result<(), Error> {
+    fn write_rows(&self, out: &mut Segments<'_>, table: u32, saved: &mut SavedRows) -> Result<(), Error> {
+        let SavedRows { rows, len_bytes } = saved;
         if rows.is_empty() {
             return Ok(());
         }
-        let len_bytes = {
-            let (shard, at) = self.shard_of(table);
-            let shard = shard.lock();
-            let table = shard.tables.get(at).and_then(Option::as_ref);
-            table.map(|table| table.len_bytes())
-        };
-        // The number may be another table's by now: then lengths are told, whatever they are.
-        let has_lengths = len_bytes.is_none() || rows.iter().any(|row| Some(row.len) != len_bytes);
+        let has_lengths = rows.iter().any(|row| row.len != *len_bytes);
         out.records.entries(table, self.is_wide, has_lengths, rows);
         rows.clear();
         out.write_full()
     }
 
     /// Saves some slots of a table, from `from` on. Gives where to go on; `None` at the end.
-    fn save_slots(&self, number: u32, mut from: usize, rows: &mut Vec<Row>) -> Result<Option<usize>, Error> {
+    fn save_slots(
+        &self,
+        number: u32,
+        mut from: usize,
+        saved: &mut SavedRows,
+    ) -> Result<Option<usize>, Error> {
         let no_room = {
             let (shard, at) = self.shard_of(number);
             let mut shard = shard.lock();
@@ -545,6 +567,7 @@ impl Core {
                 let Some((entry, len)) = table.get(slot) else {
                     return Ok(None);
                 };
+                saved.len_bytes = table.len_bytes();
                 let key = Key { table: number, slot };
                 let value = match entry {
                     Entry::Empty => 0,
@@ -560,7 +583,7 @@ impl Core {
                 if let Some(Some(table)) = shard.tables.get_mut(at) {
                     table.note_saved(slot, &now);
                 }
-                rows.push(Row {
+                saved.rows.push(Row {
                     slot: slot as u16,
                     len: len as u16,
                     value,
@@ -798,6 +821,7 @@ impl FarHeap {
                 epoch: root.epoch,
                 segments: Vec::new(),
                 is_failed: false,
+                is_making: false,
             }),
             #[cfg(test)]
             fault: Mutex::default(),
