@@ -13,7 +13,7 @@ mod checkpoints;
 mod device;
 mod space;
 
-pub(crate) use checkpoints::{Restored, place_offset, places};
+pub(crate) use checkpoints::{PLACE_MEMORY_BYTES, Restored, place_offset, places};
 
 use crate::budget::Budget;
 use crate::error::Error;
