@@ -631,3 +631,50 @@ impl<'a> Loading<'a> {
 }
 
 const _: () = assert!(BLOCK_BYTES == HEAD_BYTES + PAYLOAD_BYTES);
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use varve_far::Dram;
+
+    #[test]
+    fn table_begins_once_in_a_segment_and_unused_slots_are_empty() {
+        let heap = FarHeap::new(Dram::new(8), &Config::new(4 << 20)).unwrap();
+        let root = Root {
+            schema_tag: 0,
+            generation: 2,
+            file_id: 0,
+            capacity_slabs: 8,
+            given_slabs: 1,
+            sequence: 1,
+            epoch: 1,
+            next_handle: 2,
+            segments: Vec::new(),
+        };
+        let mut loading = Loading::new(heap.core(), &root);
+        let row = TableRow {
+            number: 1,
+            shape: Some((10, 200)),
+            is_new: true,
+        };
+        loading.table(row).unwrap();
+        assert!(matches!(loading.table(row), Err(Failure::Malformed(_))));
+        let at = |slot, value| Row { slot, len: 0, value };
+        loading
+            .entries(1, false, &[at(1, 6), at(2, 7), at(9, 8)])
+            .unwrap();
+        let array = ArrayRecord {
+            handle: 1,
+            element_bytes: 200,
+            len: 2,
+            tables: vec![1],
+        };
+        loading.array(array).unwrap();
+        loading.empty_unused(heap.core());
+        let table = &loading.tables[&1];
+        assert_eq!(table.get(1), Some((Entry::At(5), 200)));
+        assert_eq!(table.get(2), Some((Entry::Empty, 200)));
+        assert_eq!(table.get(9), Some((Entry::Empty, 200)));
+    }
+}
