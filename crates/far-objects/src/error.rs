@@ -82,10 +82,10 @@ pub enum Error {
         /// The backend's name.
         device: String,
     },
-    /// No block is free that the next checkpoint does not need, and another checkpoint makes some free. What was
-    /// to be written stays in memory; an object that only the store had is not changed.
+    /// No block is free that the next checkpoint does not need, and another checkpoint makes some free.
+    /// What was to be written stays in memory; an object that only the store had is not changed.
     #[error(
-        "the object store on {device} is full until the next checkpoint; the last one holds {held_bytes} bytes"
+        "the object store on {device} is full until the next checkpoint; the last holds {held_bytes} bytes"
     )]
     Held {
         /// The backend's name.

@@ -16,8 +16,8 @@ static IDS: AtomicU64 = AtomicU64::new(0);
 const GATES: usize = 16;
 
 thread_local! {
-    /// Gates that this thread is inside of, and how often; 0: a free place. Without a destructor, so that it is
-    /// there for values that are dropped at the end of a thread.
+    /// Gates that this thread is inside of, and how often; 0: a free place. Without a destructor, so that it
+    /// is there for values that are dropped at the end of a thread.
     static INSIDE: Cell<[(u64, usize); GATES]> = const { Cell::new([(0, 0); GATES]) };
 }
 

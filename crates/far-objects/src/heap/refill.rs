@@ -1,8 +1,8 @@
 //! Room for the next checkpoint: what it needs stays free, and what one took of the reserve is given back.
 //!
 //! Two rules. No object becomes newer than the store where the store has no room to save it. And after a
-//! checkpoint blocks are cleaned into what the reserve has left, beyond what memory needs now; the places that
-//! this frees are held, so another checkpoint is made, until the reserve is whole.
+//! checkpoint blocks are cleaned into what the reserve has left, beyond what memory needs now; the places
+//! that this frees are held, so another checkpoint is made, until the reserve is whole.
 
 use super::clean::Cleaned;
 use super::save::{Checkpointed, Progress, Saver};

@@ -98,8 +98,8 @@ impl std::fmt::Debug for Together<'_> {
 /// What a checkpoint took.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Checkpointed {
-    /// Of the last one that was made: one more than the checkpoint before, or more where others were needed to
-    /// have room again. The sums below are of all of them.
+    /// Of the last one that was made: one more than the checkpoint before, or more where others were needed
+    /// to have room again. The sums below are of all of them.
     pub generation: u64,
     /// How long threads that write were stopped at once.
     pub stopped: Duration,
