@@ -82,13 +82,15 @@ pub enum Error {
         /// The backend's name.
         device: String,
     },
-    /// No block is free, and some would be but for the last checkpoint. What was to be written stays in
-    /// memory; another checkpoint frees them.
-    #[error("the object store on {device} is full while the last checkpoint holds {held_bytes} bytes of it")]
+    /// No block is free that the next checkpoint does not need, and another checkpoint makes some free.
+    /// What was to be written stays in memory; an object that only the store had is not changed.
+    #[error(
+        "the object store on {device} is full until the next checkpoint; the last holds {held_bytes} bytes"
+    )]
     Held {
         /// The backend's name.
         device: String,
-        /// What another checkpoint would free.
+        /// What the next checkpoint frees without cleaning.
         held_bytes: u64,
     },
     /// The file is not used.

@@ -72,7 +72,13 @@ impl CheckpointFile for File {
     }
 
     fn len_bytes(&self) -> io::Result<u64> {
-        self.metadata().map(|metadata| metadata.len())
+        let metadata = self.metadata()?;
+        if metadata.is_file() {
+            Ok(metadata.len())
+        } else {
+            // A device has a length that this is not.
+            Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"))
+        }
     }
 }
 

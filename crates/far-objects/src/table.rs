@@ -305,6 +305,18 @@ impl Table {
         u64::from(largest) <= sectors
     }
 
+    /// Empties these slots.
+    pub(crate) fn empty(&mut self, slots: std::ops::Range<usize>) {
+        for slot in slots.start..slots.end.min(self.slots()) {
+            self.entries.set(slot, Entry::Empty);
+        }
+    }
+
+    /// Empties the slots from one on.
+    pub(crate) fn empty_from(&mut self, first: usize) {
+        self.empty(first..self.slots());
+    }
+
     /// Calls `each` with sector and length of what is in the log alone.
     pub(crate) fn for_each_stored(&self, mut each: impl FnMut(u64, usize)) {
         if let (Lengths::All(len), None) = (&self.lengths, &self.entries.high) {

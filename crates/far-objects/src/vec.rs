@@ -61,7 +61,7 @@ impl<T: Plain> FarVec<T> {
     pub fn open(heap: &FarHeap, name: u64) -> Result<Self, Error> {
         Ok(Self {
             heap: heap.clone(),
-            array: Array::open(heap.core(), name, size_of::<T>())?,
+            array: Array::open(heap.core(), name, size_of::<T>(), false)?,
             value: PhantomData,
         })
     }

@@ -87,7 +87,11 @@ impl Core {
 
     fn change<R>(&self, shard: &mut Shard, key: Key, frame: u32, change: impl FnOnce(&mut [u8]) -> R) -> R {
         self.before_change(shard, key);
-        let (data, stored) = shard.frames.get_mut(frame).dirty();
+        let frame = shard.frames.get_mut(frame);
+        if !frame.is_dirty() {
+            self.note_dirty(frame.data().len());
+        }
+        let (data, stored) = frame.dirty();
         let len = data.len();
         let result = change(data);
         if let Some(sector) = stored {
@@ -111,10 +115,16 @@ impl Core {
                         self.after(Some(no_room))?;
                         continue;
                     }
+                    if intent != Intent::Read && !self.may_become_dirty(&shard, entry) {
+                        return Err(self.held());
+                    }
                     shard.hits += u64::from(prepared.is_none());
                     return Ok(Located::Frame(shard, frame));
                 }
                 Entry::Empty if intent == Intent::Read => return Ok(Located::Zeros(len)),
+                _ if intent != Intent::Read && !self.may_become_dirty(&shard, entry) => {
+                    return Err(self.held());
+                }
                 _ => {}
             }
             if let Some(ready) = prepared

@@ -156,6 +156,9 @@ impl Core {
             Entry::Frame(frame) => {
                 self.before_change(&mut shard, key);
                 let stored = shard.frames.get(frame).stored();
+                if shard.frames.get(frame).is_dirty() {
+                    self.note_clean(len);
+                }
                 let freed = shard.frames.remove(frame);
                 debug_assert_eq!(freed, frames::data_bytes(len));
                 shard.cached -= 1;

@@ -131,10 +131,15 @@ impl Array {
         Ok(self.handle)
     }
 
-    /// The array of a name.
-    pub(crate) fn open(core: &Core, handle: u64, element_bytes: usize) -> Result<Self, Error> {
+    /// The array of a name: a map's, or none of a map.
+    pub(crate) fn open(
+        core: &Core,
+        handle: u64,
+        element_bytes: usize,
+        is_of_map: bool,
+    ) -> Result<Self, Error> {
         let mut array = Self::nameless(element_bytes)?;
-        let record = core.saver()?.handles.lock().open_array(handle);
+        let record = core.saver()?.handles.lock().open_array(handle, is_of_map);
         let record = record.map_err(|what| core.refused_handle(handle, what))?;
         if record.element_bytes as usize != element_bytes {
             core.saver()?.handles.lock().close(handle);

@@ -141,14 +141,11 @@ impl Core {
 
     /// No block is free.
     fn no_space(&self) -> Error {
-        match self.log.held_blocks() as u64 * BLOCK_BYTES as u64 {
-            0 => Error::Full {
+        match self.log.held_blocks() {
+            0 if !self.may_refill() => Error::Full {
                 device: self.log.device(),
             },
-            held_bytes => Error::Held {
-                device: self.log.device(),
-                held_bytes,
-            },
+            _ => self.held(),
         }
     }
 

@@ -90,6 +90,7 @@ impl Core {
             } else {
                 match self.log.append(Stream::User, key.number(), frame.data(), None) {
                     Ok(sector) => {
+                        self.note_clean(frame.data().len());
                         self.before_change(shard, key);
                         Entry::At(sector)
                     }

@@ -3,7 +3,7 @@
 //! A thread that is inside may enter again, also while a cut waits for it to leave.
 
 use parking_lot::{Condvar, Mutex};
-use std::cell::RefCell;
+use std::cell::Cell;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -12,10 +12,16 @@ const CUT: u64 = 1 << 63;
 
 static IDS: AtomicU64 = AtomicU64::new(0);
 
+/// Gates that a thread may be inside of at once. Those beyond may not be entered again while a cut waits.
+const GATES: usize = 16;
+
 thread_local! {
-    /// Gates that this thread is inside of, and how often.
-    static INSIDE: RefCell<Vec<(u64, usize)>> = const { RefCell::new(Vec::new()) };
+    /// Gates that this thread is inside of, and how often; 0: a free place. Without a destructor, so that it
+    /// is there for values that are dropped at the end of a thread.
+    static INSIDE: Cell<[(u64, usize); GATES]> = const { Cell::new([(0, 0); GATES]) };
 }
+
+const _: () = assert!(!std::mem::needs_drop::<Cell<[(u64, usize); GATES]>>());
 
 #[derive(Debug)]
 pub(super) struct Gate {
@@ -50,20 +56,25 @@ impl Gate {
 
     /// Whether this thread is inside.
     pub(super) fn is_inside(&self) -> bool {
-        INSIDE.with_borrow(|all| all.iter().any(|(id, _)| *id == self.id))
+        let all = INSIDE.get();
+        all.iter().any(|(id, count)| *id == self.id && *count != 0)
     }
 
     pub(super) fn enter(&self) -> Inside<'_> {
-        let is_first = INSIDE.with_borrow_mut(|all| match all.iter_mut().find(|(id, _)| *id == self.id) {
+        let mut all = INSIDE.get();
+        let is_first = match all.iter_mut().find(|(id, count)| *id == self.id && *count != 0) {
             Some((_, count)) => {
                 *count += 1;
                 false
             }
             None => {
-                all.push((self.id, 1));
+                if let Some(free) = all.iter_mut().find(|(_, count)| *count == 0) {
+                    *free = (self.id, 1);
+                }
                 true
             }
-        });
+        };
+        INSIDE.set(all);
         while self.state.fetch_add(1, Ordering::SeqCst) & CUT != 0 && is_first {
             self.leave();
             let mut lock = self.lock.lock();
@@ -97,14 +108,14 @@ impl Gate {
 
 impl Drop for Inside<'_> {
     fn drop(&mut self) {
-        INSIDE.with_borrow_mut(|all| {
-            if let Some(at) = all.iter().position(|(id, _)| *id == self.gate.id) {
-                all[at].1 -= 1;
-                if all[at].1 == 0 {
-                    all.swap_remove(at);
-                }
-            }
-        });
+        let mut all = INSIDE.get();
+        if let Some((_, count)) = all
+            .iter_mut()
+            .find(|(id, count)| *id == self.gate.id && *count != 0)
+        {
+            *count -= 1;
+        }
+        INSIDE.set(all);
         self.gate.leave();
     }
 }

@@ -29,6 +29,8 @@ pub(crate) struct MapState {
 struct KnownArray {
     record: ArrayRecord,
     is_open: bool,
+    /// A map has it.
+    is_owned: bool,
 }
 
 #[derive(Debug)]
@@ -91,6 +93,7 @@ impl Handles {
                     ..record.clone()
                 },
                 is_open: true,
+                is_owned: false,
             }
         });
         known.record.len = record.len;
@@ -124,12 +127,23 @@ impl Handles {
             is_open: true,
         };
         self.maps.insert(self.last, known);
+        self.own(buckets);
+        self.own(chains);
         self.last
     }
 
-    /// Gives an array to a handle.
-    pub(crate) fn open_array(&mut self, handle: u64) -> Result<ArrayRecord, &'static str> {
+    fn own(&mut self, array: u64) {
+        if let Some(known) = self.arrays.get_mut(&array) {
+            known.is_owned = true;
+        }
+    }
+
+    /// Gives an array to a handle, or to the map that has it.
+    pub(crate) fn open_array(&mut self, handle: u64, is_of_map: bool) -> Result<ArrayRecord, &'static str> {
         let known = self.arrays.get_mut(&handle).ok_or("not an array's")?;
+        if known.is_owned != is_of_map {
+            return Err("part of a map");
+        }
         if std::mem::replace(&mut known.is_open, true) {
             return Err("open already");
         }
@@ -212,6 +226,7 @@ impl Handles {
             let known = KnownArray {
                 record,
                 is_open: false,
+                is_owned: false,
             };
             (known.record.handle, known)
         });
@@ -232,12 +247,18 @@ impl Handles {
             };
             (record.handle, known)
         });
-        Self {
+        let mut all = Self {
             arrays: arrays.collect(),
             maps: maps.collect(),
             last: next.saturating_sub(1),
             ..Self::default()
+        };
+        let owned: Vec<_> = all.maps.values().map(|map| (map.buckets, map.chains)).collect();
+        for (buckets, chains) in owned {
+            all.own(buckets);
+            all.own(chains);
         }
+        all
     }
 }
 
@@ -289,7 +310,7 @@ impl Core {
             handles.lock().close(name);
             return Err(self.refused_handle(name, "a map of keys and values of other sizes"));
         }
-        let open = |handle| Array::open(self, handle, bucket_bytes);
+        let open = |handle| Array::open(self, handle, bucket_bytes, true);
         let arrays = open(buckets).and_then(|mut buckets| match open(chains) {
             Ok(chains) => Ok((buckets, chains)),
             Err(error) => {

@@ -33,6 +33,7 @@ mod crash_tests;
 mod evict;
 mod gate;
 mod handles;
+mod refill;
 mod restore;
 mod save;
 
@@ -207,6 +208,7 @@ pub(crate) struct Core {
     /// The shard that gives memory next.
     hand: AtomicUsize,
     signal: background::Signal,
+    room: refill::Room,
     /// What makes checkpoints, where the heap has a file for them.
     saver: Option<save::Saver>,
 }
@@ -250,6 +252,7 @@ impl Core {
             cleaner: Mutex::default(),
             hand: AtomicUsize::new(0),
             signal: background::Signal::default(),
+            room: refill::Room::default(),
             saver,
         };
         if core.saver.is_some() {

@@ -27,6 +27,8 @@ const AHEAD_OF_MEMORY: u64 = 16;
 /// Sequence numbers that are passed over, so that none of a block that was written after the checkpoint is
 /// used again.
 const SEQUENCE_STEP: u32 = 1 << 20;
+/// Memory of a table's number: its place among the tables, and among free numbers.
+const NUMBER_BYTES: u64 = 12;
 
 impl FarHeap {
     /// The heap of the last complete checkpoint of a file, and that checkpoint's record. Objects stay where
@@ -54,7 +56,12 @@ impl FarHeap {
                 wanted: schema_tag,
             }));
         }
-        if root.given_slabs > root.capacity_slabs || root.epoch == u32::MAX {
+        // Numbers that only grow are far from their ends.
+        let is_sound = root.given_slabs <= root.capacity_slabs
+            && root.epoch <= u32::MAX / 2
+            && root.generation <= u64::MAX / 2
+            && (1..=u64::MAX / 2).contains(&root.next_handle);
+        if !is_sound {
             return Err(refused(Refusal::Malformed("the root's numbers".into())));
         }
         let core = Self::open_core(Arc::clone(&file), &root, slot, config)?;
@@ -62,8 +69,17 @@ impl FarHeap {
             Failure::Malformed(Malformed(what)) => refused(Refusal::Malformed(what)),
             Failure::Other(error) => error,
         })?;
+        make_durable(&*file, slot, &root)?;
         Ok((core.start(config)?, record))
     }
+}
+
+/// Makes the root that was chosen durable: it may be in memory of the kernel alone, after a failed sync or a
+/// kill before one. From here on places are used again that only the root before it needs.
+fn make_durable(file: &dyn CheckpointFile, slot: usize, root: &Root) -> Result<(), Error> {
+    file.write_at((slot * ROOT_BYTES) as u64, &root.to_bytes())
+        .and_then(|()| file.sync())
+        .map_err(|error| save::io(file, error))
 }
 
 /// The slot of the newest root, and the root.
@@ -189,9 +205,14 @@ fn load(core: &Core, file: &dyn CheckpointFile, root: &Root) -> Result<Vec<u8>, 
     // No object is in memory yet.
     let ahead = core.budget.limit() / AHEAD_OF_MEMORY / BLOCK_BYTES as u64;
     let (sender, parts) = sync_channel(ahead.clamp(1, AHEAD) as usize);
+    // Records of all places, before they are made: the root may lie about their number.
+    let places = log::places(root.given_slabs);
+    core.take_memory(places * log::PLACE_MEMORY_BYTES)?.keep();
     let mut loading = Loading::new(core, root);
     let segments = std::thread::scope(|scope| {
-        let reader = scope.spawn(move || read_ahead(file, root, &sender));
+        let reader = std::thread::Builder::new()
+            .spawn_scoped(scope, move || read_ahead(file, root, &sender))
+            .map_err(|error| Failure::Other(save::io(file, error)))?;
         let read = loading.read(&root.segments, &parts);
         drop(parts);
         let segments = match reader.join() {
@@ -215,11 +236,16 @@ struct Loading<'a> {
     maps: BTreeMap<u64, MapRecord>,
     record: Vec<u8>,
     epoch: u32,
+    /// Tables that began anew in the segment that is read.
+    anew: HashSet<u32>,
 }
 
 impl Sink for Loading<'_> {
     fn table(&mut self, row: TableRow) -> Result<(), Failure> {
         if row.is_new {
+            if !self.anew.insert(row.number) {
+                return Err(Malformed::new(format!("table {} begins twice", row.number)).into());
+            }
             self.pools.remove(&row.number);
             if let Some(table) = self.tables.remove(&row.number) {
                 self.give_back(&table);
@@ -348,6 +374,7 @@ impl<'a> Loading<'a> {
             maps: BTreeMap::new(),
             record: Vec::new(),
             epoch: root.epoch,
+            anew: HashSet::new(),
         }
     }
 
@@ -364,6 +391,7 @@ impl<'a> Loading<'a> {
 
     fn read(&mut self, segments: &[SegmentRef], parts: &Receiver<Part>) -> Result<(), Failure> {
         for _ in segments {
+            self.anew.clear();
             let mut stream = Stream {
                 parts,
                 part: None,
@@ -379,10 +407,20 @@ impl<'a> Loading<'a> {
 
     /// Checks that all is there that is named, and makes the heap of it.
     fn finish(mut self, core: &Core, root: &Root, segments: Vec<Segment>) -> Result<Vec<u8>, Failure> {
+        let names = self.arrays.keys().chain(self.maps.keys());
+        if let Some(name) = names.copied().find(|name| !(1..root.next_handle).contains(name)) {
+            return Err(Malformed::new(format!("handle {name}")).into());
+        }
+        let last = self.tables.keys().next_back().copied().unwrap_or(0);
+        core.take_memory(u64::from(last) * NUMBER_BYTES)?.keep();
         self.check_arrays()?;
         self.check_maps()?;
         let (promised_bytes, largest_bytes) = self.restore_pools(core, root)?;
+        self.empty_unused(core);
+        // A sum for each block, for as long as they are counted.
+        let counting = core.take_memory(self.sectors / layout::BLOCK_SECTORS as u64 * 8)?;
         let live = self.live_bytes();
+        drop(counting);
         let table_places: HashSet<u32> = segments
             .iter()
             .flat_map(|segment| segment.places.clone())
@@ -528,6 +566,34 @@ impl<'a> Loading<'a> {
         Ok((promised, largest))
     }
 
+    /// Empties slots that nobody has. A write that met the end of its object may have left something in one;
+    /// who gets the slot is to find zeros.
+    fn empty_unused(&mut self, core: &Core) {
+        let mut used: HashMap<u32, u64> = HashMap::new();
+        for record in self.arrays.values() {
+            let mut left = record
+                .len
+                .div_ceil(pools::per_batch(record.element_bytes as usize) as u64);
+            for number in &record.tables {
+                used.insert(*number, left);
+                left = left.saturating_sub(TABLE_SLOTS as u64);
+            }
+        }
+        let pools = core.pools.lock();
+        for (number, table) in &mut self.tables {
+            if let Some(used) = used.get(number) {
+                table.empty_from(usize::try_from(*used).unwrap_or(usize::MAX));
+                continue;
+            }
+            let mut next = 0;
+            pools.for_each_used_slot(*number, |slot| {
+                table.empty(next..slot as usize);
+                next = slot as usize + 1;
+            });
+            table.empty_from(next);
+        }
+    }
+
     /// Live bytes of each block that has some.
     fn live_bytes(&self) -> Vec<(u32, u64)> {
         let blocks = (self.sectors / layout::BLOCK_SECTORS as u64) as usize;
@@ -565,3 +631,50 @@ impl<'a> Loading<'a> {
 }
 
 const _: () = assert!(BLOCK_BYTES == HEAD_BYTES + PAYLOAD_BYTES);
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use varve_far::Dram;
+
+    #[test]
+    fn table_begins_once_in_a_segment_and_unused_slots_are_empty() {
+        let heap = FarHeap::new(Dram::new(8), &Config::new(4 << 20)).unwrap();
+        let root = Root {
+            schema_tag: 0,
+            generation: 2,
+            file_id: 0,
+            capacity_slabs: 8,
+            given_slabs: 1,
+            sequence: 1,
+            epoch: 1,
+            next_handle: 2,
+            segments: Vec::new(),
+        };
+        let mut loading = Loading::new(heap.core(), &root);
+        let row = TableRow {
+            number: 1,
+            shape: Some((10, 200)),
+            is_new: true,
+        };
+        loading.table(row).unwrap();
+        assert!(matches!(loading.table(row), Err(Failure::Malformed(_))));
+        let at = |slot, value| Row { slot, len: 0, value };
+        loading
+            .entries(1, false, &[at(1, 6), at(2, 7), at(9, 8)])
+            .unwrap();
+        let array = ArrayRecord {
+            handle: 1,
+            element_bytes: 200,
+            len: 2,
+            tables: vec![1],
+        };
+        loading.array(array).unwrap();
+        loading.empty_unused(heap.core());
+        let table = &loading.tables[&1];
+        assert_eq!(table.get(1), Some((Entry::At(5), 200)));
+        assert_eq!(table.get(2), Some((Entry::Empty, 200)));
+        assert_eq!(table.get(9), Some((Entry::Empty, 200)));
+    }
+}

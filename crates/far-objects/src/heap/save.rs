@@ -56,6 +56,8 @@ pub(super) struct Progress {
     pub(super) segments: Vec<Segment>,
     /// A sync failed: what was written before may be lost, so that no later checkpoint is complete.
     pub(super) is_failed: bool,
+    /// A checkpoint is being made, or one ended by a panic.
+    pub(super) is_making: bool,
 }
 
 /// What makes checkpoints of a heap.
@@ -96,9 +98,10 @@ impl std::fmt::Debug for Together<'_> {
 /// What a checkpoint took.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Checkpointed {
-    /// One more than the checkpoint before.
+    /// Of the last one that was made: one more than the checkpoint before, or more where others were needed
+    /// to have room again. The sums below are of all of them.
     pub generation: u64,
-    /// How long threads that write were stopped.
+    /// How long threads that write were stopped at once.
     pub stopped: Duration,
     /// Bytes that it wrote: blocks that were not full before it, tables, root.
     pub written_bytes: u64,
@@ -108,6 +111,27 @@ pub struct Checkpointed {
     pub entries: u64,
     /// Whether it wrote the tables of all objects, and not only what changed.
     pub is_whole: bool,
+}
+
+impl Checkpointed {
+    /// Adds what a checkpoint took that was made in the same call.
+    pub(super) fn add(&mut self, more: &Self) {
+        self.generation = more.generation;
+        self.stopped = self.stopped.max(more.stopped);
+        self.written_bytes += more.written_bytes;
+        self.table_bytes += more.table_bytes;
+        self.entries += more.entries;
+        self.is_whole |= more.is_whole;
+    }
+}
+
+/// Slots of one table that were saved.
+#[derive(Default)]
+struct SavedRows {
+    rows: Vec<Row>,
+    /// Length of new objects of the table at the cut. Its number may be another table's by now: one that was
+    /// made after the cut, of which no slot is saved.
+    len_bytes: u16,
 }
 
 /// The heap as it was at the cut, but for entries and objects.
@@ -182,6 +206,7 @@ impl Core {
                 let frame = shard.frames.get(frame);
                 if frame.is_dirty() {
                     self.budget.force(frames_data_bytes(len));
+                    self.note_dirty(len);
                     shard.copies.push((key, frame.data().into()));
                     return;
                 }
@@ -231,6 +256,7 @@ impl Core {
             .log
             .append(Stream::Checkpoint, key.number(), frame.data(), None)?;
         frame.set_clean(sector);
+        self.note_clean(frame.data().len());
         Ok(sector)
     }
 
@@ -319,11 +345,12 @@ impl Core {
             self.budget.give_back(saved.len() as u64 * SAVED_BYTES);
             for (_, data) in copies {
                 self.budget.give_back(frames_data_bytes(data.len()));
+                self.note_clean(data.len());
             }
         }
     }
 
-    /// Makes a checkpoint.
+    /// Makes a checkpoint, and more of them where that is needed to have room again.
     fn checkpoint(&self, record: &[u8]) -> Result<Checkpointed, Error> {
         let saver = self.saver()?;
         if record.len() > RECORD_MAX_BYTES {
@@ -343,6 +370,29 @@ impl Core {
                 "a sync failed before: restore the last checkpoint",
             )));
         }
+        if progress.is_making {
+            return Err(self.file_error(std::io::Error::other(
+                "a checkpoint ended by a panic: restore the last one",
+            )));
+        }
+        let mut made = self.make_checkpoint(saver, &mut progress, record)?;
+        self.refill(saver, &mut progress, record, &mut made);
+        Ok(made)
+    }
+
+    pub(super) fn make_checkpoint(
+        &self,
+        saver: &Saver,
+        progress: &mut Progress,
+        record: &[u8],
+    ) -> Result<Checkpointed, Error> {
+        progress.is_making = true;
+        let made = self.make(saver, progress, record);
+        progress.is_making = false;
+        made
+    }
+
+    fn make(&self, saver: &Saver, progress: &mut Progress, record: &[u8]) -> Result<Checkpointed, Error> {
         while self.log.has_pending() {
             self.log.write_pending()?;
         }
@@ -350,7 +400,7 @@ impl Core {
         let is_whole = wants_all(&progress.segments, saver.capacity_slabs);
         let cut = self.cut(saver, is_whole);
         let mut out = Segments::new(self, saver.file_id, progress.generation + 1);
-        let done = self.save(saver, &mut progress, &cut, record, &mut out);
+        let done = self.save(saver, progress, &cut, record, &mut out);
         match done {
             Ok(mut stats) => {
                 self.log.commit();
@@ -359,7 +409,7 @@ impl Core {
                 Ok(stats)
             }
             Err(error) => {
-                self.log.hold_places(&out.places);
+                self.log.abandon(&out.places);
                 self.end_saving(None);
                 self.pools.lock().touch_all(cut.pools.iter().map(|row| row.table));
                 saver.handles.lock().give_back(cut.handles);
@@ -433,6 +483,7 @@ impl Core {
         self.sync(saver, progress)?;
         let slot = (progress.slot + 1) % ROOT_SLOTS;
         let at = (slot * ROOT_BYTES) as u64;
+        self.log.root();
         let written = saver.file.write_at(at, &root.to_bytes());
         written.map_err(|error| self.file_error(error))?;
         self.sync(saver, progress)?;
@@ -465,39 +516,38 @@ impl Core {
     /// Saves what the checkpoint needs of one shard.
     fn save_shard(&self, number: usize, out: &mut Segments<'_>, entries: &mut u64) -> Result<(), Error> {
         let tables = self.shards[number].lock().tables.len();
-        let mut rows = Vec::new();
+        let mut saved = SavedRows::default();
         for at in 0..tables {
             let table = (at << self.shard_bits | number) as u32;
             let mut from = 0;
-            while let Some(next) = self.save_slots(table, from, &mut rows)? {
+            while let Some(next) = self.save_slots(table, from, &mut saved)? {
                 from = next;
             }
-            *entries += rows.len() as u64;
-            self.write_rows(out, table, &mut rows)?;
+            *entries += saved.rows.len() as u64;
+            self.write_rows(out, table, &mut saved)?;
             self.write_aside(number, out, entries)?;
         }
         Ok(())
     }
 
-    fn write_rows(&self, out: &mut Segments<'_>, table: u32, rows: &mut Vec<Row>) -> Result<(), Error> {
+    fn write_rows(&self, out: &mut Segments<'_>, table: u32, saved: &mut SavedRows) -> Result<(), Error> {
+        let SavedRows { rows, len_bytes } = saved;
         if rows.is_empty() {
             return Ok(());
         }
-        let len_bytes = {
-            let (shard, at) = self.shard_of(table);
-            let shard = shard.lock();
-            let table = shard.tables.get(at).and_then(Option::as_ref);
-            table.map(|table| table.len_bytes())
-        };
-        // The number may be another table's by now: then lengths are told, whatever they are.
-        let has_lengths = len_bytes.is_none() || rows.iter().any(|row| Some(row.len) != len_bytes);
+        let has_lengths = rows.iter().any(|row| row.len != *len_bytes);
         out.records.entries(table, self.is_wide, has_lengths, rows);
         rows.clear();
         out.write_full()
     }
 
     /// Saves some slots of a table, from `from` on. Gives where to go on; `None` at the end.
-    fn save_slots(&self, number: u32, mut from: usize, rows: &mut Vec<Row>) -> Result<Option<usize>, Error> {
+    fn save_slots(
+        &self,
+        number: u32,
+        mut from: usize,
+        saved: &mut SavedRows,
+    ) -> Result<Option<usize>, Error> {
         let no_room = {
             let (shard, at) = self.shard_of(number);
             let mut shard = shard.lock();
@@ -517,6 +567,7 @@ impl Core {
                 let Some((entry, len)) = table.get(slot) else {
                     return Ok(None);
                 };
+                saved.len_bytes = table.len_bytes();
                 let key = Key { table: number, slot };
                 let value = match entry {
                     Entry::Empty => 0,
@@ -532,7 +583,7 @@ impl Core {
                 if let Some(Some(table)) = shard.tables.get_mut(at) {
                     table.note_saved(slot, &now);
                 }
-                rows.push(Row {
+                saved.rows.push(Row {
                     slot: slot as u16,
                     len: len as u16,
                     value,
@@ -567,6 +618,7 @@ impl Core {
         let mut failed = None;
         for (key, data) in copies {
             self.budget.give_back(frames_data_bytes(data.len()));
+            self.note_clean(data.len());
             while failed.is_none() {
                 match self.log.append(Stream::Checkpoint, key.number(), &data, None) {
                     Ok(sector) => {
@@ -769,6 +821,7 @@ impl FarHeap {
                 epoch: root.epoch,
                 segments: Vec::new(),
                 is_failed: false,
+                is_making: false,
             }),
             #[cfg(test)]
             fault: Mutex::default(),

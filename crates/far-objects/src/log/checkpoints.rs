@@ -1,7 +1,7 @@
 //! What checkpoints need of the log: a cut through its blocks, places for their tables, and which blocks
 //! there are.
 
-use super::space::{Block, BlockState, Blocks};
+use super::space::{Block, BlockState};
 use super::{Log, SLAB_BLOCKS, place_of};
 use crate::checkpoint::BlockRow;
 use crate::error::Error;
@@ -137,12 +137,24 @@ impl Log {
         }
     }
 
+    /// The root of the last cut is about to be written: from now on it may be in the file.
+    pub(crate) fn root(&self) {
+        self.state.lock().blocks.root();
+    }
+
+    /// The checkpoint of the last cut failed; `places` are those that its tables have.
+    pub(crate) fn abandon(&self, places: &[u32]) {
+        let mut state = self.state.lock();
+        state.table_places = state.table_places.saturating_sub(places.len() as u64);
+        state.blocks.abandon(places);
+    }
+
     /// The checkpoint of the last cut is complete.
     pub(crate) fn commit(&self) {
         self.state.lock().blocks.commit();
     }
 
-    /// Puts the blocks of a checkpoint in place.
+    /// Puts the blocks of a checkpoint in place. The memory of their records was taken.
     pub(crate) fn restore(&self, restored: Restored) {
         let mut state = self.state.lock();
         let blocks = restored.blocks.into_iter().map(|(row, live_bytes)| {
@@ -167,9 +179,11 @@ impl Log {
         );
         state.stats.promised_bytes = restored.promised_bytes;
         state.largest_bytes = restored.largest_bytes;
-        self.budget.force(u64::from(places) * Blocks::BLOCK_MEMORY_BYTES);
     }
 }
+
+/// Memory of the records of a place.
+pub(crate) const PLACE_MEMORY_BYTES: u64 = super::Blocks::BLOCK_MEMORY_BYTES;
 
 /// Places that so many slabs have.
 pub(crate) const fn places(slabs: u32) -> u64 {

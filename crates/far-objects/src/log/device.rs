@@ -196,7 +196,7 @@ impl Log {
         let (number, block, slot, offset) = {
             let mut state = self.state.lock();
             // What a checkpoint needs gives no room before the next one, but takes some.
-            let is_new_only = self.reserve != 0 && self.available(&state) <= self.reserve + 2;
+            let is_new_only = self.reserve != 0 && self.available(&state) <= self.floor() + 2;
             let (number, block) = state.blocks.take_victim(is_new_only)?;
             let (slot, offset) = place_of(&state.slots, block.place);
             (number, block, slot, offset)

@@ -13,7 +13,7 @@ mod checkpoints;
 mod device;
 mod space;
 
-pub(crate) use checkpoints::{Restored, place_offset, places};
+pub(crate) use checkpoints::{PLACE_MEMORY_BYTES, Restored, place_offset, places};
 
 use crate::budget::Budget;
 use crate::error::Error;
@@ -21,6 +21,7 @@ use crate::layout::{self, BLOCK_BYTES, BLOCK_PAYLOAD_BYTES, BLOCK_SECTORS, SECTO
 use parking_lot::{Condvar, Mutex};
 use space::{Blocks, RESERVED_BLOCKS};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use varve_far::backend::SLAB_BYTES;
 use varve_far::{Backend, BackendError, PAGE_BYTES, Page, Slot};
 use zerocopy::IntoBytes;
@@ -128,6 +129,8 @@ pub(crate) struct Log {
     fill_max: f64,
     /// Blocks that only checkpoints take; none where there are no checkpoints.
     reserve: usize,
+    /// Blocks that the cleaner leaves: the reserve, but for the time in which it refills that.
+    floor: AtomicUsize,
     /// Where the memory of the records is counted.
     budget: Arc<Budget>,
     state: Mutex<State>,
@@ -156,6 +159,7 @@ impl Log {
             backend,
             fill_max,
             reserve,
+            floor: AtomicUsize::new(reserve),
             budget,
             state: Mutex::default(),
             written: Condvar::new(),
@@ -200,6 +204,26 @@ impl Log {
     /// Blocks that may still be started before something has to be cleaned.
     pub(crate) fn available_blocks(&self) -> usize {
         self.available(&self.state.lock()).saturating_sub(self.reserve)
+    }
+
+    /// Blocks that only checkpoints take.
+    pub(crate) fn reserve(&self) -> usize {
+        self.reserve
+    }
+
+    /// Blocks that may still be started by a checkpoint.
+    pub(crate) fn room_blocks(&self) -> usize {
+        self.available(&self.state.lock())
+    }
+
+    fn floor(&self) -> usize {
+        self.floor.load(Ordering::Relaxed)
+    }
+
+    /// Lets the cleaner use the reserve but for so many blocks; `None`: no more.
+    pub(crate) fn lend_reserve(&self, but_blocks: Option<usize>) {
+        let floor = but_blocks.unwrap_or(self.reserve).min(self.reserve);
+        self.floor.store(floor, Ordering::Relaxed);
     }
 
     /// Blocks that are free but for checkpoints.
@@ -304,7 +328,7 @@ impl Log {
         // The last blocks are the cleaner's, which gives back more than it takes.
         let kept = match stream {
             Stream::User => 2 + self.reserve,
-            Stream::Cleaner => self.reserve,
+            Stream::Cleaner => self.floor(),
             Stream::Checkpoint => 0,
         };
         self.grow(state, kept);

@@ -78,6 +78,11 @@ pub(crate) struct Blocks {
     sequence: u32,
     /// Cuts of checkpoints.
     epoch: u32,
+    /// What was begun before this cut is needed: by its checkpoint, which is being written, or whose root may
+    /// be in the file.
+    needed: u32,
+    /// The last cut whose root may be in the file.
+    rooted: u32,
     held: VecDeque<Held>,
     #[cfg(test)]
     holds_nothing: bool,
@@ -110,17 +115,44 @@ impl Blocks {
 
     #[cfg(test)]
     fn holds(&self, block: &Block) -> bool {
-        block.born < self.epoch && !self.holds_nothing
+        block.born < self.needed && !self.holds_nothing
     }
 
     #[cfg(not(test))]
     fn holds(&self, block: &Block) -> bool {
-        block.born < self.epoch
+        block.born < self.needed
     }
 
     /// A cut: what was begun before may be needed by its checkpoint.
     pub(crate) fn cut(&mut self) {
         self.epoch += 1;
+        self.needed = self.epoch;
+    }
+
+    /// The root of the last cut is about to be written.
+    pub(crate) fn root(&mut self) {
+        self.rooted = self.epoch;
+    }
+
+    /// The checkpoint of the last cut failed. Where its root was not written, what it alone needs is free.
+    /// `places` are those of its tables.
+    pub(crate) fn abandon(&mut self, places: &[u32]) {
+        self.needed = self.rooted;
+        if self.rooted == self.epoch {
+            places.iter().for_each(|place| self.hold_place(*place));
+            return;
+        }
+        self.free_places.extend(places);
+        let held = std::mem::take(&mut self.held);
+        for held in held {
+            match held.block {
+                Some((number, block)) if block.born >= self.needed => {
+                    self.free_places.push_back(held.place);
+                    self.free_numbers.push(number);
+                }
+                _ => self.held.push_back(held),
+            }
+        }
     }
 
     pub(crate) fn sequence(&self) -> u32 {
@@ -196,7 +228,7 @@ impl Blocks {
             born: 0,
         };
         self.all = vec![free; len.unwrap_or(0)];
-        self.epoch = epoch;
+        (self.epoch, self.needed, self.rooted) = (epoch, epoch, epoch);
         self.sequence = sequence;
         let mut used: HashSet<u32> = taken.clone();
         for (number, block) in blocks {
@@ -326,7 +358,7 @@ impl Blocks {
     /// With `is_new_only`, only one whose place is free at once afterwards, and not held for a checkpoint.
     pub(crate) fn take_victim(&mut self, is_new_only: bool) -> Option<(u32, Block)> {
         let free_bytes = |number: u32| BLOCK_PAYLOAD_BYTES as u32 - self.all[number as usize].live_bytes;
-        let may_be = |number: u32| !is_new_only || self.all[number as usize].born >= self.epoch;
+        let may_be = |number: u32| !is_new_only || !self.holds(&self.all[number as usize]);
         let mut candidates = self
             .sealed
             .iter()

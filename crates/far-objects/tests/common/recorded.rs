@@ -22,6 +22,7 @@ struct Inner {
     /// Syncs that are to fail, and writes after so many others.
     fails_syncs: bool,
     writes_left: Option<u64>,
+    syncs_left: Option<u64>,
     syncs: usize,
     /// Of two syncs, which is not recorded: a fault of the program that tests must find.
     forgotten_sync: Option<usize>,
@@ -62,6 +63,11 @@ impl Recorded {
     /// The next writes but so many fail; `None`: none does.
     pub fn fail_writes_after(&self, count: Option<u64>) {
         self.0.lock().unwrap().writes_left = count;
+    }
+
+    /// The next syncs but so many fail; `None`: none does.
+    pub fn fail_syncs_after(&self, count: Option<u64>) {
+        self.0.lock().unwrap().syncs_left = count;
     }
 
     pub fn events(&self) -> usize {
@@ -128,6 +134,9 @@ impl CheckpointFile for Recorded {
         let mut inner = self.0.lock().unwrap();
         if inner.fails_syncs {
             return Err(io::Error::from_raw_os_error(5));
+        }
+        if let Some(left) = &mut inner.syncs_left {
+            *left = left.checked_sub(1).ok_or(io::ErrorKind::Other)?;
         }
         inner.syncs += 1;
         let is_forgotten = inner
