@@ -31,14 +31,7 @@ pub fn serve_null_if_asked() -> anyhow::Result<bool> {
         return Ok(false);
     }
     let mountpoint = PathBuf::from(words.get(2).context("no mountpoint")?);
-    let mounted = mount_null(&MountRequest {
-        mountpoint,
-        source: "varve-null".into(),
-        allow_other: false,
-        read_only: false,
-        flags: varve_fuse_shim::MountFlags::empty(),
-        uring: true,
-    })?;
+    let mounted = mount_null(&MountRequest::new(mountpoint, "varve-null"))?;
     // Ends with the bench, however that ends.
     let _ = std::io::stdin().read(&mut [0]);
     drop(mounted);

@@ -18,14 +18,7 @@ pub fn varve() -> Command {
 /// error.
 pub fn cannot_mount() -> bool {
     let dir = tempfile::tempdir().expect("a temporary directory");
-    let request = varve_fuse_shim::MountRequest {
-        mountpoint: dir.path().to_owned(),
-        source: "varve-test".into(),
-        allow_other: false,
-        read_only: false,
-        flags: varve_fuse_shim::MountFlags::empty(),
-        uring: true,
-    };
+    let request = varve_fuse_shim::MountRequest::new(dir.path().to_owned(), "varve-test");
     match varve_fuse_shim::mount_null(&request) {
         Ok(mounted) => {
             drop(mounted);

@@ -49,14 +49,10 @@ fn program_in_c_and_its_children_on_the_mount_have_the_same_locks() {
         ..FsOptions::default()
     };
     let fs = Fs::mount(here.connector(), options).unwrap();
-    let request = MountRequest {
-        mountpoint: at.clone(),
-        source: format!("varve:{}", pool.canonicalize().unwrap().display()),
-        allow_other: false,
-        read_only: false,
-        flags: varve_fuse_shim::MountFlags::empty(),
-        uring: true,
-    };
+    let request = MountRequest::new(
+        at.clone(),
+        format!("varve:{}", pool.canonicalize().unwrap().display()),
+    );
     let mounted = mount(fs.clone(), caches, &request).unwrap();
     let output = Command::new(&program).arg(&pool).arg(&at).output();
     let unmounted = mounted.unmount().map_err(|(_, error)| error);

@@ -26,6 +26,16 @@ fn set_all(all: &FarVec<[u64; 128]>, value: u64) {
     }
 }
 
+/// A heap in a file with an array of ones, and its checkpoint; the record is the array's name.
+fn saved(file: &Recorded, len: usize) -> (FarHeap, FarVec<[u64; 128]>, [u8; 8]) {
+    let heap = FarHeap::create(file.clone(), SLABS, TAG, &config()).unwrap();
+    let all = FarVec::zeroed(&heap, len).unwrap();
+    let record = all.name().unwrap().to_le_bytes();
+    set_all(&all, 1);
+    heap.checkpoint(&record).unwrap();
+    (heap, all, record)
+}
+
 fn name_in(record: &[u8]) -> u64 {
     u64::from_le_bytes(record.try_into().unwrap())
 }
@@ -56,11 +66,7 @@ fn crash(mut image: Vec<u8>, events: &[Event]) -> Vec<u8> {
 fn second_crash_finds_the_root_that_was_restored() {
     let file = Recorded::default();
     file.record();
-    let heap = FarHeap::create(file.clone(), SLABS, TAG, &config()).unwrap();
-    let all: FarVec<[u64; 128]> = FarVec::zeroed(&heap, 3000).unwrap();
-    let record = all.name().unwrap().to_le_bytes();
-    set_all(&all, 1);
-    heap.checkpoint(&record).unwrap();
+    let (heap, all, record) = saved(&file, 3000);
     set_all(&all, 2);
     // The root is written, and its sync fails: it is in memory of the kernel and may never leave it.
     file.fail_syncs_after(Some(1));
@@ -89,11 +95,7 @@ fn second_crash_finds_the_root_that_was_restored() {
 #[test]
 fn checkpoint_that_fails_before_its_root_holds_no_space() {
     let file = Recorded::default();
-    let heap = FarHeap::create(file.clone(), SLABS, TAG, &config()).unwrap();
-    let all: FarVec<[u64; 128]> = FarVec::zeroed(&heap, 6000).unwrap();
-    let record = all.name().unwrap().to_le_bytes();
-    set_all(&all, 1);
-    heap.checkpoint(&record).unwrap();
+    let (heap, all, record) = saved(&file, 6000);
     // 48 blocks each time, of which one in use and one held fit three times.
     for round in 2..12 {
         set_all(&all, round);
@@ -216,11 +218,7 @@ fn table_that_ends_while_it_is_saved_keeps_its_lengths() {
 #[test]
 fn checkpoint_that_panics_is_the_last() {
     let file = Recorded::default();
-    let heap = FarHeap::create(file.clone(), SLABS, TAG, &config()).unwrap();
-    let all: FarVec<[u64; 128]> = FarVec::zeroed(&heap, 100).unwrap();
-    let record = all.name().unwrap().to_le_bytes();
-    set_all(&all, 1);
-    heap.checkpoint(&record).unwrap();
+    let (heap, all, record) = saved(&file, 100);
     set_all(&all, 2);
     file.after_writes(Some(Box::new(|| panic!("a file that panics"))));
     let panics = std::panic::AssertUnwindSafe(|| heap.checkpoint(&record));

@@ -35,6 +35,21 @@ pub struct MountRequest {
     pub uring: bool,
 }
 
+impl MountRequest {
+    /// To mount `source` on a directory, for its user alone and without further flags.
+    #[must_use]
+    pub fn new(mountpoint: impl Into<PathBuf>, source: impl Into<String>) -> Self {
+        Self {
+            mountpoint: mountpoint.into(),
+            source: source.into(),
+            allow_other: false,
+            read_only: false,
+            flags: MountFlags::empty(),
+            uring: true,
+        }
+    }
+}
+
 /// File system type that `/proc/mounts` shows; the kernel knows it as `fuse`.
 const TYPE: &str = "fuse.varve";
 

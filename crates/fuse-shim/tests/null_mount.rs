@@ -14,12 +14,8 @@ use varve_fuse_shim::{MountRequest, Mounted, Transport, check_host, mount_null};
 /// Mounts at `dir`; `None` where nothing can be mounted.
 fn mounted(dir: &Path, uring: bool) -> Option<Mounted> {
     let request = MountRequest {
-        mountpoint: dir.to_owned(),
-        source: "varve-null".into(),
-        allow_other: false,
-        read_only: false,
-        flags: varve_fuse_shim::MountFlags::empty(),
         uring,
+        ..MountRequest::new(dir, "varve-null")
     };
     let mounted = check_host(false).and_then(|()| mount_null(&request));
     mounted

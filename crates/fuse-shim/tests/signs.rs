@@ -74,14 +74,7 @@ fn world() -> Option<World> {
         ..FsOptions::default()
     };
     let above = Fs::mount(here.connector(), options).unwrap();
-    let request = MountRequest {
-        mountpoint: at.clone(),
-        source: "varve-test".into(),
-        allow_other: false,
-        read_only: false,
-        flags: varve_fuse_shim::MountFlags::empty(),
-        uring: true,
-    };
+    let request = MountRequest::new(at.clone(), "varve-test");
     let mounted = Some(mount(above.clone(), caches, &request).unwrap());
     for round in 0..ROUNDS {
         let of_round = at.join(round.to_string());
