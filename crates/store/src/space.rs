@@ -706,6 +706,12 @@ impl Space {
         stats
     }
 
+    /// Whether any block of SSD or HDD is in use.
+    pub(crate) fn uses_far_tiers(&self) -> bool {
+        let mut far = self.tiers[1..].iter().flatten();
+        far.any(|tier| tier.free + tier.pending < tier.total)
+    }
+
     /// Returns the NVM blocks that metadata may take, now or when the journal's tail has moved, and their
     /// total.
     pub(crate) fn nvm(&self) -> (u64, u64) {

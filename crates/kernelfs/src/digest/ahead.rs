@@ -33,7 +33,7 @@ impl<'s> Ahead<'s> {
             blocks: Fetched::default(),
             end: usize::MAX,
         };
-        if most_blocks == 0 || !store.has_far_tiers() {
+        if most_blocks == 0 || !store.uses_far_tiers() {
             return none();
         }
         let begin: usize = next.iter().sum();

@@ -154,10 +154,10 @@ fn has_far_blocks(root: &TreeRoot) -> bool {
 }
 
 impl Store {
-    /// Whether the pool has devices from which blocks can be fetched.
+    /// Whether there is anything on SSD or HDD that could be fetched.
     #[must_use]
-    pub fn has_far_tiers(&self) -> bool {
-        self.device(Tier::Ssd).is_ok() || self.device(Tier::Hdd).is_ok()
+    pub fn uses_far_tiers(&self) -> bool {
+        self.space.lock().uses_far_tiers()
     }
 
     /// Reads what lies on SSD and HDD of `wanted`. Faults of metadata and devices are left to whoever reads

@@ -101,7 +101,9 @@ fn block_that_has_moved_since_is_read_where_it_is() {
 #[test]
 fn only_blocks_on_slower_tiers_are_fetched_and_no_more_than_asked_for() {
     let rig = Rig::new();
+    assert!(!rig.store.uses_far_tiers());
     let ino = far_file(&rig.store);
+    assert!(rig.store.uses_far_tiers());
     let near = new_file(&rig.store, "near").unwrap();
     let mut tx = rig.store.begin().unwrap();
     let body = pattern(3 * BLOCK_BYTES as usize, 1);
