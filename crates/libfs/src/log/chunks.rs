@@ -10,9 +10,14 @@ use varve_format::LogSeq;
 use varve_format::log::{CHUNK_BYTES, LANES_MAX, LIVE_HEADER_SIZE};
 use varve_ipc::IpcError;
 
-/// Longest wait for a digest's next record, before the end of the digest is waited for.
-const MOMENT: Duration = Duration::from_millis(5);
+/// Longest wait for a digest's next record, before the end of the digest is waited for, and its errors are seen.
+const PATIENCE: Duration = Duration::from_millis(100);
+/// Pause between two requests for a digest meanwhile: one may have ended before it had all.
+const ASK_AGAIN: Duration = Duration::from_millis(50);
+/// Most chunks by which the log grows at once: the kernel clears them, and who needs the first one waits for all.
+pub(super) const STEP_MOST: u64 = 32;
 const PROGRESS_NAP: Duration = Duration::from_micros(50);
+const PROGRESS_NAP_MOST: Duration = Duration::from_millis(1);
 /// While there are never-used chunks, pointers are dropped only when that frees at least one in this number
 /// of the used ones: a prune looks at all inodes with pointers into the log, which is too much for each
 /// chunk.
@@ -38,6 +43,8 @@ pub(super) struct Pool {
     pruned: u64,
     /// Highest number up to which a digest was requested.
     asked: u64,
+    /// When a thread that waits for a chunk has asked last.
+    asked_at: Duration,
     /// Growth was refused for good.
     grown_out: bool,
     /// Whether a commit alone is not durable on the log's medium.
@@ -74,6 +81,7 @@ impl Pool {
             retired: Vec::new(),
             pruned: 0,
             asked: 0,
+            asked_at: Duration::ZERO,
             grown_out: false,
             syncs,
             unsynced: Vec::new(),
@@ -167,7 +175,7 @@ impl Pool {
             return Try::Prune(digested);
         }
         if self.total < max_chunks && !self.grown_out {
-            return Try::Grow((self.total + (self.total / 2).max(1)).min(max_chunks));
+            return Try::Grow((self.total + (self.total / 2).clamp(1, STEP_MOST)).min(max_chunks));
         }
         Try::Wait
     }
@@ -212,24 +220,33 @@ impl Log {
         }
     }
 
-    /// Waits a moment for a digest that is under way, or requests one: its records give chunks back one after
-    /// another, long before everything is digested. `false`: no progress.
+    /// Has the daemon digest the log, and waits for the next record, or for a chunk that is free otherwise: records
+    /// give chunks back one after another, long before everything is digested. `false`: none within [`PATIENCE`].
     fn sees_progress(&self, host: &dyn LogHost, digested: u64) -> Result<bool, IpcError> {
-        let upto = {
-            let mut pool = self.pool.lock();
-            let asked = pool.asked > digested;
-            pool.asked = pool.asked.max(self.last_seq().0);
-            (!asked).then_some(pool.asked)
-        };
-        if let Some(upto) = upto {
-            host.digest(LogSeq(upto), false)?;
-        }
         let start = host.clock().moment();
+        let mut nap = PROGRESS_NAP;
         while self.droppable() <= digested {
-            if host.clock().moment() - start >= MOMENT || !self.is_live() {
+            let now = host.clock().moment();
+            if now - start >= PATIENCE || !self.is_live() {
                 return Ok(false);
             }
-            host.clock().pause(PROGRESS_NAP);
+            let ask = {
+                let mut pool = self.pool.lock();
+                if pool.free_chunks() > 0 {
+                    return Ok(true);
+                }
+                let due = pool.asked <= digested || now >= pool.asked_at + ASK_AGAIN;
+                if due {
+                    pool.asked = pool.asked.max(self.last_seq().0);
+                    pool.asked_at = now;
+                }
+                due.then_some(pool.asked)
+            };
+            if let Some(upto) = ask {
+                host.digest(LogSeq(upto), false)?;
+            }
+            host.clock().pause(nap);
+            nap = (2 * nap).min(PROGRESS_NAP_MOST);
         }
         Ok(true)
     }

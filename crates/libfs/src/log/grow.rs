@@ -1,6 +1,7 @@
 //! Prepares log space before it is needed, on a background thread: more chunks, and chunks whose first sync
 //! is as fast as later ones. Owns how far ahead; does not know the thread.
 
+use super::chunks::STEP_MOST;
 use super::{Log, LogHost, slots};
 use crate::sync::atomic::Ordering;
 use varve_format::log::{CHUNK_BYTES, LANES_MAX};
@@ -42,7 +43,7 @@ impl Log {
             (pool.free_chunks(), pool.total(), pool.is_grown_out())
         };
         if Self::is_low(free, total) && self.may_grow(total) && !grown_out {
-            let wished = total + (total / 2).max(STEP_CHUNKS);
+            let wished = total + (total / 2).clamp(STEP_CHUNKS, STEP_MOST);
             let chunks = wished.min(self.options.max_bytes / CHUNK_BYTES);
             if let Err(error) = self.grow::<()>(host, chunks) {
                 tracing::debug!(?error, "the log does not grow ahead");

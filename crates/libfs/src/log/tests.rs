@@ -401,6 +401,37 @@ fn full_log_fails_with_enospc_after_the_wait_when_nothing_is_digested() {
 }
 
 #[test]
+fn writer_of_a_full_log_goes_on_with_the_next_record_of_a_long_digest() {
+    let (log, host, _dir) = log(1, 2, false);
+    let data = vec![5; 1 << 20];
+    let op = LogOp::Write {
+        key: key(),
+        offset: 0,
+        data: &data,
+    };
+    let fill = || {
+        let slot = log.reserve::<()>(&host, entry_size(data.len())).unwrap();
+        drop(slot.append::<()>(&op, NONE, Stamp::default()).unwrap());
+    };
+    // One in each chunk.
+    fill();
+    fill();
+    std::thread::scope(|scope| {
+        let third = scope.spawn(fill);
+        while !host.asked.lock().iter().any(|(upto, _)| *upto == 2) {
+            std::thread::yield_now();
+        }
+        // Longer than most records take. The digest goes on behind its first one.
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        host.page.set_digested(LogSeq(1));
+        third.join().unwrap();
+    });
+    let asked = host.asked.lock();
+    assert!(asked.iter().all(|(_, wait)| !wait), "{asked:?}");
+    assert!(asked.len() < 4, "{asked:?}");
+}
+
+#[test]
 fn second_slot_of_a_thread_is_refused() {
     let (log, host, _dir) = log(8, 256, false);
     if super::slots::lane() >= log.own_lanes {
