@@ -3,7 +3,8 @@
 
 mod common;
 
-use common::{Client, ROOT, World, hello, stranger, want, write_file};
+use common::{Client, ROOT, World, create, hello, stranger, want, write_file};
+use std::time::Duration;
 use varve_format::{InodeKey, LogOp};
 use varve_ipc::{Grant, ITEMS_MAX, LeaseMode, Link, Near, Request, Response, TOLD_MAX, Tell, Upcall};
 
@@ -211,5 +212,47 @@ fn what_another_session_holds_is_asked_back_ahead_of_its_turn() {
     let took = ask(&walker, keys[2], LeaseMode::Read, &keys[3..], Tell::default());
     assert_eq!(took.len(), 3);
     assert!(keys.len() < ITEMS_MAX);
+    world.check();
+}
+
+#[test]
+fn tree_is_asked_back_ahead_of_a_session_that_walks_through_it() {
+    let world = World::new();
+    let mut holder = world.client();
+    let files: Vec<_> = (0..8_u8)
+        .map(|n| write_file(&mut holder, &[b'a' + n], b"x"))
+        .collect();
+    let dirs = [0, 1].map(|n| {
+        let dir = holder.alloc(1)[0].0;
+        holder.log_op(&create(ROOT, &[b'0' + n], dir, 0o040_755));
+        let below = holder.alloc(3).into_iter().map(|(key, _)| key);
+        let below: Vec<_> = below
+            .enumerate()
+            .map(|(n, key)| {
+                holder.log_op(&create(dir, &[b'a' + n as u8], key, 0o100_644));
+                key
+            })
+            .collect();
+        (dir, below)
+    });
+    world.kernel.digest_all().unwrap();
+    world.clock.advance_ms(200);
+    let walker = world.client();
+    let take = |key, asked_back: usize| {
+        std::thread::scope(|scope| {
+            let took = scope.spawn(|| ask(&walker, key, LeaseMode::Read, &[], Tell::default()));
+            (0..asked_back).for_each(|_| holder.obey());
+            assert_eq!(took.join().unwrap().len(), 1);
+        });
+    };
+    files.iter().for_each(|file| take(*file, 1));
+    let seen = |dir: &(InodeKey, Vec<InodeKey>)| [vec![dir.0], dir.1.clone()].concat();
+    // The directory that it goes into, what is below, and what is beside it.
+    let [first, second] = &dirs;
+    take(first.0, 1 + first.1.len() + seen(second).len());
+    for key in first.1.iter().chain(&seen(second)) {
+        take(*key, 0);
+    }
+    assert_eq!(holder.link.upcall(Duration::ZERO).unwrap(), None);
     world.check();
 }

@@ -16,8 +16,16 @@ pub(crate) use interleavings::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGua
 #[cfg(feature = "shuttle")]
 pub(crate) use shuttle::{hint::spin_loop, sync::atomic, thread::yield_now, thread_local};
 
+use crossbeam_channel::{Receiver, Sender};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use varve_ipc::Clock;
+
+/// Time for which an idle thread waits for work.
+const IDLE: Duration = Duration::from_secs(1);
+/// Most idle threads.
+const IDLE_MOST: usize = 4;
 
 /// A clock that a test moves, and that moves on while a thread pauses.
 #[cfg(test)]
@@ -71,6 +79,58 @@ pub(crate) fn spawn(
 ) -> std::io::Result<()> {
     let started = shuttle::thread::Builder::new().name(name.into()).spawn(work);
     started.map(drop)
+}
+
+/// Work for a thread.
+pub(crate) type Work = Box<dyn FnOnce() + Send>;
+
+/// Threads for work that may block for long: each piece has a thread of its own, which then waits for the next one
+/// for a second. They end with this.
+pub(crate) struct IdleThreads {
+    name: &'static str,
+    to_idle: Sender<Work>,
+    idle: Receiver<Work>,
+    waiting: Arc<AtomicUsize>,
+}
+
+impl IdleThreads {
+    pub(crate) fn new(name: &'static str) -> Self {
+        // A piece of work is taken by a thread that waits for it, or not at all.
+        let (to_idle, idle) = crossbeam_channel::bounded(0);
+        Self {
+            name,
+            to_idle,
+            idle,
+            waiting: Arc::default(),
+        }
+    }
+
+    /// Has a thread do `work`.
+    pub(crate) fn run(&self, clock: &dyn Clock, work: Work) -> std::io::Result<()> {
+        if clock.takes_turns() || cfg!(feature = "shuttle") {
+            return spawn(clock, self.name, work);
+        }
+        let Err(refused) = self.to_idle.try_send(work) else {
+            return Ok(());
+        };
+        let (mut work, more) = (refused.into_inner(), self.idle.clone());
+        let waiting = Arc::clone(&self.waiting);
+        spawn(clock, self.name, move || {
+            loop {
+                work();
+                let before = waiting.fetch_add(1, Ordering::Relaxed);
+                let next = match before < IDLE_MOST {
+                    true => more.recv_timeout(IDLE).ok(),
+                    false => None,
+                };
+                waiting.fetch_sub(1, Ordering::Relaxed);
+                match next {
+                    Some(next) => work = next,
+                    None => return,
+                }
+            }
+        })
+    }
 }
 
 /// Waits for a condition to change, for at most `timeout`.

@@ -4,6 +4,7 @@
 mod contention;
 pub(crate) mod grants;
 mod holds;
+mod sweeps;
 mod table;
 #[cfg(test)]
 mod tests;

@@ -20,6 +20,7 @@ mod view;
 pub use view::{HolderStatus, LeaseDetail, WaitStatus};
 
 use super::contention::Contention;
+use super::sweeps::Sweeps;
 use super::work::Works;
 use hashbrown::HashMap;
 use smallvec::SmallVec;
@@ -163,6 +164,7 @@ pub struct Table {
     /// [`with_news`](Self::with_news).
     held_anew: Vec<InodeKey>,
     pub(super) work: Works,
+    sweeps: Sweeps,
 }
 
 impl Table {
@@ -183,6 +185,7 @@ impl Table {
             asked: BTreeMap::new(),
             held_anew: Vec::new(),
             work: Works::default(),
+            sweeps: Sweeps::default(),
         }
     }
 
@@ -584,6 +587,7 @@ impl Table {
             self.remove(session, key, lease);
         }
         self.work.forget(session);
+        self.sweeps.forget(session);
         let tickets: Vec<_> = self
             .waiters
             .iter()

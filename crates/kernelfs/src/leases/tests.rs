@@ -645,10 +645,13 @@ fn lease_asked_back_ahead_is_late_only_after_somebody_waits() {
     assert!(table.revoke_ahead(A, &[write(5)], 200).is_empty(), "its own");
     assert_eq!(table.revoke_ahead(B, &[read(5)], 200).len(), 1);
     assert!(table.revoke_ahead(B, &[read(5)], 400).is_empty(), "asked once");
+    assert!(table.revocations(200 + 8 * lease_ms - 1).is_empty());
+    assert_eq!(table.asked_back(A), 1);
     let late = 200 + 100 * lease_ms;
     assert!(table.revocations(late).is_empty(), "nobody waits");
     assert_eq!(table.next_event_ms(late), None);
     assert!(table.expired(late).is_empty());
+    assert_eq!(table.asked_back(A), 0, "it may stay");
     table.request(B, &[read(5)], late).unwrap();
     assert_eq!(table.revocations(late).len(), 1, "asked again");
     assert!(table.expired(late + lease_ms - 1).is_empty());

@@ -15,7 +15,7 @@ use crate::kernel_cache::pages::{ALL, Drops, drop_all};
 use crate::kernel_cache::threads::Threads;
 use crate::options::{CacheObserver, Copies};
 use crate::seeded::{Bug, armed};
-use crate::sync::spawn;
+use crate::sync::IdleThreads;
 
 /// Pause before a release that was refused is sent again.
 const RELEASE_AGAIN: Duration = Duration::from_millis(2);
@@ -135,6 +135,8 @@ pub(crate) struct Recalls {
     spare: Vec<ReleaseItem>,
     /// Inodes that are no longer open, and not leased.
     dropped: Vec<InodeKey>,
+    /// Threads on which the kernel drops pages.
+    threads: IdleThreads,
     /// Longest wait for the kernel to drop its pages.
     patience: Duration,
     /// Passes over the kernel's pages so far.
@@ -155,6 +157,7 @@ impl Recalls {
             unknown: Vec::new(),
             spare: Vec::new(),
             dropped: Vec::new(),
+            threads: IdleThreads::new("varve-drop"),
             patience: Duration::from_millis(lease_ms / 2),
             passes: 0,
             revoked: 0,
@@ -436,7 +439,7 @@ impl Recalls {
             let _ = events.send(Event::Dropped(key, pass));
         };
         // Without a thread the pass never ends by itself: `tick` ends it, and the pages are dropped late.
-        if let Err(error) = spawn(&**self.leases.clock(), "varve-drop", work) {
+        if let Err(error) = self.threads.run(&**self.leases.clock(), Box::new(work)) {
             tracing::warn!(%error, "no thread to drop the kernel's pages");
         }
     }

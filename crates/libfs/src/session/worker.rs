@@ -24,6 +24,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(200);
 const RECLAIM: Duration = Duration::from_millis(500);
 /// Interval of ticks while the kernel is waited for.
 const TICK: Duration = Duration::from_millis(50);
+/// Most events that are acted on before leases that are ready are given back.
+const EVENTS_AT_ONCE: usize = 32;
 
 impl Surroundings for Session {
     fn last_seq(&self, node: &Node) -> LogSeq {
@@ -185,13 +187,12 @@ fn give_back(weak: &Weak<Session>, clock: &dyn Clock, inbox: &Receiver<Event>, m
         let Some(session) = weak.upgrade() else { return };
         match first {
             Ok(event) => {
-                let mut next = Some(event);
-                while let Some(event) = next {
+                let more = std::iter::from_fn(|| inbox.try_recv().ok());
+                for event in std::iter::once(event).chain(more).take(EVENTS_AT_ONCE) {
                     if matches!(event, Event::Stop) {
                         return;
                     }
                     recalls.take(event, &*session);
-                    next = inbox.try_recv().ok();
                 }
             }
             Err(RecvTimeoutError::Timeout) if pause < TICK => {}

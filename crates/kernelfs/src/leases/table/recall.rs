@@ -2,7 +2,8 @@
 //! decides grants.
 
 use super::{Holder, Phase, Revocation, Table, Unawaited};
-use varve_format::{InodeKey, LeaseNo, SessionId};
+use smallvec::SmallVec;
+use varve_format::{Ino, InodeKey, LeaseNo, SessionId};
 use varve_ipc::{LeaseMode, Want};
 
 /// Most of the daemon's own work, in lease times, that extends a session's deadline: a client that keeps the
@@ -13,11 +14,17 @@ const EXCUSED_LEASES: u64 = 6;
 const AHEAD_HELD_MS: u64 = 100;
 /// Lease times after which a recalled lease is late if no request waits for it.
 const UNAWAITED_LEASES: u64 = 8;
+/// Leases asked back from a session from which on none is asked back ahead of a walk.
+const SWEPT_MOST: usize = 512;
+
+/// A lease that may be asked back: its number, its holder, and what the holder may keep.
+type Idle = (LeaseNo, (SessionId, InodeKey), Option<LeaseMode>);
 
 impl Table {
     /// Returns the leases to ask back because requests wait for them; each is asked again after a quarter of
     /// `lease_ms`, in case the first message overtook the grant.
     pub fn revocations(&mut self, now_ms: u64) -> Vec<Revocation> {
+        self.give_up_ahead(now_ms);
         let again_ms = self.again_ms();
         let awaited = self
             .queues
@@ -53,6 +60,11 @@ impl Table {
             let keep_read = holder.mode == LeaseMode::Write
                 && holder.unwanted.is_none()
                 && !self.someone_wants(key, holder.session, LeaseMode::Read);
+            if matches!(holder.phase, Phase::Held { .. }) {
+                for session in self.waiting_clients(key, &holder) {
+                    self.sweeps.note_holder(session, holder.session);
+                }
+            }
             if let Some(live) = self.holder_mut(holder.session, key) {
                 live.phase = Phase::Revoking {
                     first_ms,
@@ -113,25 +125,104 @@ impl Table {
     /// Asks leases back that stand in the way of what a session will probably want next, so that it need not wait
     /// for one after the other. Those that were granted a moment ago stay, and for writing those that several share.
     pub fn revoke_ahead(&mut self, session: SessionId, wants: &[Want], now_ms: u64) -> Vec<Revocation> {
-        let mut idle = Vec::new();
-        for want in wants
+        let idle: Vec<_> = wants
             .iter()
-            .filter(|want| !self.contention.is_contended(want.key, now_ms))
-        {
-            let holders = self.holders.get(&want.key).into_iter().flatten();
-            let mut others = holders.filter(|holder| holder.session != session);
-            let (Some(holder), None) = (others.next(), others.next()) else {
-                continue;
-            };
-            let held_long =
-                matches!(holder.phase, Phase::Held { since_ms } if now_ms >= since_ms + AHEAD_HELD_MS);
-            if held_long && Self::conflicts(want.mode, holder.mode) && !Self::is_internal(holder.session) {
-                let keep = Some(want.mode).filter(|mode| *mode == LeaseMode::Read);
-                idle.push((holder.lease, (holder.session, want.key), keep));
-            }
-        }
+            .filter_map(|want| self.in_the_way(session, want, now_ms))
+            .collect();
         let count = idle.len();
         self.revoke_these(idle, count, Unawaited::Ahead, now_ms)
+    }
+
+    /// Returns the lease that alone stands in the way of `want`, if it was not granted a moment ago.
+    fn in_the_way(&self, session: SessionId, want: &Want, now_ms: u64) -> Option<Idle> {
+        if self.contention.is_contended(want.key, now_ms) {
+            return None;
+        }
+        let holders = self.holders.get(&want.key).into_iter().flatten();
+        let mut others = holders.filter(|holder| holder.session != session);
+        let (Some(holder), None) = (others.next(), others.next()) else {
+            return None;
+        };
+        let held_long =
+            matches!(holder.phase, Phase::Held { since_ms } if now_ms >= since_ms + AHEAD_HELD_MS);
+        let taken =
+            held_long && Self::conflicts(want.mode, holder.mode) && !Self::is_internal(holder.session);
+        let keep = Some(want.mode).filter(|mode| *mode == LeaseMode::Read);
+        taken.then_some((holder.lease, (holder.session, want.key), keep))
+    }
+
+    /// Notes that a request of `session` got its leases after a wait.
+    pub fn note_waited(&mut self, session: SessionId, now_ms: u64) {
+        self.sweeps.note_waited(session, now_ms);
+    }
+
+    /// Returns how many leases may be asked back ahead for `session`, and the directories that were left last time.
+    /// None, if there is no directory to look through: neither these nor one `more`.
+    pub fn sweep_room(&mut self, session: SessionId, more: bool) -> (usize, Vec<Ino>) {
+        match self.sweep_most(session) {
+            0 => (0, Vec::new()),
+            _ => self.sweeps.room(session, more),
+        }
+    }
+
+    /// Returns how many more leases of the session that `session` waited for last may be asked back.
+    fn sweep_most(&self, session: SessionId) -> usize {
+        let holder = self.sweeps.holder(session);
+        let asked = self.asked.values().filter(|(whose, _)| Some(*whose) == holder);
+        SWEPT_MOST.saturating_sub(asked.count())
+    }
+
+    /// Keeps directories to be looked through next time.
+    pub fn leave_for_sweep(&mut self, session: SessionId, dirs: Vec<Ino>) {
+        self.sweeps.leave(session, dirs);
+    }
+
+    /// Asks back up to `room` of the leases that stand in the way of `wants`, as [`revoke_ahead`](Self::revoke_ahead),
+    /// if they are of the session that `session` waited for last.
+    pub fn sweep(&mut self, session: SessionId, wants: &[Want], room: usize, now_ms: u64) -> Vec<Revocation> {
+        let holder = self.sweeps.holder(session);
+        let room = room.min(self.sweep_most(session));
+        let idle: Vec<_> = wants
+            .iter()
+            .filter_map(|want| self.in_the_way(session, want, now_ms))
+            .filter(|(_, (whose, _), _)| Some(*whose) == holder)
+            .take(room)
+            .collect();
+        self.revoke_these(idle, room, Unawaited::Ahead, now_ms)
+    }
+
+    /// Returns the clients that wait for a lease of `holder`.
+    fn waiting_clients(&self, key: InodeKey, holder: &Holder) -> SmallVec<[SessionId; 1]> {
+        let conflict = |want: &Want| want.key == key && Self::conflicts(want.mode, holder.mode);
+        let waiters = self.queues.get(&key).into_iter().flatten();
+        waiters
+            .filter_map(|ticket| self.waiters.get(ticket))
+            .filter(|waiter| waiter.session != holder.session && !Self::is_internal(waiter.session))
+            .filter(|waiter| waiter.wants.iter().any(conflict))
+            .map(|waiter| waiter.session)
+            .collect()
+    }
+
+    /// Lets holders keep what was asked back ahead and nobody has wanted for long: it is looked at in each round.
+    fn give_up_ahead(&mut self, now_ms: u64) {
+        let long_ms = UNAWAITED_LEASES * self.limits.lease_ms;
+        let given_up = |(_, (session, key)): &(&LeaseNo, &(SessionId, InodeKey))| {
+            self.holder(*session, *key).is_some_and(|holder| {
+                matches!(holder.phase, Phase::Revoking { first_ms, .. } if now_ms >= first_ms + long_ms)
+                    && self.may_wait_for_ever(*key, holder)
+            })
+        };
+        let given_up = self.asked.iter().filter(given_up);
+        let given_up: Vec<_> = given_up.map(|(lease, at)| (*lease, *at)).collect();
+        for (lease, (session, key)) in given_up {
+            self.asked.remove(&lease);
+            if let Some(holder) = self.holder_mut(session, key)
+                && let Phase::Revoking { first_ms, .. } = holder.phase
+            {
+                holder.phase = Phase::Held { since_ms: first_ms };
+                holder.unwanted = None;
+            }
+        }
     }
 
     /// Whether a lease that is asked back ahead of a want may stay: nobody has wanted it so far.
@@ -141,7 +232,7 @@ impl Table {
 
     fn revoke_these(
         &mut self,
-        leases: Vec<(LeaseNo, (SessionId, InodeKey), Option<LeaseMode>)>,
+        leases: Vec<Idle>,
         count: usize,
         why: Unawaited,
         now_ms: u64,
