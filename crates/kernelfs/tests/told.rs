@@ -30,6 +30,12 @@ fn ask(client: &Client, wanted: InodeKey, mode: LeaseMode, these: &[InodeKey], t
     }
 }
 
+/// Makes files `a`, `b` and so on, which the client holds.
+fn write_files(client: &mut Client, count: u8) -> Vec<InodeKey> {
+    let names = (0..count).map(|n| [b'a' + n]);
+    names.map(|name| write_file(client, &name, b"x")).collect()
+}
+
 /// A world with these files, which nobody has.
 fn world_of(names: &[&[u8]]) -> (World, Vec<InodeKey>) {
     let world = World::new();
@@ -186,9 +192,7 @@ fn whoever_was_told_of_places_is_told_when_they_are_replaced() {
 fn what_another_session_holds_is_asked_back_ahead_of_its_turn() {
     let world = World::new();
     let mut holder = world.client();
-    let keys: Vec<_> = (0..5_u8)
-        .map(|n| write_file(&mut holder, &[b'a' + n], b"x"))
-        .collect();
+    let keys = write_files(&mut holder, 5);
     world.kernel.digest_all().unwrap();
     let walker = world.client();
     let took = std::thread::scope(|scope| {
@@ -219,9 +223,7 @@ fn what_another_session_holds_is_asked_back_ahead_of_its_turn() {
 fn tree_is_asked_back_ahead_of_a_session_that_walks_through_it() {
     let world = World::new();
     let mut holder = world.client();
-    let files: Vec<_> = (0..8_u8)
-        .map(|n| write_file(&mut holder, &[b'a' + n], b"x"))
-        .collect();
+    let files = write_files(&mut holder, 8);
     let dirs = [0, 1].map(|n| {
         let dir = holder.alloc(1)[0].0;
         holder.log_op(&create(ROOT, &[b'0' + n], dir, 0o040_755));

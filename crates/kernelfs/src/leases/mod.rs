@@ -4,10 +4,10 @@
 mod contention;
 pub(crate) mod grants;
 mod holds;
-mod sweeps;
 mod table;
 #[cfg(test)]
 mod tests;
+mod walks;
 mod work;
 
 pub use holds::Holds;

@@ -20,7 +20,7 @@ mod view;
 pub use view::{HolderStatus, LeaseDetail, WaitStatus};
 
 use super::contention::Contention;
-use super::sweeps::Sweeps;
+use super::walks::Walks;
 use super::work::Works;
 use hashbrown::HashMap;
 use smallvec::SmallVec;
@@ -164,7 +164,7 @@ pub struct Table {
     /// [`with_news`](Self::with_news).
     held_anew: Vec<InodeKey>,
     pub(super) work: Works,
-    sweeps: Sweeps,
+    walks: Walks,
 }
 
 impl Table {
@@ -185,7 +185,7 @@ impl Table {
             asked: BTreeMap::new(),
             held_anew: Vec::new(),
             work: Works::default(),
-            sweeps: Sweeps::default(),
+            walks: Walks::default(),
         }
     }
 
@@ -587,7 +587,7 @@ impl Table {
             self.remove(session, key, lease);
         }
         self.work.forget(session);
-        self.sweeps.forget(session);
+        self.walks.forget(session);
         let tickets: Vec<_> = self
             .waiters
             .iter()

@@ -16,14 +16,13 @@ use crate::session::state::Session;
 use crate::session::table::HOLDS_MAX;
 use crate::session::table::{LeaseWaiter, WaitOutcome};
 use parking_lot::Condvar;
-use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use varve_format::inode::InodeSlot;
 use varve_format::seeded::{Bug, armed};
 use varve_format::session::GrantRow;
-use varve_format::{FileKind, Ino, InodeAttr, InodeKey, LogSeq, SessionId};
+use varve_format::{Ino, InodeAttr, InodeKey, LogSeq, SessionId};
 use varve_ipc::{ClientKind, Grant, ITEMS_MAX, IpcError, LeaseMode, NEAR_MAX, Near, Told, Want};
 use varve_store::StoreError;
 
@@ -33,12 +32,6 @@ const NAP_MS: u64 = 20;
 const MOUNT_LEASES: u32 = 4;
 /// Most leases that any session should keep.
 const LEASES_MOST: u32 = 1 << 20;
-/// Entries of directories that are looked at for each lease that may be asked back ahead.
-const SWEPT_LOOKS: usize = 4;
-/// Rights to read a directory and to enter it.
-const MAY_LIST: u32 = 5;
-/// And to change it.
-const MAY_CHANGE: u32 = 7;
 /// Write leases asked back at once when the grant table is full.
 const ROWS_WANTED: usize = 64;
 
@@ -113,7 +106,7 @@ impl<'k> Leasing<'k> {
         }
         let mut grants = self.acquire(session, wants)?;
         grants.extend(self.neighbours(session, &near));
-        self.sweep(session, wants, &grants);
+        self.recall_ahead(session, wants, &grants);
         Ok(grants)
     }
 
@@ -183,71 +176,6 @@ impl<'k> Leasing<'k> {
         }
         // If an inode is gone by now, or the table of rows is full, nothing is granted.
         self.make_durable(session, &decision).unwrap_or_default()
-    }
-
-    /// Asks leases back ahead below directories that a session takes from another; then below those whose leases were
-    /// asked back last; and then beside the first directory and beside those above it.
-    fn sweep(&self, session: &Session, wants: &[Want], grants: &[Grant]) {
-        // A mount asks for all its users: what one looks at says nothing of what another may take.
-        if session.kind == ClientKind::Shim {
-            return;
-        }
-        let mode = match wants.iter().all(|want| want.mode == LeaseMode::Read) {
-            true => LeaseMode::Read,
-            false => LeaseMode::Write,
-        };
-        let may = if mode == LeaseMode::Read {
-            MAY_LIST
-        } else {
-            MAY_CHANGE
-        };
-        let dirs = grants.iter().filter(|grant| grant.attr.is_dir());
-        let more = dirs.clone().next().is_some();
-        let (mut room, mut left) = self.core.locked().table.sweep_room(session.id, more);
-        if room == 0 {
-            return;
-        }
-        let mut below: VecDeque<_> = dirs.clone().map(|dir| dir.attr.key.ino).collect();
-        let mut first = dirs.map(|dir| (dir.attr.key.ino, dir.attr.parent)).next();
-        let mut looks = SWEPT_LOOKS * room;
-        while room > 0 && looks > 0 {
-            let Some(at) = below.pop_front().or_else(|| left.pop()) else {
-                // The root is its own parent.
-                let Some((_, parent)) = first.filter(|(dir, parent)| dir != parent) else {
-                    break;
-                };
-                first = self
-                    .core
-                    .store
-                    .get(parent)
-                    .ok()
-                    .map(|dir| (parent, dir.attr.parent));
-                below.push_back(parent);
-                continue;
-            };
-            let dir = self.core.store.get(at).ok();
-            let listed = dir.filter(|dir| dir.attr.is_dir() && session.may(&dir.attr, may));
-            let Some(items) = listed.and_then(|_| self.core.store.dir_iter(at, 0, looks).ok()) else {
-                looks -= 1;
-                continue;
-            };
-            looks = looks.saturating_sub(items.len() + 1);
-            let wants: Vec<_> = items.iter().map(|item| Want { key: item.key, mode }).collect();
-            let now_ms = self.core.now_ms();
-            let mut sessions = self.core.locked();
-            let revocations = sessions.table.sweep(session.id, &wants, room, now_ms);
-            sessions.send_revocations(&revocations);
-            drop(sessions);
-            room = room.saturating_sub(revocations.len());
-            let asked: HashSet<_> = revocations.iter().map(|asked| asked.key).collect();
-            let dirs = items.iter().filter(|item| item.kind == FileKind::Directory);
-            below.extend(
-                dirs.filter(|item| asked.contains(&item.key))
-                    .map(|item| item.key.ino),
-            );
-        }
-        left.extend(below.into_iter().rev());
-        self.core.locked().table.leave_for_sweep(session.id, left);
     }
 
     /// Asks old leases back from a session that has far too many: a client keeps the limit by itself, but
@@ -520,3 +448,4 @@ fn grant_row(session: &Session, granted: &GrantedLease, attr: &InodeAttr, first_
 
 #[cfg(test)]
 mod races;
+mod walk;

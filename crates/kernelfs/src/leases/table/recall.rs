@@ -15,7 +15,7 @@ const AHEAD_HELD_MS: u64 = 100;
 /// Lease times after which a recalled lease is late if no request waits for it.
 const UNAWAITED_LEASES: u64 = 8;
 /// Leases asked back from a session from which on none is asked back ahead of a walk.
-const SWEPT_MOST: usize = 512;
+const WALK_ASKED_MOST: usize = 512;
 
 /// A lease that may be asked back: its number, its holder, and what the holder may keep.
 type Idle = (LeaseNo, (SessionId, InodeKey), Option<LeaseMode>);
@@ -62,7 +62,7 @@ impl Table {
                 && !self.someone_wants(key, holder.session, LeaseMode::Read);
             if matches!(holder.phase, Phase::Held { .. }) {
                 for session in self.waiting_clients(key, &holder) {
-                    self.sweeps.note_holder(session, holder.session);
+                    self.walks.note_holder(session, holder.session);
                 }
             }
             if let Some(live) = self.holder_mut(holder.session, key) {
@@ -153,35 +153,41 @@ impl Table {
 
     /// Notes that a request of `session` got its leases after a wait.
     pub fn note_waited(&mut self, session: SessionId, now_ms: u64) {
-        self.sweeps.note_waited(session, now_ms);
+        self.walks.note_waited(session, now_ms);
     }
 
     /// Returns how many leases may be asked back ahead for `session`, and the directories that were left last time.
     /// None, if there is no directory to look through: neither these nor one `more`.
-    pub fn sweep_room(&mut self, session: SessionId, more: bool) -> (usize, Vec<Ino>) {
-        match self.sweep_most(session) {
+    pub fn walk_room(&mut self, session: SessionId, more: bool) -> (usize, Vec<Ino>) {
+        match self.walk_most(session) {
             0 => (0, Vec::new()),
-            _ => self.sweeps.room(session, more),
+            _ => self.walks.room(session, more),
         }
     }
 
     /// Returns how many more leases of the session that `session` waited for last may be asked back.
-    fn sweep_most(&self, session: SessionId) -> usize {
-        let holder = self.sweeps.holder(session);
+    fn walk_most(&self, session: SessionId) -> usize {
+        let holder = self.walks.holder(session);
         let asked = self.asked.values().filter(|(whose, _)| Some(*whose) == holder);
-        SWEPT_MOST.saturating_sub(asked.count())
+        WALK_ASKED_MOST.saturating_sub(asked.count())
     }
 
     /// Keeps directories to be looked through next time.
-    pub fn leave_for_sweep(&mut self, session: SessionId, dirs: Vec<Ino>) {
-        self.sweeps.leave(session, dirs);
+    pub fn leave_for_walk(&mut self, session: SessionId, dirs: Vec<Ino>) {
+        self.walks.leave(session, dirs);
     }
 
     /// Asks back up to `room` of the leases that stand in the way of `wants`, as [`revoke_ahead`](Self::revoke_ahead),
     /// if they are of the session that `session` waited for last.
-    pub fn sweep(&mut self, session: SessionId, wants: &[Want], room: usize, now_ms: u64) -> Vec<Revocation> {
-        let holder = self.sweeps.holder(session);
-        let room = room.min(self.sweep_most(session));
+    pub fn revoke_for_walk(
+        &mut self,
+        session: SessionId,
+        wants: &[Want],
+        room: usize,
+        now_ms: u64,
+    ) -> Vec<Revocation> {
+        let holder = self.walks.holder(session);
+        let room = room.min(self.walk_most(session));
         let idle: Vec<_> = wants
             .iter()
             .filter_map(|want| self.in_the_way(session, want, now_ms))
