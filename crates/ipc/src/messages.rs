@@ -9,7 +9,7 @@ use varve_format::{
 };
 
 /// Version of this protocol; it must be equal on both sides.
-pub const PROTOCOL_VERSION: u32 = 24;
+pub const PROTOCOL_VERSION: u32 = 25;
 
 /// Most processes in [`Owned::users`].
 pub const USERS_MAX: usize = 16;
@@ -34,6 +34,8 @@ pub const WINDOW_BLOCKS: u64 = 64;
 pub const NEAR_MAX: u16 = 128;
 /// Most names, or extents, that are told of one inode with a lease on it.
 pub const TOLD_MAX: usize = 64;
+/// Most files of one [`Request::MapFiles`].
+pub const MAPPED_FILES_MAX: usize = 32;
 /// Most ranges of one [`DedupeOp`].
 pub const DEDUPE_RANGES_MAX: usize = 512;
 /// Most checksums in one message.
@@ -597,6 +599,11 @@ pub enum Request {
         /// Most extents.
         max: u32,
     },
+    /// Places of all blocks of several files, as [`Request::MapExtents`] of each.
+    MapFiles {
+        /// Files; at most [`MAPPED_FILES_MAX`].
+        keys: Vec<InodeKey>,
+    },
     /// Owners of a file's blocks, as digested. Needs no lease; who wants what is in logs to count takes one
     /// before. Only for privileged sessions and the file's owner.
     Owners {
@@ -884,6 +891,9 @@ pub enum Response {
     /// To [`Request::MapExtents`]: runs in order, holes left out; the flag says that the file has none
     /// beyond.
     Extents(Vec<MappedExtent>, bool),
+    /// To [`Request::MapFiles`], in order: all runs of each file; `None` for one that is not to be had by this
+    /// request, because it has more than [`TOLD_MAX`], or no lease, or cannot be read.
+    Mapped(Vec<Option<Vec<MappedExtent>>>),
     /// To [`Request::Owners`].
     Owned(Owned),
     /// To [`Request::Checksums`] and [`Request::ReadChecksums`].

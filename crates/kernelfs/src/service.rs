@@ -113,6 +113,7 @@ impl KernelFs {
                 let (extents, complete) = reads().map_extents(session, key, from, max)?;
                 Ok(Response::Extents(extents, complete))
             }
+            Request::MapFiles { keys } => reads().map_files(session, &keys).map(Response::Mapped),
             Request::Owners { key, from, max } => {
                 reads().owners(session, key, from, max).map(Response::Owned)
             }

@@ -6,7 +6,9 @@ mod common;
 use common::{Client, ROOT, World, create, hello, stranger, want, write_file};
 use std::time::Duration;
 use varve_format::{InodeKey, LogOp};
-use varve_ipc::{Grant, ITEMS_MAX, LeaseMode, Link, Near, Request, Response, TOLD_MAX, Tell, Upcall};
+use varve_ipc::{
+    Grant, ITEMS_MAX, LeaseMode, Link, MAPPED_FILES_MAX, Near, Request, Response, TOLD_MAX, Tell, Upcall,
+};
 
 const ALL: Tell = Tell {
     names: true,
@@ -81,6 +83,41 @@ fn contents_come_with_leases_as_they_come_by_requests() {
         assert_eq!((extents.len(), grant.told.extents.as_ref()), (1, Some(&extents)));
         assert_eq!(grant.told.names, None);
     }
+}
+
+#[test]
+fn maps_of_several_files_are_those_of_each() {
+    let (world, keys) = world_of(&[b"a", b"b", b"c"]);
+    let client = world.client();
+    client
+        .acquire(&[want(keys[0], LeaseMode::Read), want(keys[2], LeaseMode::Read)])
+        .unwrap();
+    let maps = |keys: &[InodeKey]| client.link.call(Request::MapFiles { keys: keys.to_vec() });
+    let nobody = InodeKey::new(999, 1);
+    let Ok(Response::Mapped(mapped)) = maps(&[keys[0], keys[1], keys[2], nobody]) else {
+        panic!("no maps")
+    };
+    for (key, mapped) in [keys[0], keys[2]].into_iter().zip([&mapped[0], &mapped[2]]) {
+        let request = Request::MapExtents {
+            key,
+            from: varve_format::FileBlock(0),
+            max: 100,
+        };
+        let Ok(Response::Extents(extents, true)) = client.link.call(request) else {
+            panic!("not all extents")
+        };
+        assert_eq!(mapped.as_ref(), Some(&extents));
+    }
+    assert_eq!((&mapped[1], &mapped[3]), (&None, &None), "no lease");
+    let too_many = vec![keys[0]; MAPPED_FILES_MAX + 1];
+    assert!(matches!(
+        maps(&too_many),
+        Err(varve_ipc::IpcError::Errno(libc::EINVAL))
+    ));
+    // A user maps segments only.
+    let other = world.client_as(stranger(), hello());
+    let theirs = other.link.call(Request::MapFiles { keys: keys.clone() });
+    assert!(matches!(theirs, Ok(Response::Mapped(maps)) if maps == [None, None, None]));
 }
 
 #[test]

@@ -133,6 +133,13 @@ impl Attacker {
             },
             11 => Request::ReadLink { key: self.any_key() },
             12 => Request::Xattrs { key: self.any_key() },
+            13 if self.rng.below(3) == 0 => {
+                // Now and then more than are allowed.
+                let count = self.rng.below(40);
+                Request::MapFiles {
+                    keys: (0..count).map(|_| self.any_key()).collect(),
+                }
+            }
             13 => Request::MapExtents {
                 key: self.any_key(),
                 from: FileBlock(extreme(self)),

@@ -47,6 +47,7 @@ pub(crate) const fn may_wait(request: &Request) -> bool {
         | Request::ReadLink { .. }
         | Request::Xattrs { .. }
         | Request::MapExtents { .. }
+        | Request::MapFiles { .. }
         | Request::Owners { .. }
         | Request::Checksums { .. }
         | Request::ReadChecksums { .. }

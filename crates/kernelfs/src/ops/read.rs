@@ -11,9 +11,9 @@ use varve_format::{
     BLOCK_BYTES, ExtentFlags, FILE_BLOCKS_MAX, FileBlock, FileKind, InodeAttr, InodeKey, NAME_MAX,
 };
 use varve_ipc::{
-    ClientKind, DATA_MAX, DirEntry, Grant, IpcError, LeaseMode, MappedExtent, NumberedBlocks, Owned,
-    OwnedBlocks, READ_BLOCKS_MAX, READ_SUMS_MAX, READS_MAX, ReadRun, SUMS_MAX, StatFs, Summed, SummedBlocks,
-    TOLD_MAX, Tell, USERS_MAX,
+    ClientKind, DATA_MAX, DirEntry, Grant, IpcError, LeaseMode, MAPPED_FILES_MAX, MappedExtent,
+    NumberedBlocks, Owned, OwnedBlocks, READ_BLOCKS_MAX, READ_SUMS_MAX, READS_MAX, ReadRun, SUMS_MAX, StatFs,
+    Summed, SummedBlocks, TOLD_MAX, Tell, USERS_MAX,
 };
 use varve_store::{MappedPart, OwnedPart, SpaceStats, Store, StoreError, SummedPart};
 
@@ -321,6 +321,25 @@ impl<'k> Reads<'k> {
                 number: number.filter(|_| may_know),
             });
         Ok((mapped.collect(), complete))
+    }
+
+    /// Returns the maps of several files, where they are small. A user's session maps no blocks but its
+    /// segments, one window at a time.
+    pub(crate) fn map_files(
+        &self,
+        session: &Session,
+        keys: &[InodeKey],
+    ) -> Result<Vec<Option<Vec<MappedExtent>>>, IpcError> {
+        if keys.len() > MAPPED_FILES_MAX {
+            return Err(no(libc::EINVAL));
+        }
+        let mut room = TOLD_BYTES_MAX;
+        let windowed = session.segments.is_some();
+        let mapped = keys.iter().map(|key| match windowed {
+            true => None,
+            false => self.told_extents(session, *key, &mut room),
+        });
+        Ok(mapped.collect())
     }
 
     /// Checks that the session may be told of the blocks of a file, beyond their bytes: it is privileged, or

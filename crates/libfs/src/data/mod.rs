@@ -9,6 +9,7 @@ mod flights;
 mod interleavings;
 mod nvm;
 mod read;
+mod replaced;
 mod reservations;
 mod seek;
 #[cfg(test)]
@@ -28,6 +29,7 @@ use crossbeam_channel::Sender;
 use device::DeviceReads;
 use flights::Flights;
 use nvm::Nvm;
+use replaced::Replaced;
 use reservations::Stock;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock, Weak};
@@ -60,6 +62,8 @@ pub struct DataPlane {
     device: Option<DeviceReads>,
     /// Inodes with pointers into the log.
     listed: Mutex<Vec<Weak<Inode>>>,
+    /// Files whose known extents became void, to be asked for with those of another one.
+    replaced: Replaced,
     /// Held during a prune.
     pruning: Mutex<()>,
     /// Channel to the thread that readies the log, if there is one.
@@ -105,6 +109,7 @@ impl DataPlane {
             flights: Flights::new(),
             device: None,
             listed: Mutex::new(Vec::new()),
+            replaced: Replaced::default(),
             pruning: Mutex::new(()),
             ahead: OnceLock::new(),
             appetite: Arc::default(),
@@ -256,8 +261,9 @@ impl DataPlane {
 
     /// Forgets the locations of `inode`'s digested blocks: the daemon has moved or replaced them. When this
     /// returns no read uses the old locations.
-    pub fn forget_extents(&self, inode: &Inode) {
+    pub fn forget_extents(&self, inode: &Arc<Inode>) {
         inode.write().extents.invalidate();
+        self.replaced.note(inode);
     }
 
     /// Notes that the log holds data of `inode`.
@@ -352,6 +358,7 @@ impl LogHost for DataPlane {
             if gone {
                 // The data of the dropped pointers is in extents that were not loaded yet.
                 body.extents.invalidate();
+                self.replaced.note(&inode);
             }
             if crate::inode::overlay::is_clean(&inode.radix, &body.pieces) {
                 // Under the exclusive lock: the next publication lists it again.

@@ -3,6 +3,7 @@
 //! release.
 
 use super::cache::Keys;
+use super::replaced::is_small;
 use super::{DataPlane, confused};
 use crate::errno::{Errno, OpError, OpResult};
 use crate::inode::extents::{ASK_EXTENTS, Below};
@@ -12,7 +13,7 @@ use crate::inode::{Inode, InodeBody};
 use crate::seeded::{Bug, armed};
 use std::sync::atomic::Ordering;
 use varve_format::{BLOCK_BYTES, BLOCK_SIZE, FileBlock, Tier};
-use varve_ipc::{DATA_MAX, NumberedBlocks, Request, Response, WINDOW_BLOCKS};
+use varve_ipc::{DATA_MAX, MAPPED_FILES_MAX, NumberedBlocks, Request, Response, WINDOW_BLOCKS};
 
 /// Most requests for the map in one read: more means that the daemon's answers make no progress.
 const ASKS_MAX: u32 = 100_000;
@@ -279,16 +280,19 @@ impl DataPlane {
     /// Asks for the map around `block` and keeps the answer unless the map changed meanwhile. No lock is held
     /// across the request.
     pub(super) fn load_map<T>(&self, inode: &Inode, block: u64) -> OpResult<(), T> {
-        let (version, from) = {
+        let (version, from, small) = {
             let body = inode.read();
             let from = if self.windowed {
                 block / WINDOW_BLOCKS * WINDOW_BLOCKS
             } else {
                 body.extents.ask_from(block)
             };
-            (body.extents.version(), from)
+            (body.extents.version(), from, is_small(body.attr.size_bytes))
         };
         self.appetite.asked_extents();
+        if from == 0 && small && !self.windowed && self.load_maps(inode, version)? {
+            return Ok(());
+        }
         let request = Request::MapExtents {
             key: inode.key,
             from: FileBlock(from),
@@ -304,6 +308,34 @@ impl DataPlane {
             }
             _ => Err(OpError::from(confused("MapExtents"))),
         }
+    }
+
+    /// As [`load_map`](Self::load_map) for a small file, together with others whose maps are likely to be
+    /// asked for next. `false`: its own is still to be asked for.
+    fn load_maps<T>(&self, inode: &Inode, version: u64) -> OpResult<bool, T> {
+        let others = self.replaced.take(MAPPED_FILES_MAX - 1, inode);
+        if others.is_empty() {
+            return Ok(false);
+        }
+        let keys = std::iter::once(inode.key).chain(others.iter().map(|(other, _)| other.key));
+        let request = Request::MapFiles { keys: keys.collect() };
+        let Response::Mapped(maps) = self.call(request).map_err(OpError::from)? else {
+            return Err(OpError::from(confused("MapFiles")));
+        };
+        let mut maps = maps.into_iter();
+        let own = maps.next().flatten();
+        for ((other, version), runs) in others.iter().zip(maps) {
+            // One that is in use is asked for by itself. Each counts by the rule for an answer of its own: the
+            // version is from before the request.
+            if let Some(runs) = runs
+                && let Some(mut body) = other.try_write()
+            {
+                body.extents.learn(*version, 0, runs, true);
+            }
+        }
+        let Some(runs) = own else { return Ok(false) };
+        inode.write().extents.learn(version, 0, runs, true);
+        Ok(true)
     }
 
     #[cold]

@@ -11,7 +11,8 @@ pub(crate) mod extents;
 pub(crate) mod overlay;
 pub(crate) mod places;
 
-use self::{extents::ExtentCache, places::Places};
+use self::extents::{Below, ExtentCache};
+use self::places::Places;
 use crate::errno::Errno;
 use crate::inode::overlay::{Pieces, Radix};
 use crate::log::slots;
@@ -152,6 +153,14 @@ impl Inode {
         let mut attr = self.body.try_read()?.attr.clone();
         fold_time(&mut attr, self.overwrite_time.load(Ordering::Relaxed));
         Some(attr)
+    }
+
+    /// The size, and the version of the map, of a live file whose map is not known; `None` also if a thread
+    /// holds or waits for the exclusive lock.
+    pub(crate) fn unmapped(&self) -> Option<(u64, u64)> {
+        let body = self.body.try_read()?;
+        let unknown = !body.dead && matches!(body.extents.find(0), Below::Unknown);
+        unknown.then(|| (body.attr.size_bytes, body.extents.version()))
     }
 
     /// Exclusive access: waits for readers and for overwrites in place.

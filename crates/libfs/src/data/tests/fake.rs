@@ -18,7 +18,7 @@ use varve_format::{
 };
 use varve_ipc::{
     IpcError, Link, MappedExtent, Page, ReadRun, Request, Response, SessionPage, Summed, SummedBlocks,
-    Upcall, Welcome,
+    TOLD_MAX, Upcall, Welcome,
 };
 use varve_media::{Backing, MappedOptions, MappedRegion, Region};
 use zerocopy::FromBytes;
@@ -112,6 +112,8 @@ pub struct Fake {
     pub calls: Mutex<HashMap<&'static str, u64>>,
     /// Reads that were reported.
     pub reads: Mutex<Vec<ReadRun>>,
+    /// Called once, when the next maps of several files have been looked up and not sent.
+    pub amid_maps: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
 /// Attributes of an empty regular file.
@@ -137,6 +139,7 @@ impl Fake {
             obeys: AtomicBool::new(true),
             calls: Mutex::new(HashMap::new()),
             reads: Mutex::default(),
+            amid_maps: Mutex::default(),
         })
     }
 
@@ -219,6 +222,26 @@ impl Fake {
     /// extents.
     pub fn freed(&self) -> Vec<u64> {
         std::mem::take(&mut self.files.lock().limbo)
+    }
+
+    /// Returns the map of a file from a block on, and whether it ends there.
+    fn runs(&self, key: InodeKey, from: FileBlock, max: usize) -> (Vec<MappedExtent>, bool) {
+        let files = self.files.lock();
+        let tier = *self.tier.lock();
+        let mut runs = Vec::new();
+        if let Some(file) = files.files.get(&key) {
+            runs.extend(file.map.range(from.0..).map(|(&block, &place)| MappedExtent {
+                file_block: FileBlock(block),
+                len: 1,
+                tier,
+                block: BlockNo(place),
+                unwritten: false,
+                number: None,
+            }));
+        }
+        let end = runs.len() <= max;
+        runs.truncate(max);
+        (runs, end)
     }
 
     /// Fills freed blocks and lets them be used again.
@@ -310,22 +333,22 @@ impl Link for Fake {
         match request {
             Request::MapExtents { key, from, max } => {
                 count("map");
-                let files = self.files.lock();
-                let tier = *self.tier.lock();
-                let mut runs = Vec::new();
-                if let Some(file) = files.files.get(&key) {
-                    runs.extend(file.map.range(from.0..).map(|(&block, &place)| MappedExtent {
-                        file_block: FileBlock(block),
-                        len: 1,
-                        tier,
-                        block: BlockNo(place),
-                        unwritten: false,
-                        number: None,
-                    }));
-                }
-                let end = runs.len() <= max as usize;
-                runs.truncate(max as usize);
+                let (runs, end) = self.runs(key, from, max as usize);
                 Ok(Response::Extents(runs, end))
+            }
+            Request::MapFiles { keys } => {
+                count("maps");
+                let each = keys
+                    .into_iter()
+                    .map(|key| match self.runs(key, FileBlock(0), TOLD_MAX) {
+                        (runs, true) => Some(runs),
+                        _ => None,
+                    });
+                let maps = each.collect();
+                if let Some(hook) = self.amid_maps.lock().take() {
+                    hook();
+                }
+                Ok(Response::Mapped(maps))
             }
             Request::ReadData { key, offset, len } => {
                 count("read");

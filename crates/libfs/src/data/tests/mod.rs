@@ -4,6 +4,7 @@
 mod beside;
 mod direct;
 pub(crate) mod fake;
+mod maps;
 mod model;
 mod races;
 mod sessions;

@@ -1,0 +1,60 @@
+//! Files whose extents have become void, since a digest placed what was written, or data was moved. A
+//! program that reads one of them most likely reads the others too, so their maps come in one request.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Weak};
+use varve_format::BLOCK_BYTES;
+use varve_ipc::TOLD_MAX;
+
+use crate::inode::Inode;
+use crate::sync::Mutex;
+
+/// Most files that are remembered. A reference keeps the memory of a forgotten inode.
+const KEPT: usize = 4096;
+/// Most files that are looked at for each request.
+const LOOKED_AT: usize = 1024;
+
+/// Whether a file has so few blocks that its map is told whole, whatever it looks like.
+pub(super) const fn is_small(size: u64) -> bool {
+    size <= TOLD_MAX as u64 * BLOCK_BYTES
+}
+
+/// Such files, oldest first; some more than once.
+#[derive(Default)]
+pub(super) struct Replaced(Mutex<VecDeque<Weak<Inode>>>);
+
+impl Replaced {
+    /// Notes a file.
+    pub(super) fn note(&self, inode: &Arc<Inode>) {
+        let mut files = self.0.lock();
+        if files.len() == KEPT {
+            files.pop_front();
+        }
+        files.push_back(Arc::downgrade(inode));
+    }
+
+    /// Takes up to `most` small files out whose extents are not known, but for `asking`, each with the version
+    /// of its map.
+    pub(super) fn take(&self, most: usize, asking: &Inode) -> Vec<(Arc<Inode>, u64)> {
+        let mut taken: Vec<(Arc<Inode>, u64)> = Vec::new();
+        for _ in 0..LOOKED_AT {
+            if taken.len() == most {
+                break;
+            }
+            // No inode is locked, and none dropped, below the lock.
+            let Some(weak) = self.0.lock().pop_front() else {
+                break;
+            };
+            let Some(file) = weak.upgrade() else { continue };
+            if std::ptr::eq(&*file, asking) || taken.iter().any(|(other, _)| Arc::ptr_eq(other, &file)) {
+                continue;
+            }
+            if let Some((size, version)) = file.unmapped()
+                && is_small(size)
+            {
+                taken.push((file, version));
+            }
+        }
+        taken
+    }
+}
