@@ -262,8 +262,12 @@ impl DataPlane {
     /// Forgets the locations of `inode`'s digested blocks: the daemon has moved or replaced them. When this
     /// returns no read uses the old locations.
     pub fn forget_extents(&self, inode: &Arc<Inode>) {
-        inode.write().extents.invalidate();
-        self.replaced.note(inode);
+        let mut body = inode.write();
+        body.extents.invalidate();
+        // One with data in the log becomes void once more, and is noted when the log has none.
+        if !inode.listed.load(std::sync::atomic::Ordering::SeqCst) {
+            self.replaced.note(inode, &body);
+        }
     }
 
     /// Notes that the log holds data of `inode`.
@@ -358,9 +362,11 @@ impl LogHost for DataPlane {
             if gone {
                 // The data of the dropped pointers is in extents that were not loaded yet.
                 body.extents.invalidate();
-                self.replaced.note(&inode);
             }
             if crate::inode::overlay::is_clean(&inode.radix, &body.pieces) {
+                if gone {
+                    self.replaced.note(&inode, &body);
+                }
                 // Under the exclusive lock: the next publication lists it again.
                 inode.listed.store(false, Ordering::SeqCst);
             } else {

@@ -328,7 +328,7 @@ impl DataPlane {
             // One that is in use is asked for by itself. Each counts by the rule for an answer of its own: the
             // version is from before the request.
             if let Some(runs) = runs
-                && let Some(mut body) = other.try_write()
+                && let Some(mut body) = other.try_write_idle()
             {
                 body.extents.learn(*version, 0, runs, true);
             }

@@ -53,6 +53,8 @@ pub struct Inode {
     pub(crate) read_end: AtomicU64,
     /// Listed for pruning.
     pub(crate) listed: AtomicBool,
+    /// Whether it is among the files that are asked for with others.
+    pub(crate) noted: AtomicBool,
     /// Probable index in that list. Guarded by the list's lock.
     pub(crate) list_place: AtomicU32,
     /// Whole blocks in the log.
@@ -127,6 +129,7 @@ impl Inode {
             capability_gone: AtomicBool::new(false),
             read_end: AtomicU64::new(0),
             listed: AtomicBool::new(false),
+            noted: AtomicBool::new(false),
             list_place: AtomicU32::new(0),
             radix: Radix::new(),
             places: Places::new(),
@@ -155,11 +158,12 @@ impl Inode {
         Some(attr)
     }
 
-    /// The size, and the version of the map, of a live file whose map is not known; `None` also if a thread
-    /// holds or waits for the exclusive lock.
+    /// The size, and the version of the map, of a live file whose map is not known, and not void again with
+    /// the next digest; `None` also if a thread holds or waits for the exclusive lock.
     pub(crate) fn unmapped(&self) -> Option<(u64, u64)> {
         let body = self.body.try_read()?;
-        let unknown = !body.dead && matches!(body.extents.find(0), Below::Unknown);
+        let in_log = self.listed.load(Ordering::SeqCst);
+        let unknown = !in_log && !body.dead && matches!(body.extents.find(0), Below::Unknown);
         unknown.then(|| (body.attr.size_bytes, body.extents.version()))
     }
 
@@ -173,13 +177,34 @@ impl Inode {
         self.body.try_write().map(|body| self.own(body))
     }
 
-    fn own<'a>(&'a self, mut body: RwLockWriteGuard<'a, InodeBody>) -> InodeWrite<'a> {
+    /// Exclusive access without a wait: if the lock is free and no thread overwrites in place.
+    pub(crate) fn try_write_idle(&self) -> Option<InodeWrite<'_>> {
+        let body = self.body.try_write()?;
+        self.bar_overwrites();
+        if slots::overwrites(self.id) {
+            let version = self.version.load(Ordering::Relaxed);
+            self.version.store(version + 1, Ordering::Release);
+            return None;
+        }
+        Some(self.barred(body))
+    }
+
+    fn own<'a>(&'a self, body: RwLockWriteGuard<'a, InodeBody>) -> InodeWrite<'a> {
+        self.bar_overwrites();
+        slots::wait_for_overwrites(self.id);
+        self.barred(body)
+    }
+
+    /// Bars overwrites in place, with the lock held.
+    fn bar_overwrites(&self) {
         // SeqCst pairs with the overwriter, which names the inode in its slot, passes a full barrier and
         // loads this word. Only the holder of the lock changes it.
         self.version.fetch_add(1, Ordering::SeqCst);
         // A reader that sees a change made from here on also sees the odd word, or a later one.
         std::sync::atomic::fence(Ordering::Release);
-        slots::wait_for_overwrites(self.id);
+    }
+
+    fn barred<'a>(&'a self, mut body: RwLockWriteGuard<'a, InodeBody>) -> InodeWrite<'a> {
         let time = self.overwrite_time.load(Ordering::Relaxed);
         if time != 0 {
             self.overwrite_time.store(0, Ordering::Relaxed);

@@ -149,6 +149,14 @@ pub(crate) fn wait_for_overwrites(id: u64) {
     }
 }
 
+/// Whether a thread overwrites inode `id` in place. The caller has barred new ones as for
+/// [`wait_for_overwrites`].
+pub(crate) fn overwrites(id: u64) -> bool {
+    let used = &SLOTS[..used().min(SHARED)];
+    used.iter()
+        .any(|slot| slot.overwriting.load(Ordering::SeqCst) == id)
+}
+
 /// Resets the slots in the child after `fork`: only the calling thread lives on, so the other threads' slots
 /// are free again. The child must not use the parent's logs any more.
 pub fn reset_after_fork() {

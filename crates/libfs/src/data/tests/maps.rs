@@ -2,6 +2,7 @@
 
 use super::{Rig, contents};
 use crate::inode::Inode;
+use crate::log::slots::{enter_overwrite, lane, leave_overwrite};
 use std::sync::Arc;
 use varve_format::{BLOCK_SIZE, EntryFlags};
 use varve_ipc::{MAPPED_FILES_MAX, TOLD_MAX};
@@ -73,6 +74,46 @@ fn map_that_becomes_void_before_the_answer_is_here_is_asked_for_again() {
         "they were asked for together"
     );
     assert_eq!(contents(&rig.plane, &other), vec![7; BLOCK_SIZE]);
+}
+
+#[test]
+fn map_of_a_file_whose_lease_went_and_came_meanwhile_does_not_count() {
+    let rig = Rig::new(8, 8);
+    let (asks, other) = (file(&rig, 10, 1), file(&rig, 11, 1));
+    digest(&rig);
+    let again = Arc::clone(&other);
+    // What the grant of a new lease does.
+    *rig.fake.amid_maps.lock() = Some(Box::new(move || again.reset(again.attr())));
+    contents(&rig.plane, &asks);
+    assert!(rig.fake.amid_maps.lock().is_none());
+    assert!(other.unmapped().is_some());
+}
+
+#[test]
+fn file_that_is_overwritten_when_the_answer_comes_is_left_alone() {
+    let rig = Rig::new(8, 8);
+    let (asks, other) = (file(&rig, 10, 1), file(&rig, 11, 1));
+    digest(&rig);
+    let lane = lane();
+    enter_overwrite(lane, other.id());
+    contents(&rig.plane, &asks);
+    leave_overwrite(lane);
+    assert_eq!(asked(&rig, "maps"), 1);
+    assert!(
+        other.unmapped().is_some() && other.version().is_some(),
+        "barred no more"
+    );
+    assert_eq!(contents(&rig.plane, &other), vec![11; BLOCK_SIZE]);
+}
+
+#[test]
+fn file_with_data_in_the_log_is_asked_for_by_itself() {
+    let rig = Rig::new(8, 8);
+    let (asks, other) = (file(&rig, 10, 1), file(&rig, 11, 2));
+    digest(&rig);
+    rig.plane.write(&other, 0, &[5; BLOCK_SIZE], NONE).unwrap();
+    contents(&rig.plane, &asks);
+    assert_eq!((asked(&rig, "maps"), asked(&rig, "map")), (0, 1));
 }
 
 #[test]
