@@ -891,8 +891,8 @@ pub enum Response {
     /// To [`Request::MapExtents`]: runs in order, holes left out; the flag says that the file has none
     /// beyond.
     Extents(Vec<MappedExtent>, bool),
-    /// To [`Request::MapFiles`], in order: all runs of each file; `None` for one that is not to be had by this
-    /// request, because it has more than [`TOLD_MAX`], or no lease, or cannot be read.
+    /// To [`Request::MapFiles`], in order: all runs of each file; `None` for one that is not to be had by
+    /// this request, because it has [`TOLD_MAX`] or more, or no lease, or cannot be read.
     Mapped(Vec<Option<Vec<MappedExtent>>>),
     /// To [`Request::Owners`].
     Owned(Owned),

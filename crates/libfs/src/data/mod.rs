@@ -19,8 +19,8 @@ mod write;
 pub(crate) use write::{changed, cut_short, publish_data, within_one_file};
 
 use crate::errno::{Errno, OpError, OpResult};
-use crate::inode::Inode;
 use crate::inode::overlay::LOG_BYTES_MAX;
+use crate::inode::{Inode, InodeBody};
 use crate::lease::Appetite;
 use crate::log::{Log, LogHost, LogOptions, Slot, Stamp};
 use crate::sync::Mutex;
@@ -266,7 +266,14 @@ impl DataPlane {
         body.extents.invalidate();
         // One with data in the log becomes void once more, and is noted when the log has none.
         if !inode.listed.load(std::sync::atomic::Ordering::SeqCst) {
-            self.replaced.note(inode, &body);
+            self.note_replaced(inode, &body);
+        }
+    }
+
+    fn note_replaced(&self, inode: &Arc<Inode>, body: &InodeBody) {
+        // A user's session asks for one window at a time.
+        if !self.windowed {
+            self.replaced.note(inode, body);
         }
     }
 
@@ -365,7 +372,7 @@ impl LogHost for DataPlane {
             }
             if crate::inode::overlay::is_clean(&inode.radix, &body.pieces) {
                 if gone {
-                    self.replaced.note(&inode, &body);
+                    self.note_replaced(&inode, &body);
                 }
                 // Under the exclusive lock: the next publication lists it again.
                 inode.listed.store(false, Ordering::SeqCst);

@@ -39,8 +39,8 @@ impl Replaced {
         files.push_back(Arc::downgrade(inode));
     }
 
-    /// Takes up to `most` small files out whose extents are not known, but for `asking`, each with the
-    /// version of its map.
+    /// Takes up to `most` files out whose extents are not known, but for `asking`, each with the version of
+    /// its map.
     pub(super) fn take(&self, most: usize, asking: &Inode) -> Vec<(Arc<Inode>, u64)> {
         let mut taken: Vec<(Arc<Inode>, u64)> = Vec::new();
         for _ in 0..LOOKED_AT {
@@ -56,9 +56,8 @@ impl Replaced {
             if std::ptr::eq(&*file, asking) {
                 continue;
             }
-            if let Some((size, version)) = file.unmapped()
-                && is_small(size)
-            {
+            // One that has grown meanwhile gets no answer.
+            if let Some(version) = file.unmapped() {
                 taken.push((file, version));
             }
         }

@@ -158,13 +158,13 @@ impl Inode {
         Some(attr)
     }
 
-    /// The size, and the version of the map, of a live file whose map is not known, and not void again with
-    /// the next digest; `None` also if a thread holds or waits for the exclusive lock.
-    pub(crate) fn unmapped(&self) -> Option<(u64, u64)> {
+    /// The version of the map of a live file, if the map is not known, and not void again with the next
+    /// digest; `None` also if a thread holds or waits for the exclusive lock.
+    pub(crate) fn unmapped(&self) -> Option<u64> {
         let body = self.body.try_read()?;
         let in_log = self.listed.load(Ordering::SeqCst);
         let unknown = !in_log && !body.dead && matches!(body.extents.find(0), Below::Unknown);
-        unknown.then(|| (body.attr.size_bytes, body.extents.version()))
+        unknown.then(|| body.extents.version())
     }
 
     /// Exclusive access: waits for readers and for overwrites in place.

@@ -8,8 +8,8 @@
 //! - A request **pins** the leases of all its inodes, then takes its log slot, then the inode locks, in inode
 //!   order. While it waits for `Acquire` it holds no pin, no slot and no lock. While it holds pins it sends
 //!   the daemon only requests that never wait for another session's lease: `Lookup`, `ReadDir`, `ReadLink`,
-//!   `Xattrs`, `MapExtents`, `MapFiles`, `Owners`, `Checksums`, `ReadData`, `AllocInodes`, `Reserve`, `GrowLog`,
-//!   `Digest`. So every pin ends without another session's help.
+//!   `Xattrs`, `MapExtents`, `MapFiles`, `Owners`, `Checksums`, `ReadData`, `AllocInodes`, `Reserve`,
+//!   `GrowLog`, `Digest`. So every pin ends without another session's help.
 //! - The **worker** waits for pins to end (an event, not a blocked thread: one slow inode does not hold up
 //!   the others) and for the daemon's `Release`, which digests this session's own log and needs nothing of
 //!   the session: numbers are committed as soon as they are given out. The worker takes no lock that a

@@ -22,6 +22,23 @@ fn digest(rig: &Rig) {
     rig.plane.reclaim();
 }
 
+/// Two files, both digested.
+fn two(rig: &Rig) -> (Arc<Inode>, Arc<Inode>) {
+    let files = (file(rig, 10, 1), file(rig, 11, 1));
+    digest(rig);
+    files
+}
+
+/// Reads a file, whose map comes with others; `amid` happens before the answer is here.
+fn read_amid(rig: &Rig, asks: &Inode, amid: impl FnOnce() + Send + 'static) {
+    *rig.fake.amid_maps.lock() = Some(Box::new(amid));
+    assert_eq!(contents(&rig.plane, asks), vec![asks.key.ino.0 as u8; BLOCK_SIZE]);
+    assert!(
+        rig.fake.amid_maps.lock().is_none(),
+        "they were asked for together"
+    );
+}
+
 fn asked(rig: &Rig, what: &str) -> u64 {
     rig.fake.calls.lock().get(what).copied().unwrap_or(0)
 }
@@ -54,51 +71,36 @@ fn maps_of_small_files_that_were_digested_come_in_one_request() {
 #[test]
 fn map_that_becomes_void_before_the_answer_is_here_is_asked_for_again() {
     let rig = Arc::new(Rig::new(8, 8));
-    let (asks, other) = (file(&rig, 10, 1), file(&rig, 11, 1));
-    digest(&rig);
-    let amid = {
-        let (rig, other) = (Arc::clone(&rig), Arc::clone(&other));
-        move || {
-            rig.plane.write(&other, 0, &[7; BLOCK_SIZE], NONE).unwrap();
-            digest(&rig);
-            let freed = rig.fake.freed();
-            assert_eq!(freed.len(), 1);
-            rig.plane.forget_extents(&other);
-            rig.fake.poison(freed);
-        }
-    };
-    *rig.fake.amid_maps.lock() = Some(Box::new(amid));
-    assert_eq!(contents(&rig.plane, &asks), vec![10; BLOCK_SIZE]);
-    assert!(
-        rig.fake.amid_maps.lock().is_none(),
-        "they were asked for together"
-    );
+    let (asks, other) = two(&rig);
+    let (own, changed) = (Arc::clone(&rig), Arc::clone(&other));
+    read_amid(&rig, &asks, move || {
+        own.plane.write(&changed, 0, &[7; BLOCK_SIZE], NONE).unwrap();
+        digest(&own);
+        let freed = own.fake.freed();
+        assert_eq!(freed.len(), 1);
+        own.plane.forget_extents(&changed);
+        own.fake.poison(freed);
+    });
     assert_eq!(contents(&rig.plane, &other), vec![7; BLOCK_SIZE]);
 }
 
 #[test]
 fn map_of_a_file_whose_lease_went_and_came_meanwhile_does_not_count() {
     let rig = Rig::new(8, 8);
-    let (asks, other) = (file(&rig, 10, 1), file(&rig, 11, 1));
-    digest(&rig);
+    let (asks, other) = two(&rig);
     let again = Arc::clone(&other);
     // What the grant of a new lease does.
-    *rig.fake.amid_maps.lock() = Some(Box::new(move || again.reset(again.attr())));
-    contents(&rig.plane, &asks);
-    assert!(rig.fake.amid_maps.lock().is_none());
+    read_amid(&rig, &asks, move || again.reset(again.attr()));
     assert!(other.unmapped().is_some());
 }
 
 #[test]
 fn file_that_is_overwritten_when_the_answer_comes_is_left_alone() {
     let rig = Rig::new(8, 8);
-    let (asks, other) = (file(&rig, 10, 1), file(&rig, 11, 1));
-    digest(&rig);
-    let lane = lane();
-    enter_overwrite(lane, other.id());
-    contents(&rig.plane, &asks);
+    let (asks, other) = two(&rig);
+    let (lane, id) = (lane(), other.id());
+    read_amid(&rig, &asks, move || enter_overwrite(lane, id));
     leave_overwrite(lane);
-    assert_eq!(asked(&rig, "maps"), 1);
     assert!(
         other.unmapped().is_some() && other.version().is_some(),
         "barred no more"
