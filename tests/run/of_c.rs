@@ -71,6 +71,33 @@ fn a_program_of_c_finds_its_calls_as_the_kernel_makes_them() {
 }
 
 #[test]
+fn nothing_is_allocated_by_the_c_library_in_a_signal_handler() {
+    if cannot_run() || !has("cc") {
+        return;
+    }
+    let pool = Pool::up(&["--nvm", "shm:64M", "--ssd", "256M", "--hdd", "0"]);
+    run_c(&pool, "allocates");
+    if !has("readelf") {
+        return;
+    }
+    let library = std::fs::read_dir(pool.dir())
+        .expect("it can be read")
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .find(|path| path.extension().is_some_and(|end| end == "so"))
+        .expect("the library is in the pool's directory");
+    let symbols = text_of(Command::new("readelf").args(["-W", "--dyn-syms"]).arg(library));
+    let imported: Vec<&str> = symbols
+        .lines()
+        .filter(|line| line.contains(" UND "))
+        .filter_map(|line| line.split_whitespace().nth(7)?.split('@').next())
+        .collect();
+    assert!(imported.contains(&"pthread_create"), "{symbols}");
+    for name in ["malloc", "calloc", "realloc", "free", "realpath", "opendir", "__cxa_thread_atexit_impl"] {
+        assert!(!imported.contains(&name), "the library calls {name} of the C library");
+    }
+}
+
+#[test]
 fn maps_that_only_read_are_as_the_kernel_makes_them() {
     if cannot_run() || !has("cc") {
         return;

@@ -1,15 +1,14 @@
 //! Clocks: the system's, and one that tests set. Owns no policy about time.
 
 use rustix::time::{ClockId, clock_gettime};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use varve_format::TimeNs;
 
-/// Time since the first call in this process.
+/// Time since the machine started.
 pub(crate) fn since_start() -> Duration {
-    static START: OnceLock<Instant> = OnceLock::new();
-    START.get_or_init(Instant::now).elapsed()
+    let now = clock_gettime(ClockId::Monotonic);
+    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
 /// The *clock* seam: the time, and how threads wait.

@@ -1,8 +1,9 @@
 //! A cheap hash for inode keys, whose numbers the daemon chooses. Not for keys that users choose, such as
 //! names.
 
+use lru::LruCache;
 use std::collections::{HashMap, HashSet};
-use std::hash::{BuildHasherDefault, Hasher};
+use std::hash::{BuildHasherDefault, Hasher, RandomState};
 use varve_format::InodeKey;
 
 /// A map by inode.
@@ -10,6 +11,10 @@ pub(crate) type KeyMap<V> = HashMap<InodeKey, V, BuildHasherDefault<KeyHasher>>;
 
 /// A set of inodes.
 pub(crate) type KeySet = HashSet<InodeKey, BuildHasherDefault<KeyHasher>>;
+
+/// Keys and values, least recently used out first. Not with `lru`'s own hash: for its first use threads wait for
+/// each other, and a child that is forked meanwhile would wait for ever.
+pub(crate) type Lru<K, V> = LruCache<K, V, RandomState>;
 
 /// Multiplies and folds.
 #[derive(Debug, Default, Clone, Copy)]

@@ -5,12 +5,13 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::OnceLock;
 use std::sync::atomic::{Ordering, fence};
 
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 use rustix::thread::{MembarrierCommand, membarrier, membarrier_query};
+
+use crate::found::Found;
 
 /// Returns the kernel's identifier of this boot, as 16 bytes: a live copy from another boot must not be used.
 ///
@@ -60,8 +61,8 @@ pub fn host_capacity(path: &Path) -> io::Result<HostCapacity> {
 
 /// Whether the kernel can run a barrier on the running threads of all registered processes.
 pub fn has_global_membarrier() -> bool {
-    static HAS: OnceLock<bool> = OnceLock::new();
-    *HAS.get_or_init(|| membarrier_query().contains_command(MembarrierCommand::GlobalExpedited))
+    static HAS: Found = Found::new();
+    HAS.get(|| u8::from(membarrier_query().contains_command(MembarrierCommand::GlobalExpedited))) != 0
 }
 
 /// Registers this process for [`membarrier_global`] and [`membarrier_private`]. To be called once before its

@@ -20,7 +20,7 @@ use crate::mounts::Mounts;
 use crate::ofd::{Ofd, open_flags};
 use crate::stats;
 use crate::sys::kernel::Ids;
-use crate::sys::{kernel, ranges, reentry};
+use crate::sys::{kernel, ranges, reentry, signals};
 use crate::table::Table;
 use crate::walk::{FileId, Here, Pools, Start, Stop, Walked, fail, walk};
 use crate::watches;
@@ -264,6 +264,9 @@ impl Process {
     /// [`Stop::Kernel`] when there is none to be had.
     pub fn fs(&self, id: PoolId) -> Here<&Fs> {
         let pool = self.pool(id);
+        if !pool.has_session() && signals::in_handler() {
+            return Err(Stop::Kernel(Why::FirstCalls));
+        }
         let mut first = false;
         let opened = pool.fs.get_or_init(|| {
             first = true;

@@ -2,8 +2,9 @@
 //! be found, since the key holds the version of the inode's extents, or the number of a shared block, which
 //! stands for equal bytes for ever. So files that share a block share its copy here.
 
-use lru::LruCache;
+use crate::hash::Lru;
 use parking_lot::Mutex;
+use std::hash::RandomState;
 use std::num::NonZeroUsize;
 use varve_format::BLOCK_SIZE;
 use varve_ipc::NumberedBlocks;
@@ -58,13 +59,13 @@ impl Keys<'_> {
 
 /// The read cache of one session.
 pub(super) struct ReadCache {
-    blocks: Mutex<LruCache<Key, Box<[u8]>>>,
+    blocks: Mutex<Lru<Key, Box<[u8]>>>,
 }
 
 impl ReadCache {
     pub(super) fn new() -> Self {
         Self {
-            blocks: Mutex::new(LruCache::new(BLOCKS_MAX)),
+            blocks: Mutex::new(Lru::with_hasher(BLOCKS_MAX, RandomState::new())),
         }
     }
 

@@ -17,10 +17,11 @@
 
 use super::cache::Keys;
 use super::{DataPlane, confused};
+use crate::hash::Lru;
 use crate::inode::Inode;
 use crate::seeded::{Bug, armed};
-use lru::LruCache;
 use parking_lot::Mutex;
+use std::hash::RandomState;
 use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::Arc;
@@ -84,15 +85,15 @@ enum Found {
 
 /// Checksums of blocks, least recently used out first.
 struct SumCache {
-    known: Mutex<LruCache<Window, Sums>>,
-    touched: Mutex<LruCache<Window, ()>>,
+    known: Mutex<Lru<Window, Sums>>,
+    touched: Mutex<Lru<Window, ()>>,
 }
 
 impl SumCache {
     fn new() -> Self {
         Self {
-            known: Mutex::new(LruCache::new(WINDOWS_MAX)),
-            touched: Mutex::new(LruCache::new(TOUCHED_MAX)),
+            known: Mutex::new(Lru::with_hasher(WINDOWS_MAX, RandomState::new())),
+            touched: Mutex::new(Lru::with_hasher(TOUCHED_MAX, RandomState::new())),
         }
     }
 

@@ -54,6 +54,8 @@ pub(crate) enum Event {
     Closed(InodeKey),
     /// The session holds too many leases.
     Trim,
+    /// Inode numbers are to be asked for ahead.
+    StartAsker,
     /// The session ends.
     Stop,
 }
@@ -222,6 +224,7 @@ impl Recalls {
                     self.begin(node, number, For::Own, around);
                 }
             }
+            Event::StartAsker => self.leases.start_asker(),
             Event::Closed(key) => self.closed(key, around),
             Event::Stop => {}
         }

@@ -64,6 +64,8 @@ pub(crate) struct Leases {
     asks: Sender<Weak<Node>>,
     /// Starts the thread that asks for them; none once it runs.
     asker: Mutex<Option<StartAsker>>,
+    /// The worker was told to start it.
+    needs_asker: AtomicBool,
     held: AtomicUsize,
     leases_max: usize,
     trimming: AtomicBool,
@@ -106,6 +108,7 @@ impl Leases {
             events,
             asks,
             asker: Mutex::new(None),
+            needs_asker: AtomicBool::new(false),
             held: AtomicUsize::new(0),
             leases_max: (leases_max as usize).max(64),
             trimming: AtomicBool::new(false),

@@ -13,7 +13,7 @@
 mod x86 {
     use super::super::poison;
     use std::sync::OnceLock;
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
     std::arch::global_asm!(
         ".hidden varve_media_guarded_copy",
@@ -73,8 +73,11 @@ mod x86 {
         static varve_media_guarded_store_cut: u8;
     }
 
-    /// The previous action for SIGBUS; `None`: the handler could not be set.
-    static BEFORE: OnceLock<Option<libc::sigaction>> = OnceLock::new();
+    /// Whether the handler is set. Threads that ask for the first time each set it: one that waited for
+    /// another would wait for ever in a child that is forked meanwhile.
+    static IS_SET: AtomicBool = AtomicBool::new(false);
+    /// The previous action for SIGBUS.
+    static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 
     /// The handler of a library that was loaded later.
     static ADOPTED: OnceLock<libc::sigaction> = OnceLock::new();
@@ -160,7 +163,7 @@ mod x86 {
             unsafe { call(action, signal, info, context) };
             return;
         }
-        let before = BEFORE.get().and_then(Option::as_ref);
+        let before = BEFORE.get();
         // SAFETY: as above.
         if !before.is_some_and(|action| unsafe { call(action, signal, info, context) }) {
             // The access is repeated after the return, and the signal then ends the process as without this
@@ -172,7 +175,15 @@ mod x86 {
 
     /// Whether guarded accesses can be made. Sets the handler, once in a process.
     pub fn is_ready() -> bool {
-        BEFORE.get_or_init(set_handler).is_some()
+        if IS_SET.load(Ordering::Acquire) {
+            return true;
+        }
+        let Some(before) = set_handler() else { return false };
+        if before.sa_sigaction != on_bus_error as *const () as usize {
+            let _ = BEFORE.set(before);
+        }
+        IS_SET.store(true, Ordering::Release);
+        true
     }
 
     fn set_handler() -> Option<libc::sigaction> {

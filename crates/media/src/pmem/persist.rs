@@ -14,8 +14,9 @@ mod trace;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-use std::sync::OnceLock;
 use std::sync::atomic::{Ordering, fence as atomic_fence};
+
+use crate::found::Found;
 
 pub(crate) use trace::{Step, traced};
 
@@ -40,14 +41,12 @@ pub enum Kernel {
 impl Kernel {
     /// The best kernel of this processor, found once.
     pub fn best() -> Self {
-        static BEST: OnceLock<Kernel> = OnceLock::new();
-        *BEST.get_or_init(|| {
-            Self::ALL
-                .into_iter()
-                .rev()
-                .find(|kernel| kernel.is_supported())
-                .unwrap_or(Self::Portable)
-        })
+        static BEST: Found = Found::new();
+        let best = BEST.get(|| {
+            let best = Self::ALL.iter().rposition(|kernel| kernel.is_supported());
+            best.unwrap_or(0) as u8
+        });
+        Self::ALL[usize::from(best)]
     }
 
     /// All kernels, the plainest first.

@@ -9,7 +9,7 @@ use crate::ofd::{Ofd, status_of};
 use crate::stats;
 use crate::sys::reentry::{self, KernelFd};
 use crate::sys::shared_offset::Left;
-use crate::sys::{kernel, thread};
+use crate::sys::{kernel, signals, thread};
 use crate::walk::{FileId, Route, Walked};
 use crate::why::Why;
 use std::collections::{HashMap, HashSet};
@@ -324,8 +324,12 @@ impl Process {
                 let _ = self.realise_all_of(ofd, fds, &mut way);
             }
         };
+        let openers = match signals::in_handler() {
+            true => 0,
+            false => (unreal.len() / FILES_A_THREAD).min(OPENERS_MAX),
+        };
         std::thread::scope(|scope| {
-            for _ in 0..(unreal.len() / FILES_A_THREAD).min(OPENERS_MAX) {
+            for _ in 0..openers {
                 // The prefix of the name marks the thread as one of the library's.
                 let opener = std::thread::Builder::new().name("varve-open".into());
                 let _ = opener.spawn_scoped(scope, work);

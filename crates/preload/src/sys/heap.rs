@@ -29,8 +29,9 @@ const CLASSES: usize = SMALL_MAX / STEP;
 const SLOTS: usize = 16;
 const PAGE: usize = 4096;
 
+/// The library's heap.
 #[global_allocator]
-static HEAP: Heap = Heap;
+pub static HEAP: Heap = Heap;
 
 static LARGE: Mutex<Large> = Mutex::new(Large(Dlmalloc::new_with_allocator(Pages)));
 static SMALL: [Slot; SLOTS] = [const { Slot::new() }; SLOTS];
@@ -200,7 +201,9 @@ const fn bytes(class: usize) -> usize {
     (class + 1) * STEP
 }
 
-struct Heap;
+/// The library's heap.
+#[derive(Debug)]
+pub struct Heap;
 
 // SAFETY: dlmalloc hands out exclusive blocks of the requested size and alignment; lists hold free blocks of
 // their class, and hand each out once.

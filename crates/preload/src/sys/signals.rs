@@ -270,6 +270,8 @@ unsafe extern "C" fn wrapper(signal: i32, info: *mut libc::siginfo_t, context: *
             set(signal as usize, Some(&plain), None);
         }
     }
+    let here = 0_u8;
+    let outer = thread::with(|thread| thread.handler.replace(&raw const here as usize));
     // SAFETY: the program set this address as its handler; with or without SA_SIGINFO, additional arguments
     // do no harm in this calling convention.
     unsafe {
@@ -277,6 +279,24 @@ unsafe extern "C" fn wrapper(signal: i32, info: *mut libc::siginfo_t, context: *
             std::mem::transmute(said.handler);
         handler(signal, info, context);
     }
+    thread::with(|thread| thread.handler.set(outer));
+}
+
+/// Whether this thread is in a signal handler of the program, which may have interrupted `malloc`: what calls
+/// into the C library's allocator, such as starting threads, must wait. After a jump out of a handler it may
+/// say so until a call is made from a frame above the handler's.
+#[must_use]
+pub fn in_handler() -> bool {
+    let here = 0_u8;
+    thread::with(|thread| match thread.handler.get() {
+        0 => false,
+        // Stacks grow downwards.
+        frame if (&raw const here as usize) < frame => true,
+        _ => {
+            thread.handler.set(0);
+            false
+        }
+    })
 }
 
 /// Ends the process by a fault that the program has no handler for, when `wrapper` returns, with all the data

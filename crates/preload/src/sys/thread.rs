@@ -15,6 +15,8 @@ pub struct Thread {
     pub forking: Cell<bool>,
     /// Signals that arrived while `inside`, and are pending in the kernel.
     pub deferred: Cell<u64>,
+    /// Address in the frame of the program's innermost signal handler; 0 if none runs.
+    pub handler: Cell<usize>,
     /// Fault signals that the program has blocked, as far as it knows.
     pub hidden: Cell<u64>,
     /// Number from which its [heap](super::heap) slot follows; 0 before the first use.
@@ -24,7 +26,7 @@ pub struct Thread {
 thread_local! {
     static THREAD: Thread = const { Thread {
         inside: Cell::new(0), internal: Cell::new(false), vfork_of: Cell::new(0), forking: Cell::new(false),
-        deferred: Cell::new(0),
+        deferred: Cell::new(0), handler: Cell::new(0),
         hidden: Cell::new(0), slot: Cell::new(0),
     } };
 }

@@ -5,10 +5,11 @@ use std::sync::{Arc, Weak};
 use varve_format::{InodeKey, LeaseNo};
 use varve_ipc::{LeaseMode, NUMBERS_MAX, Request, Response};
 
-use super::{Leases, StartAsker};
+use super::{Event, Leases, StartAsker};
 use crate::errno::{Errno, OpError, OpResult};
 use crate::hash::{KeyMap, KeySet};
 use crate::lease::node::Node;
+use crate::sync::atomic::Ordering;
 use crate::sync::lock_held_long;
 
 /// Numbers in a directory's first request.
@@ -106,8 +107,11 @@ impl Leases {
         let asks = few && numbers.asked > NUMBERS_MIN && !numbers.asking;
         numbers.asking |= asks;
         drop(numbers);
-        if asks && !(self.has_asker() && self.asks.send(Arc::downgrade(dir)).is_ok()) {
-            dir.numbers.lock().asking = false;
+        if asks {
+            self.need_asker();
+            if self.asks.send(Arc::downgrade(dir)).is_err() {
+                dir.numbers.lock().asking = false;
+            }
         }
         Some(number)
     }
@@ -117,16 +121,19 @@ impl Leases {
         *self.asker.lock() = Some(start);
     }
 
-    /// Starts the thread that asks ahead, if it does not run. Without one each number is asked for when it is
-    /// needed.
-    fn has_asker(&self) -> bool {
+    /// Has the worker start the thread that asks ahead, unless it was told so: a signal handler, which may have
+    /// interrupted `malloc`, must not start one.
+    fn need_asker(&self) {
+        if !self.needs_asker.swap(true, Ordering::Relaxed) {
+            self.tell(Event::StartAsker);
+        }
+    }
+
+    /// Starts the thread that asks ahead. Without one each number is asked for when it is needed.
+    pub(crate) fn start_asker(&self) {
         let start = self.asker.lock().take();
-        match start.map(|start| start()) {
-            None | Some(Ok(())) => true,
-            Some(Err(error)) => {
-                tracing::debug!(%error, "no thread asks for inode numbers ahead");
-                false
-            }
+        if let Some(Err(error)) = start.map(|start| start()) {
+            tracing::debug!(%error, "no thread asks for inode numbers ahead");
         }
     }
 

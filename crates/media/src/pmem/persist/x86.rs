@@ -9,6 +9,7 @@ use std::arch::x86_64::{
 };
 
 use super::{LINE_BYTES, fold, portable};
+use crate::found::Found;
 
 /// Lengths for which the copy with 64-byte loads beats `memcpy` out of memory (by up to a fifth at 2 KiB);
 /// for other lengths they are equal.
@@ -302,12 +303,13 @@ impl WriteBack {
 
     /// The best of this processor, found once.
     pub(super) fn best() -> Self {
-        static FOUND: std::sync::OnceLock<WriteBack> = std::sync::OnceLock::new();
-        *FOUND.get_or_init(|| {
+        static FOUND: Found = Found::new();
+        let best = FOUND.get(|| {
             let features = Self::features();
-            let found = Self::ALL.into_iter().find(|by| by.is_in(features));
-            found.unwrap_or(Self::Clflush)
-        })
+            let found = Self::ALL.iter().position(|by| by.is_in(features));
+            found.unwrap_or(Self::ALL.len() - 1) as u8
+        });
+        Self::ALL[usize::from(best)]
     }
 
     /// Register EBX of CPUID's leaf 7; 0 where there is no such leaf.
