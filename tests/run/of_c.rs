@@ -92,8 +92,19 @@ fn nothing_is_allocated_by_the_c_library_in_a_signal_handler() {
         .filter_map(|line| line.split_whitespace().nth(7)?.split('@').next())
         .collect();
     assert!(imported.contains(&"pthread_create"), "{symbols}");
-    for name in ["malloc", "calloc", "realloc", "free", "realpath", "opendir", "__cxa_thread_atexit_impl"] {
-        assert!(!imported.contains(&name), "the library calls {name} of the C library");
+    for name in [
+        "malloc",
+        "calloc",
+        "realloc",
+        "free",
+        "realpath",
+        "opendir",
+        "__cxa_thread_atexit_impl",
+    ] {
+        assert!(
+            !imported.contains(&name),
+            "the library calls {name} of the C library"
+        );
     }
 }
 

@@ -4,11 +4,11 @@
 
 #[cfg(not(feature = "shuttle"))]
 pub(crate) use {
-    parking_lot::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard},
     std::hint::spin_loop,
     std::sync::atomic,
     std::thread::yield_now,
     std::thread_local,
+    varve_media::lock::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard},
 };
 
 #[cfg(feature = "shuttle")]
@@ -211,18 +211,18 @@ mod interleavings {
     use std::sync::{PoisonError, TryLockError};
     use std::time::Duration;
 
-    /// As `parking_lot::Mutex`.
+    /// As `varve_media::lock::Mutex`.
     #[derive(Default)]
     pub(crate) struct Mutex<T>(shuttle::sync::Mutex<T>);
 
-    /// As `parking_lot::MutexGuard`. The inner guard is away only while a condition is waited for.
+    /// As `varve_media::lock::MutexGuard`. The inner guard is away only while a condition is waited for.
     pub(crate) struct MutexGuard<'m, T>(Option<shuttle::sync::MutexGuard<'m, T>>);
 
-    /// As `parking_lot::Condvar`.
+    /// As `varve_media::lock::Condvar`.
     #[derive(Default)]
     pub(crate) struct Condvar(shuttle::sync::Condvar);
 
-    /// As `parking_lot::RwLock`.
+    /// As `varve_media::lock::RwLock`.
     #[derive(Default)]
     pub(crate) struct RwLock<T>(shuttle::sync::RwLock<T>);
 

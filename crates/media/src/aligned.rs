@@ -1,6 +1,6 @@
 //! Buffers whose bytes begin on a 4,096-byte boundary, as direct I/O wants them.
 
-use parking_lot::Mutex;
+use crate::lock::Mutex;
 
 /// Alignment for direct I/O, in bytes: enough for every device in use.
 pub(crate) const ALIGN_BYTES: usize = 4096;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::Thread;
 
-use parking_lot::Mutex;
+use crate::lock::Mutex;
 
 use crate::error::{DeviceName, MediaError};
 use crate::traits::{BlockDevice, DeviceInfo, DeviceState, ReaderPart};
@@ -320,7 +320,7 @@ mod tests {
     /// A device on which a read of one block waits for another thread's, once a batch has begun.
     #[derive(Default)]
     struct Counts {
-        batches: parking_lot::Mutex<Vec<(usize, usize)>>,
+        batches: crate::lock::Mutex<Vec<(usize, usize)>>,
     }
 
     impl BlockDevice for Counts {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use crate::lock::Mutex;
 
 use crate::error::MediaError;
 use crate::traits::{BlockDevice, DeviceInfo, DeviceState, ReaderPart, Region};

@@ -28,6 +28,7 @@ mod found;
 pub mod host;
 mod latch;
 mod live_log;
+pub mod lock;
 mod mapped;
 #[allow(unsafe_code)]
 pub mod pmem;

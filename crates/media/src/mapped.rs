@@ -10,7 +10,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::ptr::NonNull;
 
-use parking_lot::Mutex;
+use crate::lock::Mutex;
 
 use crate::dax;
 use crate::error::{DeviceName, MediaError, check_range};

@@ -32,7 +32,7 @@ mod tests;
 
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use crate::lock::Mutex;
 
 pub use device::{SimBlock, SimRegion};
 pub use history::Crash;

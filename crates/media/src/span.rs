@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use parking_lot::RwLock;
+use crate::lock::RwLock;
 
 use crate::block::FileDevice;
 use crate::emulated::{DiskModel, EmulatedDisk};
@@ -339,7 +339,7 @@ impl BlockDevice for Span {
                     moved.push((part.at(offs[*index])?.1, out));
                 }
             }
-            work.push(parking_lot::Mutex::new(moved));
+            work.push(crate::lock::Mutex::new(moved));
         }
         let parts: Vec<&Part> = split.iter().map(|(part, _)| *part).collect();
         self.on_all(&parts, &|index| {

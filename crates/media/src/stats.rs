@@ -2,7 +2,7 @@
 //! found on it. Counts them and keeps the last of each; decides nothing. Wrappers count the transfers that
 //! pass through them, and tell an observer when each begins and ends.
 
-use parking_lot::Mutex;
+use crate::lock::Mutex;
 use rustix::time::{ClockId, clock_gettime};
 use std::fmt;
 use std::ptr::NonNull;

@@ -6,12 +6,12 @@ use crate::sys::reentry::KernelFd;
 use crate::sys::shared_offset::{Left, Record};
 use crate::walk::{FileId, Here, Place, Route, Stop};
 use crate::why::Why;
-use parking_lot::{Mutex, MutexGuard};
 use std::ops::{Deref, DerefMut};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
 use varve_format::InodeKey;
 use varve_libfs::{OpenFile, OpenFlags};
+use varve_media::lock::{Mutex, MutexGuard};
 
 /// Offset of a description's next read or write.
 #[derive(Debug, Default)]

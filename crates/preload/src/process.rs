@@ -25,7 +25,6 @@ use crate::table::Table;
 use crate::walk::{FileId, Here, Pools, Start, Stop, Walked, fail, walk};
 use crate::watches;
 use crate::why::Why;
-use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -33,6 +32,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use varve_format::InodeKey;
 use varve_ipc::CopiesAt;
 use varve_libfs::{Copies, Cred, Fs, OpenFile};
+use varve_media::lock::{Mutex, RwLock, RwLockReadGuard};
 
 /// The state of one process.
 pub struct Process {

@@ -2,11 +2,11 @@
 
 use crate::ofd::Ofd;
 use crate::why::Why;
-use parking_lot::RwLock;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
+use varve_media::lock::RwLock;
 
 const CHUNK: usize = 1024;
 const CHUNKS: usize = 256;

@@ -4,11 +4,11 @@
 use crate::config::PoolId;
 use crate::ofd::Ofd;
 use crate::walk::FileId;
-use parking_lot::RwLock;
 use smallvec::SmallVec;
 use std::sync::Arc;
 use varve_format::InodeKey;
 use varve_libfs::{Fs, Watched};
+use varve_media::lock::RwLock;
 
 /// The attribute of the mount's root by which the mount's process is told of marks; see `watches.rs` of the
 /// mount.

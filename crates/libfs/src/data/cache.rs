@@ -3,11 +3,11 @@
 //! stands for equal bytes for ever. So files that share a block share its copy here.
 
 use crate::hash::Lru;
-use parking_lot::Mutex;
 use std::hash::RandomState;
 use std::num::NonZeroUsize;
 use varve_format::BLOCK_SIZE;
 use varve_ipc::NumberedBlocks;
+use varve_media::lock::Mutex;
 
 /// Most blocks kept: 32 MiB.
 const BLOCKS_MAX: NonZeroUsize = NonZeroUsize::new(8192).expect("not zero");

@@ -20,7 +20,6 @@ use super::{DataPlane, confused};
 use crate::hash::Lru;
 use crate::inode::Inode;
 use crate::seeded::{Bug, armed};
-use parking_lot::Mutex;
 use std::hash::RandomState;
 use std::num::NonZeroUsize;
 use std::ops::Range;
@@ -28,6 +27,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use varve_format::{BLOCK_BYTES, BLOCK_SIZE, FileBlock, InodeKey, Tier};
 use varve_ipc::{IpcError, READS_MAX, ReadRun, Request, Response, SummedBlocks};
+use varve_media::lock::Mutex;
 use varve_media::{BlockDevice, BufPool};
 
 /// Blocks of a file whose checksums are asked for together: 4 MiB of the file, some 5 KiB of the answer.

@@ -1,10 +1,10 @@
 //! Open file descriptions: opening, the inode that they keep alive, its pins, and the last close.
 
-use parking_lot::RwLock;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use varve_format::{EntryFlags, FileKind, InodeAttr, InodeKey, LogOp, SessionId};
 use varve_ipc::{Cred, LeaseMode};
+use varve_media::lock::RwLock;
 
 use super::read::log_atime;
 use crate::attrs::{OpenFlags, READ, WRITE, may};

@@ -15,7 +15,6 @@ use crate::options::CacheObserver;
 #[cfg(all(feature = "test-support", debug_assertions))]
 use crate::seeded::{self, Bug};
 use crossbeam_channel::Receiver;
-use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::thread;
@@ -25,6 +24,7 @@ use varve_ipc::{
     Clock, IpcError, LeaseMode, Link, NUMBERS_MAX, Near, Page, RELEASED_MAX, ReleaseItem, Request, Response,
     SessionPage, SystemClock, Told, Upcall, Want,
 };
+use varve_media::lock::Mutex;
 
 const DIR: InodeKey = InodeKey::new(5, 1);
 

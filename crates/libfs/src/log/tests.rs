@@ -5,12 +5,12 @@
 use super::{Log, LogHost, LogOptions, Stamp};
 use crate::data::tests::fake::{SESSION, region, scan};
 use crate::errno::{Errno, OpError};
-use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use varve_format::log::{CHUNK_BYTES, entry_size};
 use varve_format::{EntryFlags, InodeKey, LogOp, LogSeq, OpCode, TxId};
 use varve_ipc::{IpcError, Page};
+use varve_media::lock::Mutex;
 use varve_media::{Backing, DeviceInfo, MappedOptions, MappedRegion, MediaError, MediumKind, Region};
 
 const NONE: EntryFlags = EntryFlags::empty();

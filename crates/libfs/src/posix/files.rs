@@ -1,10 +1,10 @@
 //! Calls that return or take descriptors.
 
-use parking_lot::Mutex;
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::{Arc, OnceLock};
 use varve_format::{FILE_SIZE_MAX, FallocateMode, FileKind, InodeAttr, InodeKey};
 use varve_ipc::{Cred, DirEntry};
+use varve_media::lock::Mutex;
 
 use super::path::StripSlashes;
 use super::table::Open;

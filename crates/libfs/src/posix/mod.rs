@@ -16,11 +16,11 @@ pub use locks::NoLocks;
 pub use table::Fd;
 pub use txn::{PosixTransaction, TX_FD_FIRST};
 
-use parking_lot::RwLock;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use varve_format::{InodeAttr, InodeKey};
 use varve_ipc::Cred;
+use varve_media::lock::RwLock;
 
 use crate::errno::{Errno, Result};
 use crate::fs::Fs;

@@ -1,8 +1,8 @@
 //! The descriptor table: numbers and their open file descriptions.
 
-use parking_lot::{Mutex, RwLock};
 use std::sync::{Arc, OnceLock};
 use varve_format::InodeKey;
+use varve_media::lock::{Mutex, RwLock};
 
 use super::locks::Beside;
 use crate::errno::{Errno, Result};

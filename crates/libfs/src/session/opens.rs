@@ -1,7 +1,7 @@
 //! Inodes that this mount has open, across sessions. Knows keys only.
 
-use parking_lot::Mutex;
 use varve_format::InodeKey;
+use varve_media::lock::Mutex;
 
 use crate::hash::KeyMap;
 

@@ -12,10 +12,10 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
+use crate::lock::Mutex;
 use io_uring::cqueue::{self, EntryMarker as CompletionMarker};
 use io_uring::squeue::{self, EntryMarker as SubmissionMarker};
 use io_uring::{IoUring, opcode, types};
-use parking_lot::Mutex;
 
 use crate::aligned::AlignedBuf;
 

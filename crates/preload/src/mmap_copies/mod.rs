@@ -45,13 +45,13 @@ use crate::ofd::Ofd;
 use crate::sys::pages::{self, CopyFile, Faults, PAGE};
 use crate::sys::{kernel, ranges};
 use crate::walk::{FileId, Here};
-use parking_lot::{Condvar, Mutex, MutexGuard, RwLockReadGuard};
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 use varve_format::InodeKey;
 use varve_ipc::{CopiesAt, heavy_barrier, light_barrier};
 use varve_libfs::OpenFile;
+use varve_media::lock::{Condvar, Mutex, MutexGuard, RwLockReadGuard};
 
 /// Upper bound on the bytes of copies of one process, and on their share of the memory file system (one
 /// `SHARE`th).

@@ -34,9 +34,9 @@ use super::{Process, after_fork, current};
 use crate::sys::atfork::at_fork;
 use crate::sys::reentry::Limits;
 use crate::sys::{entry, heap, thread};
-use parking_lot::RwLockWriteGuard;
 use std::cell::Cell;
 use std::mem::ManuallyDrop;
+use varve_media::lock::RwLockWriteGuard;
 
 /// The locks that the forking thread holds from before the fork until after it. The program's signal
 /// handlers, which may call into the library, wait until all are released, so `_inside` is dropped last.

@@ -5,12 +5,12 @@ use crate::config::MountConfig;
 use crate::sys::kernel::Ids;
 use crate::sys::{kernel, reentry, signals};
 use crate::watches::{self, Watches};
-use parking_lot::RwLock;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use varve_format::InodeKey;
 use varve_libfs::{AtimePolicy, Copies, Cred, Fs, FsOptions, SocketConnector};
+use varve_media::lock::RwLock;
 
 /// A mounted pool.
 pub struct Pool {
@@ -78,8 +78,7 @@ impl Pool {
     /// Whether there is a session, or enough was done without, `after` calls: many a program reads a file or
     /// two, many a child only starts a program. A signal handler opens none, since that starts threads.
     pub(super) fn is_worth_a_session(&self, after: u32) -> bool {
-        self.has_session()
-            || (self.missed.fetch_add(1, Ordering::Relaxed) >= after && !signals::in_handler())
+        self.has_session() || (self.missed.fetch_add(1, Ordering::Relaxed) >= after && !signals::in_handler())
     }
 
     /// Counts the calls anew: a process that makes a child after a few calls, as a shell does for each

@@ -169,7 +169,10 @@ mod tests {
     fn paths_are_found() {
         for _ in 0..100 {
             let here = std::fs::canonicalize("/proc/self/../1/./../self/fd").expect("it is there");
-            assert_eq!(here, std::path::PathBuf::from(format!("/proc/{}/fd", std::process::id())));
+            assert_eq!(
+                here,
+                std::path::PathBuf::from(format!("/proc/{}/fd", std::process::id()))
+            );
             assert!(std::fs::canonicalize("/proc/none").is_err());
         }
     }
@@ -194,7 +197,11 @@ mod tests {
                     free(realloc(place, len / 2));
                 }
                 assert!((0..len).all(|at| *more.add(at) == 7));
-                assert!([first, more, zeros].iter().all(|block| (*block as usize).is_multiple_of(16)));
+                assert!(
+                    [first, more, zeros]
+                        .iter()
+                        .all(|block| (*block as usize).is_multiple_of(16))
+                );
                 free(more);
                 free(zeros);
             }

@@ -117,7 +117,10 @@ mod tests {
             SECOND.with_borrow_mut(|second| *second = Some(Says(said, 2)));
             !super::ENDS.get().is_null()
         });
-        assert!(seen.join().expect("it ends"), "the standard library has its own list");
+        assert!(
+            seen.join().expect("it ends"),
+            "the standard library has its own list"
+        );
         assert_eq!(*dropped.lock().expect("whole"), [2, 1, 3]);
     }
 }

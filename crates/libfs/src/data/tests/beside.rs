@@ -4,11 +4,11 @@ use super::fake::{Fake, attr};
 use crate::data::DataPlane;
 use crate::inode::Inode;
 use crate::seeded::{Bug, arm};
-use parking_lot::Mutex;
 use std::sync::Arc;
 use varve_format::log::CHUNK_BYTES;
 use varve_format::{BLOCK_BYTES, BLOCK_SIZE, EntryFlags, FileBlock};
 use varve_ipc::{Link, ManualClock, Request, Response};
+use varve_media::lock::Mutex;
 use varve_media::{DeviceInfo, MediaError, Region};
 
 type Hook = Box<dyn FnOnce() + Send>;

@@ -5,11 +5,11 @@ use super::{Rig, contents};
 use crate::errno::OpError;
 use crate::inode::Inode;
 use crate::seeded::{Bug, arm};
-use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use varve_format::{BLOCK_BYTES, BLOCK_SIZE, EntryFlags, FileBlock};
 use varve_ipc::{Link, ReadRun, Request, Response};
+use varve_media::lock::Mutex;
 use varve_media::{BlockDevice, DeviceInfo, MediaError, MediumKind, Region};
 
 const NONE: EntryFlags = EntryFlags::empty();

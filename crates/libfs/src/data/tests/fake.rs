@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use varve_format::log::{
     CHUNK_BYTES, HEADER_SIZE, LIVE_HEADER_SIZE, PAYLOAD_MAX, crc_seed, entry_crc, entry_size, payload_crc,
 };
@@ -20,6 +19,7 @@ use varve_ipc::{
     IpcError, Link, MappedExtent, Page, ReadRun, Request, Response, SessionPage, Summed, SummedBlocks,
     TOLD_MAX, Upcall, Welcome,
 };
+use varve_media::lock::Mutex;
 use varve_media::{Backing, MappedOptions, MappedRegion, Region};
 use zerocopy::FromBytes;
 

@@ -1,11 +1,11 @@
 //! A radix of 64-bit words, one for each 4 KiB block of a file: the log address of the block's newest whole
 //! copy. Published by compare-and-swap, read without a lock; dropped only under the inode's exclusive lock.
 
-use parking_lot::RwLock;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use varve_format::LogSeq;
+use varve_media::lock::RwLock;
 
 const ADDR_BITS: u32 = 34;
 const SEQ_BITS: u32 = 64 - ADDR_BITS;

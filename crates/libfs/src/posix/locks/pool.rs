@@ -6,13 +6,13 @@
 //! has.
 
 use nix::fcntl::{FcntlArg, fcntl};
-use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use varve_format::InodeKey;
+use varve_media::lock::Mutex;
 
 use super::why::NoLocks;
 use crate::errno::{Errno, Result};

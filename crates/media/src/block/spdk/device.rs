@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use crate::lock::{Condvar, Mutex};
 
 use super::reactor::{Link, PIECE_BYTES, Reactor, Reply, Request, Shared, Wanted};
 use super::sys::{DmaBuffer, Operation};

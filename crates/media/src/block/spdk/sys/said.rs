@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::io::Write;
 
-use parking_lot::Mutex;
+use crate::lock::Mutex;
 
 /// Lines that are kept.
 const LINES_MAX: usize = 4;
