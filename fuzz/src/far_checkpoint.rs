@@ -13,9 +13,13 @@ const HEAD: usize = 32;
 
 /// A file in memory; clones are the same.
 #[derive(Clone, Default)]
-struct Memory(Arc<Mutex<Vec<u8>>>);
+pub(crate) struct Memory(Arc<Mutex<Vec<u8>>>);
 
 impl Memory {
+    pub(crate) fn of(bytes: Vec<u8>) -> Self {
+        Self(Arc::new(Mutex::new(bytes)))
+    }
+
     fn bytes(&self) -> std::sync::MutexGuard<'_, Vec<u8>> {
         self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
@@ -59,13 +63,68 @@ fn config() -> Config {
 }
 
 /// A sound file, and where its parts lie: the root that counts, the tables' parts, a block of objects.
-struct Sound {
+pub(crate) struct Sound {
     bytes: Vec<u8>,
     root: usize,
     parts: Vec<usize>,
 }
 
-fn number(bytes: &[u8], at: usize) -> usize {
+impl Sound {
+    /// A file whose root that counts begins at `root`.
+    pub(crate) fn new(bytes: Vec<u8>, root: usize) -> Self {
+        let mut parts = Vec::new();
+        for segment in 0..number(&bytes, root + 64) {
+            let mut place = number(&bytes, root + 128 + segment * 32 + 16);
+            while place != u32::MAX as usize {
+                let at = SLABS_AT + place * PLACE;
+                parts.push(at);
+                place = number(&bytes, at + 28);
+            }
+        }
+        Self { bytes, root, parts }
+    }
+
+    /// The file with some bytes changed: an input is changes, each a structure, a place in it, a length and
+    /// what comes there; the checksum is made right unless the structure's highest bit is set. Whether it
+    /// was.
+    pub(crate) fn changed(&self, data: &[u8]) -> (Vec<u8>, bool) {
+        let mut bytes = self.bytes.clone();
+        let mut rest = data;
+        let mut forged = false;
+        for _ in 0..16 {
+            let Some(([structure, low, high, len], after)) = rest.split_first_chunk::<4>() else {
+                break;
+            };
+            let (change, after) = after.split_at(usize::from(*len).min(after.len()));
+            rest = after;
+            let which = usize::from(structure & 0x7f) % (self.parts.len() + 1);
+            let (from, size) = match which.checked_sub(1) {
+                None => (self.root, ROOT),
+                Some(part) => (self.parts[part], HEAD + number(&self.bytes, self.parts[part] + 4)),
+            };
+            let at = from + usize::from(u16::from_le_bytes([*low, *high])) % size;
+            let end = (at + change.len()).min(from + size);
+            bytes[at..end].copy_from_slice(&change[..end - at]);
+            if structure & 0x80 != 0 {
+                continue;
+            }
+            forged = true;
+            if which == 0 {
+                set_u32(&mut bytes, from + 12, 0);
+                let crc = crc32c::crc32c(&bytes[from..from + ROOT]);
+                set_u32(&mut bytes, from + 12, crc);
+            } else {
+                let len = number(&bytes, from + 4).min(PLACE - HEAD);
+                let end = (from + HEAD + len).min(bytes.len());
+                let crc = crc32c::crc32c(&bytes[from + 4..end]);
+                set_u32(&mut bytes, from, crc);
+            }
+        }
+        (bytes, forged)
+    }
+}
+
+pub(crate) fn number(bytes: &[u8], at: usize) -> usize {
     bytes
         .get(at..)
         .and_then(|rest| rest.first_chunk())
@@ -99,17 +158,7 @@ fn sound() -> &'static Sound {
         }
         let bytes = file.bytes().clone();
         // Generations are 1, made with the file in the first slot, 2 and 3.
-        let root = 0;
-        let segments = number(&bytes, root + 64);
-        let parts = (0..segments).map(|segment| {
-            let place = number(&bytes, root + 128 + segment * 32 + 16);
-            SLABS_AT + place * PLACE
-        });
-        Sound {
-            parts: parts.collect(),
-            root,
-            bytes,
-        }
+        Sound::new(bytes, 0)
     })
 }
 
@@ -117,47 +166,10 @@ fn set_u32(bytes: &mut [u8], at: usize, value: u32) {
     bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
 }
 
-/// A file with some bytes changed: an input is changes, each a structure, a place in it, a length and what
-/// comes there; the checksum is made right unless the structure's highest bit is set. Whether it was
-/// restored.
+/// A file of handles with some bytes changed ([`Sound::changed`]). Whether it was restored.
 pub fn far_checkpoint(data: &[u8]) -> bool {
-    let sound = sound();
-    let mut bytes = sound.bytes.clone();
-    let mut rest = data;
-    let mut forged = false;
-    for _ in 0..16 {
-        let Some(([structure, low, high, len], after)) = rest.split_first_chunk::<4>() else {
-            break;
-        };
-        let (change, after) = after.split_at(usize::from(*len).min(after.len()));
-        rest = after;
-        let which = usize::from(structure & 0x7f) % (sound.parts.len() + 1);
-        let (from, size) = match which.checked_sub(1) {
-            None => (sound.root, ROOT),
-            Some(part) => (
-                sound.parts[part],
-                HEAD + number(&sound.bytes, sound.parts[part] + 4),
-            ),
-        };
-        let at = from + usize::from(u16::from_le_bytes([*low, *high])) % size;
-        let end = (at + change.len()).min(from + size);
-        bytes[at..end].copy_from_slice(&change[..end - at]);
-        if structure & 0x80 != 0 {
-            continue;
-        }
-        forged = true;
-        if which == 0 {
-            set_u32(&mut bytes, from + 12, 0);
-            let crc = crc32c::crc32c(&bytes[from..from + ROOT]);
-            set_u32(&mut bytes, from + 12, crc);
-        } else {
-            let len = number(&bytes, from + 4).min(PLACE - HEAD);
-            let end = (from + HEAD + len).min(bytes.len());
-            let crc = crc32c::crc32c(&bytes[from + 4..end]);
-            set_u32(&mut bytes, from, crc);
-        }
-    }
-    let file = Memory(Arc::new(Mutex::new(bytes)));
+    let (bytes, forged) = sound().changed(data);
+    let file = Memory::of(bytes);
     let Ok((heap, record)) = FarHeap::restore(file.clone(), TAG, &config()) else {
         return false;
     };

@@ -9,6 +9,7 @@
 
 mod cache;
 mod devices;
+mod far_addresses;
 mod far_checkpoint;
 mod images;
 mod pool;
@@ -18,6 +19,7 @@ mod trees;
 
 pub use cache::{cache_objects, cache_store};
 pub use devices::device_rows;
+pub use far_addresses::far_addresses;
 pub use far_checkpoint::far_checkpoint;
 pub use images::{clusters, images};
 pub use pool::{pool_state, unit_footers, unit_rows};
@@ -57,6 +59,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("cache_objects", cache_objects),
     ("cache_store", cache_store),
     ("far_checkpoint", far_checkpoint),
+    ("far_addresses", far_addresses),
     ("images", images),
     ("clusters", clusters),
 ];

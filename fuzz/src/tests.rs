@@ -21,12 +21,13 @@ use varve_ipc::{ClientKind, ForwardedOp, Hello, LeaseMode, Near, Request, Respon
 use zerocopy::{FromZeros, IntoBytes};
 
 /// Targets that open a pool or a store for each input, and how many times fewer inputs they get.
-const POOLS: [&str; 5] = [
+const POOLS: [&str; 6] = [
     "unit_rows",
     "unit_footers",
     "pool_state",
     "cache_store",
     "far_checkpoint",
+    "far_addresses",
 ];
 const FEWER: u64 = 20;
 
@@ -381,6 +382,7 @@ fn seeds(target: &str) -> Vec<Vec<u8>> {
         "cache_objects" => crate::cache::segments(),
         "cache_store" => crate::cache::pages(),
         "far_checkpoint" => crate::far_checkpoint::changes(),
+        "far_addresses" => crate::far_addresses::changes(),
         "images" => vec![
             crate::images::list(0),
             b"Package: a\nStatus: install ok installed\nVersion: 1\nInstalled-Size: 5\n\n".to_vec(),

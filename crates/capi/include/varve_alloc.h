@@ -3,11 +3,14 @@
 // `pkg-config --cflags --libs varve`; in words: docs/guide/far-objects.md.
 //
 // Calls fail with -1 (or NULL) and `errno`: NULL for a heap is EINVAL, one that is not (or no more) open EBADF, a pointer that nothing begins at
-// EINVAL, no bytes EINVAL, too many ENOMEM, a full store ENOSPC. With VARVE_DEBUG in the environment the cause goes to standard error in words.
+// EINVAL, no bytes EINVAL, too many ENOMEM, a full store ENOSPC, and so is one with checkpoints that is full until the next checkpoint. With
+// VARVE_DEBUG in the environment the cause goes to standard error in words.
 //
 // Every function may be called from several threads at once, but not from signal handlers. System calls may be given these addresses. A page that
 // cannot be read, because its device fails, is SIGBUS for who touches it (EFAULT of a system call), and so is memory that was freed; after a second it
-// is tried again. A child of `fork` does not have the memory: touching it is SIGSEGV, calls are EPERM.
+// is tried again. In a heap with checkpoints (va_create) whose file is full until the next one, a touch for which a page must leave waits for two
+// seconds, and is SIGBUS then: make checkpoints in a thread that touches no far memory. A child of `fork` does not have the memory: touching it is
+// SIGSEGV, calls are EPERM.
 
 
 #ifndef VARVE_ALLOC_H
@@ -18,6 +21,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
+// Bytes that a program may put into a checkpoint.
+#define VA_RECORD_MAX 4064
+
 // A heap of far memory. All threads of the process may use it at once.
 typedef struct va_heap va_heap;
 
@@ -25,13 +31,28 @@ typedef struct va_heap va_heap;
 typedef struct {
     // Memory for pages that are in use, in bytes, of the limit; 0: 25 MiB. A quarter of the limit at most.
     uint64_t page_buffer_bytes;
-    // Addresses, in bytes; 0: 32 times the store.
+    // Addresses, in bytes; 0: 32 times the store. Without effect for va_restore: the file says it.
     uint64_t address_bytes;
+    // Where the addresses begin, a multiple of 2 MiB; 0: where there is room. For va_create alone: 0 for
+    // va_open, without effect for va_restore.
+    uint64_t start_address;
     // Threads that bring pages, 1 to 16; 0: 2.
     uint32_t threads;
     // 0.
     uint32_t flags;
 } va_options;
+
+// What a checkpoint took.
+typedef struct {
+    // Its number in the file: larger than that of the one before.
+    uint64_t generation;
+    // How long threads that write were stopped at once, in nanoseconds.
+    uint64_t stopped_ns;
+    // Bytes that the call wrote to the file.
+    uint64_t written_bytes;
+    // Those of tables, of them.
+    uint64_t table_bytes;
+} va_checkpointed;
 
 // What a heap has and did.
 typedef struct {
@@ -68,8 +89,59 @@ va_heap *va_open(const char *directory,
                  uint64_t memory_bytes,
                  const va_options *options);
 
-// Ends a heap and all that was allocated. Threads that touch it meanwhile get SIGBUS, and SIGSEGV after
-// that; calls that have begun end first.
+// Makes a heap with checkpoints, in a file of its own: it is made with mode 0600, or is there and empty. It
+// grows to store_bytes (rounded up to MiB) and 1 MiB at most: twice as large as what it is to hold.
+// schema_tag is a number of the program for the layout of what it stores; va_restore wants the same. An
+// empty checkpoint and the file's name are durable when this returns. While the heap is open its file is
+// locked; a child of fork that was made meanwhile holds the lock, too, until it ends or calls exec.
+//
+// NULL and errno on failure, and a file that was made is gone again: as va_open; EEXIST if the file has
+// bytes; EBUSY if another heap uses it; EADDRINUSE if something is at start_address; EINVAL if that is no
+// multiple of 2 MiB; ENOENT, EACCES and others as open(2); EIO.
+va_heap *va_create(const char *path,
+                   uint64_t store_bytes,
+                   uint64_t schema_tag,
+                   uint64_t memory_bytes,
+                   const va_options *options);
+
+// Makes a checkpoint: all memory of the heap, and what is allocated, as it is at one moment of this call. It
+// is durable when this returns 0; until then a crash leaves the one before, and what was changed since that
+// one is lost. record_len bytes of record, VA_RECORD_MAX at most, go with it: the pointers that the program
+// begins with. made tells what it took; NULL: nobody asks.
+//
+// May be called at any time by any thread; calls at once wait for each other. Other threads stop for the
+// moment itself, and go on while it is written. The moment is one of all threads: each is between two
+// instructions, as if the machine lost its power then. Allocations and frees are in it whole or not at all,
+// but a va_realloc that moves more than 1 MiB may be in it with both blocks, of which the new one has no
+// name. What a device or io_uring writes to a page by itself at that moment (direct I/O, registered buffers)
+// is in it in part.
+//
+// On failure the checkpoint before is the last: EINVAL for a heap of va_open and for a long record; EFAULT
+// if record is NULL and record_len is not 0; ENOSPC if the file has no room; EIO if it cannot be written.
+// After a sync that failed all others fail with EIO: va_close and va_restore. EPERM in a child of fork.
+int va_checkpoint(va_heap *h, const void *record, size_t record_len, va_checkpointed *made);
+
+// The heap of the last complete checkpoint of a file of va_create, at the same addresses: pointers into it
+// are as they were. It goes on in the file, and its checkpoints too. Reads tables, no objects. The
+// checkpoint's record goes to record, which has room for record_size bytes (VA_RECORD_MAX are always
+// enough), and its length to record_len; NULL for either: nobody asks.
+//
+// NULL and errno on failure, and the file is as useful as before: EADDRINUSE if this process has something
+// at the heap's addresses (restore it before that is mapped, or in another process); EBUSY if another heap
+// uses the file; EINVAL if the file holds no heap with addresses, has no complete checkpoint, was made by a
+// newer version, or with another schema_tag; EIO if its checkpoint is damaged or cannot be read or written;
+// ENOMEM if the tables do not fit into memory_bytes; ERANGE if the record is longer than record_size,
+// record_len has its length then; ENOENT and others as open(2); as va_open.
+va_heap *va_restore(const char *path,
+                    uint64_t schema_tag,
+                    uint64_t memory_bytes,
+                    const va_options *options,
+                    void *record,
+                    size_t record_size,
+                    size_t *record_len);
+
+// Ends a heap and all that was allocated; a heap with checkpoints has its last one in its file, and none is
+// made. Threads that touch it meanwhile get SIGBUS, and SIGSEGV after that; calls that have begun end first.
 int va_close(va_heap *h);
 
 // Memory for count objects of size bytes, all zeros. Each begins on a page of its own: the next object of

@@ -10,12 +10,16 @@
     reason = "what callers owe is the same for all, and said once, above and at the top of varve_alloc.h"
 )]
 
-use crate::ffi::{Outcome, as_path, c_path, guard, note, store, zero};
+use crate::ffi::{Outcome, as_path, c_path, guard, input, note, output, store, zero};
 use crate::registry::ALLOCS;
 use ::varve_far::FileSlabs;
 use ::varve_far_alloc::{Config, Error, FarAlloc};
-use ::varve_far_objects::Error as StoreError;
+use ::varve_far_objects::{Error as StoreError, Refusal};
 use libc::{c_char, c_int, c_void, size_t};
+use std::fs::File;
+use std::io::ErrorKind;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 use varve_libfs::Errno;
@@ -26,6 +30,11 @@ pub struct va_heap {
     _private: (),
 }
 
+/// Bytes that a program may put into a checkpoint.
+pub const VA_RECORD_MAX: usize = 4064;
+
+const _: () = assert!(VA_RECORD_MAX == ::varve_far_alloc::RECORD_MAX_BYTES);
+
 /// Options of a heap. Zeros are the defaults, and so is NULL in place of the structure.
 #[allow(non_camel_case_types)]
 #[derive(Clone, Copy, Default)]
@@ -33,8 +42,11 @@ pub struct va_heap {
 pub struct va_options {
     /// Memory for pages that are in use, in bytes, of the limit; 0: 25 MiB. A quarter of the limit at most.
     pub page_buffer_bytes: u64,
-    /// Addresses, in bytes; 0: 32 times the store.
+    /// Addresses, in bytes; 0: 32 times the store. Without effect for va_restore: the file says it.
     pub address_bytes: u64,
+    /// Where the addresses begin, a multiple of 2 MiB; 0: where there is room. For va_create alone: 0 for
+    /// va_open, without effect for va_restore.
+    pub start_address: u64,
     /// Threads that bring pages, 1 to 16; 0: 2.
     pub threads: u32,
     /// 0.
@@ -66,6 +78,21 @@ pub struct va_counters {
     pub device_write_bytes: u64,
 }
 
+/// What a checkpoint took.
+#[allow(non_camel_case_types)]
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+pub struct va_checkpointed {
+    /// Its number in the file: larger than that of the one before.
+    pub generation: u64,
+    /// How long threads that write were stopped at once, in nanoseconds.
+    pub stopped_ns: u64,
+    /// Bytes that the call wrote to the file.
+    pub written_bytes: u64,
+    /// Those of tables, of them.
+    pub table_bytes: u64,
+}
+
 /// The one place where an error becomes an errno.
 fn errno(error: &Error) -> Errno {
     note_if_asked(error);
@@ -79,9 +106,21 @@ fn errno(error: &Error) -> Errno {
             | StoreError::NotAllocated(_)
             | StoreError::OutOfRange { .. }
             | StoreError::NoCheckpoints { .. }
-            | StoreError::Refused { .. }
             | StoreError::Config(_),
         ) => libc::EINVAL,
+        Error::Objects(StoreError::Refused { reason, .. }) => match reason {
+            Refusal::InUse => libc::EBUSY,
+            Refusal::NotEmpty { .. } => libc::EEXIST,
+            Refusal::Malformed(_) => libc::EIO,
+            Refusal::Foreign
+            | Refusal::Incomplete
+            | Refusal::Newer { .. }
+            | Refusal::Schema { .. }
+            | Refusal::Kind { .. }
+            | Refusal::Handle { .. } => libc::EINVAL,
+        },
+        Error::Malformed(_) => libc::EIO,
+        Error::AddressesTaken { .. } => libc::EADDRINUSE,
         Error::Userfault { error, .. } | Error::System { error, .. } => {
             error.raw_os_error().unwrap_or(libc::EIO)
         }
@@ -113,6 +152,61 @@ fn give(h: *const va_heap, call: impl FnOnce(&FarAlloc) -> Result<NonNull<u8>, E
     })
 }
 
+/// The error of a file.
+fn io_errno(error: &std::io::Error) -> Errno {
+    note_if_asked(error);
+    Errno(error.raw_os_error().unwrap_or(libc::EIO))
+}
+
+fn slabs(store_bytes: u64) -> Outcome<u32> {
+    u32::try_from(store_bytes.div_ceil(1 << 20)).map_err(|_| Errno(libc::EINVAL))
+}
+
+/// Options that C gave.
+///
+/// # Safety
+/// `options` is NULL, or points to options.
+unsafe fn config(memory_bytes: u64, options: *const va_options) -> Outcome<Config> {
+    let given = match options.is_null() {
+        true => va_options::default(),
+        // SAFETY: not NULL; the caller vouches for its target.
+        false => unsafe { options.read() },
+    };
+    if given.flags != 0 {
+        return Err(Errno(libc::EINVAL));
+    }
+    let mut config = Config::new(memory_bytes);
+    config.address_bytes = given.address_bytes;
+    config.start_address = given.start_address;
+    if given.page_buffer_bytes > 0 {
+        config.page_buffer_bytes = given.page_buffer_bytes;
+    }
+    if given.threads > 0 {
+        config.threads = given.threads as usize;
+    }
+    Ok(config)
+}
+
+fn add(heap: FarAlloc) -> *mut va_heap {
+    std::ptr::without_provenance_mut(ALLOCS.add(heap))
+}
+
+/// Opens a file for a heap, and says whether it is new.
+fn open_or_make(path: &Path) -> std::io::Result<(File, bool)> {
+    let mut options = File::options();
+    options.read(true).write(true).mode(0o600);
+    match options.clone().create_new(true).open(path) {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok((options.open(path)?, false)),
+        made => Ok((made?, true)),
+    }
+}
+
+/// Makes the name of a new file durable.
+fn sync_name(path: &Path) -> std::io::Result<()> {
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
+    File::open(dir.unwrap_or(Path::new(".")))?.sync_all()
+}
+
 /// Makes a heap: at most store_bytes (rounded up to MiB, at least 4 MiB) in a file without a name in the
 /// directory, and memory_bytes for everything that it keeps in memory, at least 2 MiB. NULL and errno on
 /// failure: EPERM, EACCES or ENOSYS if the kernel lets nobody, or not this process, serve faults (root,
@@ -127,34 +221,142 @@ pub unsafe extern "C" fn va_open(
     guard(null_mut(), || {
         // SAFETY: the caller's promise.
         let directory = as_path(unsafe { c_path(directory) }?);
-        let given = match options.is_null() {
-            true => va_options::default(),
-            // SAFETY: not NULL; the caller vouches for its target.
-            false => unsafe { options.read() },
-        };
-        let slabs = u32::try_from(store_bytes.div_ceil(1 << 20)).map_err(|_| Errno(libc::EINVAL))?;
-        if given.flags != 0 {
+        // SAFETY: the caller's promise.
+        let config = unsafe { config(memory_bytes, options) }?;
+        if config.start_address != 0 {
             return Err(Errno(libc::EINVAL));
         }
-        let mut config = Config::new(memory_bytes);
-        config.address_bytes = given.address_bytes;
-        if given.page_buffer_bytes > 0 {
-            config.page_buffer_bytes = given.page_buffer_bytes;
-        }
-        if given.threads > 0 {
-            config.threads = given.threads as usize;
-        }
-        let file = FileSlabs::open(directory, slabs).map_err(|error| {
-            note_if_asked(&error);
-            Errno(error.raw_os_error().unwrap_or(libc::EIO))
-        })?;
+        let file = FileSlabs::open(directory, slabs(store_bytes)?).map_err(|error| io_errno(&error))?;
         let made = FarAlloc::new(file, &config).map_err(|error| errno(&error))?;
-        Ok(std::ptr::without_provenance_mut(ALLOCS.add(made)))
+        Ok(add(made))
     })
 }
 
-/// Ends a heap and all that was allocated. Threads that touch it meanwhile get SIGBUS, and SIGSEGV after
-/// that; calls that have begun end first.
+/// Makes a heap with checkpoints, in a file of its own: it is made with mode 0600, or is there and empty. It
+/// grows to store_bytes (rounded up to MiB) and 1 MiB at most: twice as large as what it is to hold.
+/// schema_tag is a number of the program for the layout of what it stores; va_restore wants the same. An
+/// empty checkpoint and the file's name are durable when this returns. While the heap is open its file is
+/// locked; a child of fork that was made meanwhile holds the lock, too, until it ends or calls exec.
+///
+/// NULL and errno on failure, and a file that was made is gone again: as va_open; EEXIST if the file has
+/// bytes; EBUSY if another heap uses it; EADDRINUSE if something is at start_address; EINVAL if that is no
+/// multiple of 2 MiB; ENOENT, EACCES and others as open(2); EIO.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn va_create(
+    path: *const c_char,
+    store_bytes: u64,
+    schema_tag: u64,
+    memory_bytes: u64,
+    options: *const va_options,
+) -> *mut va_heap {
+    guard(null_mut(), || {
+        // SAFETY: the caller's promise.
+        let path = as_path(unsafe { c_path(path) }?);
+        // SAFETY: the caller's promise.
+        let config = unsafe { config(memory_bytes, options) }?;
+        let slabs = slabs(store_bytes)?;
+        let (file, is_new) = open_or_make(path).map_err(|error| io_errno(&error))?;
+        let made = FarAlloc::create(file, slabs, schema_tag, &config)
+            .map_err(|error| errno(&error))
+            .and_then(|heap| sync_name(path).map(|()| heap).map_err(|error| io_errno(&error)));
+        if made.is_err() && is_new {
+            // It holds no heap; if it cannot be removed, the next call says so.
+            let _ = std::fs::remove_file(path);
+        }
+        made.map(add)
+    })
+}
+
+/// Makes a checkpoint: all memory of the heap, and what is allocated, as it is at one moment of this call. It
+/// is durable when this returns 0; until then a crash leaves the one before, and what was changed since that
+/// one is lost. record_len bytes of record, VA_RECORD_MAX at most, go with it: the pointers that the program
+/// begins with. made tells what it took; NULL: nobody asks.
+///
+/// May be called at any time by any thread; calls at once wait for each other. Other threads stop for the
+/// moment itself, and go on while it is written. The moment is one of all threads: each is between two
+/// instructions, as if the machine lost its power then. Allocations and frees are in it whole or not at all,
+/// but a va_realloc that moves more than 1 MiB may be in it with both blocks, of which the new one has no
+/// name. What a device or io_uring writes to a page by itself at that moment (direct I/O, registered buffers)
+/// is in it in part.
+///
+/// On failure the checkpoint before is the last: EINVAL for a heap of va_open and for a long record; EFAULT
+/// if record is NULL and record_len is not 0; ENOSPC if the file has no room; EIO if it cannot be written.
+/// After a sync that failed all others fail with EIO: va_close and va_restore. EPERM in a child of fork.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn va_checkpoint(
+    h: *mut va_heap,
+    record: *const c_void,
+    record_len: size_t,
+    made: *mut va_checkpointed,
+) -> c_int {
+    zero(|| {
+        let heap = heap(h)?;
+        // SAFETY: the caller's promise.
+        let record = unsafe { input(record, record_len) }?;
+        if record.len() > VA_RECORD_MAX {
+            return Err(Errno(libc::EINVAL));
+        }
+        let all = heap.checkpoint(record).map_err(|error| errno(&error))?;
+        if made.is_null() {
+            return Ok(());
+        }
+        let told = va_checkpointed {
+            generation: all.generation,
+            stopped_ns: u64::try_from(all.stopped.as_nanos()).unwrap_or(u64::MAX),
+            written_bytes: all.written_bytes,
+            table_bytes: all.table_bytes,
+        };
+        // SAFETY: the caller's promise.
+        unsafe { store(made, told) }
+    })
+}
+
+/// The heap of the last complete checkpoint of a file of va_create, at the same addresses: pointers into it
+/// are as they were. It goes on in the file, and its checkpoints too. Reads tables, no objects. The
+/// checkpoint's record goes to record, which has room for record_size bytes (VA_RECORD_MAX are always
+/// enough), and its length to record_len; NULL for either: nobody asks.
+///
+/// NULL and errno on failure, and the file is as useful as before: EADDRINUSE if this process has something
+/// at the heap's addresses (restore it before that is mapped, or in another process); EBUSY if another heap
+/// uses the file; EINVAL if the file holds no heap with addresses, has no complete checkpoint, was made by a
+/// newer version, or with another schema_tag; EIO if its checkpoint is damaged or cannot be read or written;
+/// ENOMEM if the tables do not fit into memory_bytes; ERANGE if the record is longer than record_size,
+/// record_len has its length then; ENOENT and others as open(2); as va_open.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn va_restore(
+    path: *const c_char,
+    schema_tag: u64,
+    memory_bytes: u64,
+    options: *const va_options,
+    record: *mut c_void,
+    record_size: size_t,
+    record_len: *mut size_t,
+) -> *mut va_heap {
+    guard(null_mut(), || {
+        // SAFETY: the caller's promise.
+        let path = as_path(unsafe { c_path(path) }?);
+        // SAFETY: the caller's promise.
+        let config = unsafe { config(memory_bytes, options) }?;
+        let room = if record.is_null() { 0 } else { record_size };
+        // SAFETY: the caller's promise; of NULL nothing is used.
+        let room = unsafe { output(record, room) }?;
+        let file = File::options().read(true).write(true).open(path);
+        let file = file.map_err(|error| io_errno(&error))?;
+        let (heap, bytes) = FarAlloc::restore(file, schema_tag, &config).map_err(|error| errno(&error))?;
+        if !record_len.is_null() {
+            // SAFETY: the caller's promise.
+            unsafe { store(record_len, bytes.len()) }?;
+        }
+        if !record.is_null() {
+            let room = room.get_mut(..bytes.len()).ok_or(Errno(libc::ERANGE))?;
+            room.copy_from_slice(&bytes);
+        }
+        Ok(add(heap))
+    })
+}
+
+/// Ends a heap and all that was allocated; a heap with checkpoints has its last one in its file, and none is
+/// made. Threads that touch it meanwhile get SIGBUS, and SIGSEGV after that; calls that have begun end first.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn va_close(h: *mut va_heap) -> c_int {
     zero(|| ALLOCS.take(h.addr()).map(drop).map_err(Errno))

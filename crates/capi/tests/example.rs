@@ -60,6 +60,35 @@ fn example_of_far_memory_in_c_runs_on_a_file() {
 }
 
 #[test]
+fn far_memory_of_a_c_program_is_there_in_the_next_one() {
+    let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+    let program = dir.path().join("checkpoint");
+    if !compile("examples/c/varve_alloc_checkpoint.c", dir.path(), &program) {
+        return;
+    }
+    let run = |arguments: &[&str]| Command::new(&program).args(arguments).output().unwrap();
+    let file = dir.path().join("heap");
+    let file = file.to_str().unwrap();
+    // Each ends without closing its heap, after changes that no checkpoint has.
+    for before in [None, Some(5000), Some(10_000)] {
+        let output = run(&[file]);
+        if output.status.code() == Some(77) {
+            return eprintln!("SKIPPED: {}", String::from_utf8_lossy(&output.stderr));
+        }
+        good(&output, "a list that grows");
+        let there = before.map_or_else(String::new, |count| format!("{count} nodes were there\n"));
+        let now = before.unwrap_or(0) + 5000;
+        assert_eq!(
+            String::from_utf8_lossy(&output.stdout),
+            format!("{there}{now} nodes are there\n")
+        );
+    }
+    let output = run(&[&format!("{file}.wrong"), "wrong"]);
+    good(&output, "what is refused");
+    assert!(String::from_utf8_lossy(&output.stdout).ends_with("all went well\n"));
+}
+
+#[test]
 fn tree_in_far_memory_has_its_keys() {
     let dir = tempfile::tempdir().unwrap();
     let program = dir.path().join("tree");

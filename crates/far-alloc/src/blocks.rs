@@ -32,6 +32,38 @@ impl Blocks {
         all
     }
 
+    /// Units of which these blocks are in use, in order. `None` where they overlap or pass the end.
+    pub(crate) fn restored(units: u32, used: impl Iterator<Item = (u32, u32)>) -> Option<Self> {
+        let mut all = Self::default();
+        let mut end = 0;
+        for (start, len) in used {
+            if start < end || len == 0 {
+                return None;
+            }
+            if start > end {
+                all.insert_free(end, start - end);
+            }
+            end = start.checked_add(len).filter(|end| *end <= units)?;
+            all.used.insert(start, len);
+        }
+        if end < units {
+            all.insert_free(end, units - end);
+        }
+        Some(all)
+    }
+
+    /// The blocks in use: start and length, in order.
+    pub(crate) fn used(&self) -> impl Iterator<Item = (u32, u32)> {
+        self.used.iter().map(|(start, len)| (*start, *len))
+    }
+
+    /// Whether there is a free piece of so many units.
+    pub(crate) fn has_room(&self, len: u32) -> bool {
+        self.by_len
+            .last()
+            .is_some_and(|(longest, _)| *longest >= len.max(1))
+    }
+
     fn insert_free(&mut self, start: u32, len: u32) {
         self.free.insert(start, len);
         self.by_len.insert((len, start));
@@ -128,6 +160,20 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    #[test]
+    fn blocks_that_overlap_or_pass_the_end_are_not_restored() {
+        for used in [
+            [(0, 5), (4, 1)],
+            [(3, 1), (1, 1)],
+            [(0, 1), (5, 6)],
+            [(0, 0), (1, 1)],
+            [(1, 1), (u32::MAX, 9)],
+        ] {
+            assert!(Blocks::restored(10, used.into_iter()).is_none());
+        }
+        assert!(Blocks::restored(10, [(0, 5), (5, 5)].into_iter()).is_some());
+    }
+
     proptest! {
         #[test]
         fn blocks_never_overlap_and_free_pieces_are_joined(
@@ -173,6 +219,10 @@ mod tests {
                 let pieces: Vec<_> = blocks.free.iter().collect();
                 prop_assert!(pieces.windows(2).all(|two| two[0].0 + two[0].1 < *two[1].0));
                 prop_assert_eq!(blocks.by_len.len(), blocks.free.len());
+                let restored = Blocks::restored(UNITS, blocks.used()).unwrap();
+                prop_assert_eq!((&restored.free, &restored.used), (&blocks.free, &blocks.used));
+                prop_assert_eq!(&restored.by_len, &blocks.by_len);
+                prop_assert_eq!(blocks.has_room(len), blocks.by_len.iter().any(|(free, _)| *free >= len));
             }
             for start in model.into_keys() {
                 blocks.give_back(start);

@@ -59,6 +59,22 @@ pub enum Error {
     /// A child of `fork` has no far memory.
     #[error("this process is a child of the one that made the heap")]
     Forked,
+    /// A heap's addresses are in use, so that it cannot be restored in this process.
+    #[error(
+        "the heap lies at {start:#x} to {end:#x}, where this process has {by}: restore it before that is \
+         mapped, or in another process"
+    )]
+    AddressesTaken {
+        /// The first address of the heap.
+        start: u64,
+        /// The one behind its last.
+        end: u64,
+        /// What is there: lines of `/proc/self/maps`.
+        by: String,
+    },
+    /// The checkpoint's records are damaged.
+    #[error("the checkpoint is damaged: {0}")]
+    Malformed(String),
     /// The configuration cannot work.
     #[error("{0}")]
     Config(String),

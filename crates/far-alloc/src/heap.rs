@@ -4,29 +4,33 @@
 
 use crate::blocks::Blocks;
 use crate::buffer::Buffer;
-
 use crate::error::Error;
 use crate::pages::{ASIDE_PAGES, Pages, Stats, Tools};
-use crate::ranges::{Range, Shape};
-use crate::sys::{self, Marker, PAGE_BYTES};
+use crate::ranges::{ADDRESS_MAX_BYTES, Range, Shape};
+use crate::sys::{self, Marker, PAGE_BYTES, Region};
 use crate::threads::Threads;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 use varve_far::Backend;
 use varve_far::backend::SLAB_BYTES;
 use varve_far_objects::{FarHeap, Reserved};
 
 mod bytes;
+mod checkpoint;
 mod objects;
+
+pub use checkpoint::RECORD_MAX_BYTES;
 
 /// Memory of a thread beside its pages: the part of its stack that is used.
 const THREAD_BYTES: u64 = 32 << 10;
+/// A wait for another thread that still has a range.
+const SHORTLY: Duration = Duration::from_micros(20);
 /// The smallest page buffer.
 const BUFFER_MIN_BYTES: u64 = 256 << 10;
-/// Addresses of a heap at most: page numbers in it have 32 bits.
-const ADDRESS_MAX_BYTES: u64 = 8 << 40;
 /// Addresses for each byte of the store: objects of 128 bytes have a page each.
 const ADDRESSES_PER_BYTE: u64 = (PAGE_BYTES / 128) as u64;
 
@@ -41,6 +45,8 @@ pub struct Config {
     pub threads: usize,
     /// Addresses, in bytes; 0: 32 times the store, at most 8 TiB.
     pub address_bytes: u64,
+    /// Where the addresses of a heap with checkpoints begin, a multiple of 2 MiB; 0: where there is room.
+    pub start_address: u64,
 }
 
 impl Config {
@@ -52,6 +58,7 @@ impl Config {
             page_buffer_bytes: 25 << 20,
             threads: 2,
             address_bytes: 0,
+            start_address: 0,
         }
     }
 
@@ -117,6 +124,8 @@ struct Allocated {
     /// Memory of ranges, and of the blocks of memory pages.
     ranges_bytes: u64,
     blocks_bytes: u64,
+    /// Of a heap with checkpoints.
+    saving: Option<checkpoint::Records>,
 }
 
 impl Allocated {
@@ -141,6 +150,7 @@ struct Core {
     pages: Arc<Pages>,
     allocated: Mutex<Allocated>,
     tools: Mutex<Tools>,
+    saver: Option<checkpoint::Saver>,
     _fixed: Reserved,
 }
 
@@ -180,13 +190,22 @@ impl FarAlloc {
     /// # Errors
     /// `Userfault` where the kernel or this process's rights do not suffice; `System`, `Config`, `Objects`.
     pub fn new(backend: impl Backend + 'static, config: &Config) -> Result<Self, Error> {
-        let buffer_pages = config.buffer_pages()?;
+        config.buffer_pages()?;
+        let system = |what| move |error| Error::System { what, error };
         let address_bytes = config.address_bytes(backend.capacity_slabs());
+        let memory = Region::new(address_bytes as usize).map_err(system("addresses"))?;
+        Self::build(FarHeap::new(backend, &config.objects)?, memory, false, config)
+    }
+
+    /// A heap over the objects, at these addresses.
+    fn build(heap: FarHeap, memory: Region, has_checkpoints: bool, config: &Config) -> Result<Self, Error> {
+        let buffer_pages = config.buffer_pages()?;
         let system = |what| move |error| Error::System { what, error };
         let marker = Marker::new().map_err(system("memory"))?;
-        let heap = FarHeap::new(backend, &config.objects)?;
-        // Handlers, who makes room, and callers that pin.
-        let threads = config.threads + 2;
+        let address_bytes = memory.len_bytes();
+        // Handlers, who makes room, and callers that pin; who allocates and who makes checkpoints.
+        let callers = config.threads + 1;
+        let threads = callers + if has_checkpoints { 3 } else { 1 };
         let per_thread = THREAD_BYTES + ((ASIDE_PAGES + 1) * PAGE_BYTES) as u64;
         let fixed = (buffer_pages * PAGE_BYTES) as u64
             + Buffer::memory_bytes(buffer_pages)
@@ -196,7 +215,8 @@ impl FarAlloc {
             true => None,
             false => Some(heap.reserve(0)?),
         };
-        let pages = Arc::new(Pages::new(address_bytes as usize, buffer_pages, threads, tables)?);
+        let pages = Arc::new(Pages::new(memory, buffer_pages, threads, tables)?);
+        pages.epoch.store(heap.epoch(), Ordering::Relaxed);
         let allocated = Allocated {
             addresses: Blocks::new((address_bytes / PAGE_BYTES as u64) as u32),
             pools: HashMap::new(),
@@ -205,8 +225,10 @@ impl FarAlloc {
             records: heap.reserve(0)?,
             ranges_bytes: 0,
             blocks_bytes: 0,
+            saving: has_checkpoints.then(|| checkpoint::Records::new(pages.tools(callers + 1))),
         };
-        let tools = Mutex::new(pages.tools(threads - 1));
+        let tools = Mutex::new(pages.tools(callers));
+        let saver = has_checkpoints.then(|| checkpoint::Saver::new(pages.tools(callers + 2)));
         let threads = Threads::start(&pages, config.threads)?;
         Ok(Self {
             core: Some(Core {
@@ -214,6 +236,7 @@ impl FarAlloc {
                 pages,
                 allocated: Mutex::new(allocated),
                 tools,
+                saver,
                 _fixed: fixed,
             }),
             threads: Some(threads),
@@ -365,6 +388,7 @@ impl Core {
             Ok(range) => {
                 let range = Arc::new(range);
                 allocated.ranges_bytes += range.memory_bytes();
+                allocated.note_new(&range);
                 Ok(range)
             }
             Err(error) => {
@@ -382,14 +406,20 @@ impl Core {
             .discard(range.first_page()..range.first_page() + range.pages());
     }
 
-    /// Ends a range: its objects, pages and addresses.
+    /// Ends a range: its objects, pages and addresses. The caller has its last handle but for threads that
+    /// still read or store.
     fn end_range(&self, allocated: &mut Allocated, range: &Arc<Range>) {
         self.pages.ranges.remove(range);
+        allocated.note_end(range);
         self.pages
             .discard(range.first_page()..range.first_page() + range.pages());
         allocated.ranges_bytes -= range.memory_bytes();
         let at = range.first_page() - self.pages.memory.start() / PAGE_BYTES as u64;
         allocated.addresses.give_back(at as u32);
+        // Its tables end with it, in this call and so on one side of a cut.
+        while Arc::strong_count(range) > 1 {
+            std::thread::sleep(SHORTLY);
+        }
     }
 
     /// Ends an object of a range.
@@ -402,6 +432,7 @@ impl Core {
     }
 
     fn free(&self, address: u64) -> Result<(), Error> {
+        let _together = self.heap.together();
         let wrong = Error::NotAllocated(address as usize);
         let mut allocated = self.allocated.lock();
         let Some(range) = self.pages.ranges.get(address / PAGE_BYTES as u64) else {

@@ -10,6 +10,9 @@
 //! pages. System calls may be given its addresses. A page that cannot be read is SIGBUS for who touches it.
 //! A child of `fork` does not have the memory: touching it is SIGSEGV there.
 //!
+//! A heap in a file ([`FarAlloc::create`]) has checkpoints: [`FarAlloc::restore`] gives the last one at the
+//! same addresses.
+//!
 //! Knows no pool and no daemon. Decides nothing about the store: `varve-far-objects` does.
 
 #![deny(unsafe_code)]
@@ -27,6 +30,8 @@ mod turn;
 
 mod ranges;
 
+mod notes;
+
 mod pages;
 
 mod threads;
@@ -36,5 +41,6 @@ mod heap;
 pub mod measure;
 
 pub use error::Error;
-pub use heap::{Config, FarAlloc};
+pub use heap::{Config, FarAlloc, RECORD_MAX_BYTES};
 pub use pages::Stats;
+pub use varve_far_objects::{CheckpointFile, Checkpointed, Together};

@@ -3,19 +3,21 @@
 //! # States and locks
 //!
 //! A page that is not listed is not in memory. One that is listed is *loading* or *leaving* (its object is
-//! read or written by one thread, without a lock), *clean* (write-protected), *dirty*, or *poisoned*
-//! (touching it is SIGBUS). All pages of 2 MiB are under one lock, a *stripe*, so that the last one that
-//! leaves takes the page table with it. Order: stripe, then the buffer, or the heap's locks; no object is
-//! read or written with a stripe locked.
+//! read or written by one thread, without a lock), *saving* (it is read where it is), *clean*
+//! (write-protected), *dirty*, or *poisoned* (touching it is SIGBUS). All pages of 2 MiB are under one lock,
+//! a *stripe*, so that the last one that leaves takes the page table with it. Order: stripe, then the buffer,
+//! or the heap's locks; no object is read or written with a stripe locked.
 //!
 //! No write is lost: a clean page is dropped while writes to it wait for this lock; a dirty one is moved
 //! aside whole, which the kernel refuses while a device writes to it, and moved back where its object cannot
-//! be stored. Who waits for a page is woken by what its state becomes; a page that was left with waiters
-//! wakes them, and they fault again.
+//! be stored. A page that a checkpoint needs is saved first (`cut`). Who waits for a page is woken by what
+//! its state becomes; a page that was left with waiters wakes them, and they fault again.
 
+mod cut;
 mod hold;
 mod leave;
 
+use cut::Saved;
 pub(crate) use leave::Left;
 
 use crate::buffer::{Buffer, Slot};
@@ -27,7 +29,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use varve_far::Page as Bytes;
 use varve_far_objects::Reserved;
@@ -48,14 +50,19 @@ enum State {
     Clean,
     Dirty,
     Leaving,
+    /// A checkpoint reads it where it is.
+    Saving,
     Poisoned(Instant),
 }
 
 #[derive(Debug)]
 struct Page {
     state: State,
-    /// Of a page that leaves: somebody waits for it. Of one that is loading: somebody writes.
+    /// Of a page that leaves: somebody waits for it. Of one that is loading, or is needed by a checkpoint:
+    /// somebody writes.
     is_wanted: bool,
+    /// The running checkpoint needs what it has, or had when it was set aside.
+    is_pending: bool,
     pins: u16,
     /// Poisoned pages have none.
     slot: Option<Slot>,
@@ -110,6 +117,10 @@ pub struct Stats {
     pub stored: u64,
     /// Pages that could not leave: the kernel uses them, or their object could not be stored.
     pub kept: u64,
+    /// Pages that were stored for a checkpoint, and stayed.
+    pub saved: u64,
+    /// Those of them that the kernel used, so that they were read where they are.
+    pub saved_in_place: u64,
     /// Touches that were SIGBUS.
     pub poisoned: u64,
     /// Pages in memory now.
@@ -125,6 +136,8 @@ struct Counters {
     dropped: AtomicU64,
     stored: AtomicU64,
     kept: AtomicU64,
+    saved: AtomicU64,
+    saved_in_place: AtomicU64,
     poisoned: AtomicU64,
 }
 
@@ -193,6 +206,13 @@ pub(crate) struct Pages {
     last_error: Mutex<Option<String>>,
     counters: Counters,
     pub(crate) is_ending: AtomicBool,
+    /// Cuts that were made. Changes with all stripes locked.
+    pub(crate) epoch: AtomicU32,
+    /// Pages that the running checkpoint needs, and those that it needed at its cut.
+    pending: AtomicUsize,
+    cut_pages: Mutex<Vec<u64>>,
+    /// Why the running checkpoint fails.
+    cut_error: Mutex<Option<Error>>,
     /// Free units below which room is made in the background.
     low_units: usize,
     is_asked: AtomicBool,
@@ -211,7 +231,7 @@ impl Pages {
     /// `threads` may let pages out; `tables` is where page tables are counted if the kernel does not free
     /// them.
     pub(crate) fn new(
-        address_bytes: usize,
+        memory: Region,
         buffer_pages: usize,
         threads: usize,
         tables: Option<Reserved>,
@@ -220,7 +240,6 @@ impl Pages {
         let system = |what| move |error| Error::System { what, error };
         let faults = Uffd::for_faults().map_err(kernel("a userfaultfd"))?;
         let moves = Uffd::for_moves().map_err(kernel("a userfaultfd for moves"))?;
-        let memory = Region::new(address_bytes).map_err(system("addresses"))?;
         let aside = Region::new(threads * ASIDE_PAGES * PAGE_BYTES).map_err(system("addresses"))?;
         faults
             .register(memory.start(), memory.len_bytes(), true)
@@ -241,6 +260,10 @@ impl Pages {
             last_error: Mutex::default(),
             counters: Counters::default(),
             is_ending: AtomicBool::new(false),
+            epoch: AtomicU32::new(0),
+            pending: AtomicUsize::new(0),
+            cut_pages: Mutex::default(),
+            cut_error: Mutex::default(),
             low_units: (buffer_pages / 8).clamp(2, 256),
             is_asked: AtomicBool::new(false),
             asked: Default::default(),
@@ -271,6 +294,8 @@ impl Pages {
             dropped: get(&self.counters.dropped),
             stored: get(&self.counters.stored),
             kept: get(&self.counters.kept),
+            saved: get(&self.counters.saved),
+            saved_in_place: get(&self.counters.saved_in_place),
             poisoned: get(&self.counters.poisoned),
             pages: buffer.pages() as u64,
             buffer_pages: buffer.units() as u64,
@@ -284,6 +309,15 @@ impl Pages {
         loop {
             let mut stripe = self.stripe(page);
             if let Some(listed) = stripe.pages.get_mut(&page) {
+                if listed.is_pending && listed.state == State::Dirty && fault.is_protected {
+                    drop(stripe);
+                    tools.turn.give();
+                    if self.save(page, true, tools) == Saved::NotNeeded {
+                        // Another thread saved it since, and does not know of this fault.
+                        continue;
+                    }
+                    return;
+                }
                 if self.serve_listed(page, listed, fault) {
                     return;
                 }
@@ -316,6 +350,7 @@ impl Pages {
         match listed.state {
             State::Loading => listed.is_wanted |= fault.is_write,
             State::Leaving => listed.is_wanted = true,
+            State::Saving if fault.is_protected => listed.is_wanted = true,
             State::Poisoned(_) => self.wake(page),
             State::Clean | State::Dirty if fault.is_protected => {
                 add(&self.counters.write_faults);
@@ -323,7 +358,7 @@ impl Pages {
                 ignore(self.faults.unprotect(address(page)));
             }
             // Mostly an old message, of a thread that was woken since.
-            State::Clean | State::Dirty => {
+            State::Clean | State::Dirty | State::Saving => {
                 if !is_present(address(page)) {
                     return false;
                 }
@@ -357,6 +392,7 @@ impl Pages {
         let listed = Page {
             state: State::Loading,
             is_wanted: is_write,
+            is_pending: false,
             pins: 0,
             slot: Some(slot),
         };
@@ -380,9 +416,10 @@ impl Pages {
 
     /// Takes a page off the list, and its memory with it; `is_empty`: it has none any more.
     fn remove(&self, stripe: &mut Stripe, page: u64, is_empty: bool) {
-        let Some(listed) = stripe.pages.remove(&page) else {
+        let Some(mut listed) = stripe.pages.remove(&page) else {
             return;
         };
+        self.is_saved(&mut listed);
         let mut units = usize::from(listed.slot.is_some());
         let number = chunk(page);
         let count = stripe.chunks.entry(number).or_default();
@@ -464,6 +501,7 @@ impl Pages {
         let listed = Page {
             state: State::Poisoned(Instant::now()),
             is_wanted: false,
+            is_pending: false,
             pins: 0,
             slot: None,
         };

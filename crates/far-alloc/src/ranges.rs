@@ -10,8 +10,10 @@ use std::collections::BTreeMap;
 use std::ops::Range as Span;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use varve_far_objects::{FarHeap, FarSlots};
+use varve_far_objects::{FarHeap, FarSlots, SlotsRecord};
 
+/// Addresses of a heap at most: page numbers in it have 32 bits.
+pub(crate) const ADDRESS_MAX_BYTES: u64 = 8 << 40;
 /// Bytes that a stored object has at least.
 const BATCH_BYTES: usize = 128;
 /// Sizes of batched objects are rounded up to this.
@@ -106,10 +108,7 @@ impl Range {
         shape: Shape,
         len_bytes: Option<usize>,
     ) -> Result<Self, Error> {
-        let slots = match shape.per_batch() {
-            1 => objects * shape.stride_pages() as usize,
-            per_batch => objects.div_ceil(per_batch),
-        };
+        let slots = Self::slots_of(objects, shape);
         let words = objects.div_ceil(64);
         Ok(Self {
             first_page,
@@ -118,6 +117,74 @@ impl Range {
             slots: FarSlots::new(heap, slots, len_bytes.unwrap_or(shape.typical_bytes()))?,
             used: (shape.per_batch() > 1).then(|| (0..words).map(|_| AtomicU64::new(0)).collect()),
         })
+    }
+
+    /// A range of a checkpoint. `None` if its slots and objects do not agree.
+    pub(crate) fn restored(
+        first_page: u64,
+        objects: usize,
+        shape: Shape,
+        slots: FarSlots,
+        used: Option<Vec<u64>>,
+    ) -> Option<Self> {
+        let per_batch = shape.per_batch();
+        if slots.slots() != Self::slots_of(objects, shape) {
+            return None;
+        }
+        let all = |word: usize| match objects - word * 64 {
+            64.. => u64::MAX,
+            left => (1 << left) - 1,
+        };
+        let used = (per_batch > 1).then(|| {
+            let words = used.unwrap_or_else(|| (0..objects.div_ceil(64)).map(all).collect());
+            words.into_iter().map(AtomicU64::new).collect::<Box<[_]>>()
+        });
+        if let Some(used) = &used {
+            let is_there = |object| !is_set(used, object) || slots.is_occupied(object / per_batch);
+            if !(0..objects).all(is_there) {
+                return None;
+            }
+        }
+        Some(Self {
+            first_page,
+            objects,
+            shape,
+            slots,
+            used,
+        })
+    }
+
+    /// Stored objects of a range.
+    fn slots_of(objects: usize, shape: Shape) -> usize {
+        match shape.per_batch() {
+            1 => objects * shape.stride_pages() as usize,
+            per_batch => objects.div_ceil(per_batch),
+        }
+    }
+
+    /// What a checkpoint is to have of its stored objects, with a note.
+    pub(crate) fn record(&self, note: Vec<u8>) -> Result<SlotsRecord, Error> {
+        Ok(self.slots.record(note)?)
+    }
+
+    /// Which objects are allocated, where slots do not say it.
+    pub(crate) fn used(&self) -> Option<Vec<u64>> {
+        let words = self.used.as_ref()?.iter();
+        Some(words.map(|word| word.load(Ordering::Acquire)).collect())
+    }
+
+    /// Whether a page has its stored object.
+    pub(crate) fn is_stored(&self, page: u64) -> bool {
+        self.place(page)
+            .is_some_and(|place| self.slots.is_occupied(place.slot))
+    }
+
+    /// The pages whose objects lie in the same stored objects as those of some pages.
+    pub(crate) fn batches_of(&self, pages: Span<u64>) -> Span<u64> {
+        let per_batch = self.shape.per_batch() as u64;
+        let at = |page: u64| page.saturating_sub(self.first_page);
+        let end = (at(pages.end).next_multiple_of(per_batch)).min(self.pages());
+        self.first_page + at(pages.start) / per_batch * per_batch..self.first_page + end
     }
 
     pub(crate) fn first_page(&self) -> u64 {
@@ -257,9 +324,14 @@ impl Range {
 
     /// Stores the object of a page.
     pub(crate) fn write(&self, page: u64, bytes: &[u8]) -> Result<(), Error> {
+        self.write_of(page, bytes, u32::MAX)
+    }
+
+    /// The same for bytes of an epoch, that a cut may have ended since.
+    pub(crate) fn write_of(&self, page: u64, bytes: &[u8], epoch: u32) -> Result<(), Error> {
         let place = self.place(page).ok_or_else(|| not_allocated(page))?;
         let bytes = &bytes[..bytes.len().min(place.len)];
-        Ok(self.slots.write(place.slot, place.offset, bytes)?)
+        Ok(self.slots.write_of(place.slot, place.offset, bytes, epoch)?)
     }
 
     /// Memory of the records here, beside the slots'; the page tables above the last level, too.
@@ -337,6 +409,16 @@ mod tests {
         assert_eq!(range.read(101, &mut bytes).unwrap(), 52);
         range.vacate(1);
         assert!(range.read(101, &mut bytes).is_err(), "the last of its batch");
+    }
+
+    #[test]
+    fn pages_of_one_stored_object_are_found_from_each_of_them() {
+        let range = Range::new(&heap(), 100, 10, Shape::of(50), None).unwrap();
+        assert_eq!(range.batches_of(101..102), 100..103);
+        assert_eq!(range.batches_of(102..104), 100..106);
+        assert_eq!(range.batches_of(109..110), 109..110);
+        let pages = Range::new(&heap(), 8, 3, Shape::of(9000), None).unwrap();
+        assert_eq!(pages.batches_of(11..14), 11..14);
     }
 
     #[test]

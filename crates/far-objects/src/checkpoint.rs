@@ -1,4 +1,4 @@
-//! Bytes of a checkpoint: two roots, and segments of records about tables, blocks, pools and handles.
+//! Bytes of a checkpoint: two roots, and segments of records about tables, blocks, pools, handles and slots.
 //!
 //! Owns the format, which docs/reference/checkpoint.md describes; parses bytes that may be anything. Knows no
 //! file and no heap.
@@ -7,14 +7,16 @@ mod records;
 mod root;
 mod segment;
 
+pub use records::SlotsRecord;
 pub(crate) use records::{
-    ArrayRecord, BlockRow, Failure, MapRecord, Out, PoolRow, Row, Sink, TableRow, decode,
+    ArrayRecord, BlockRow, Failure, MapRecord, NOTE_MAX_BYTES, Out, PoolRow, Row, Sink, TableRow, decode,
 };
 pub(crate) use root::{ROOT_BYTES, ROOT_SLOTS, Root, SEGMENTS_MAX, SegmentRef, choose};
 pub(crate) use segment::{HEAD_BYTES, Head, NO_PLACE, PAYLOAD_BYTES};
 
-/// The version that is written, and the newest that is read.
-pub const CHECKPOINT_VERSION: u32 = 1;
+/// The newest version that is read. It is written of heaps whose slots somebody outside has; others are of
+/// version 1.
+pub const CHECKPOINT_VERSION: u32 = 2;
 /// Bytes of the record that a program may put into a checkpoint.
 pub const RECORD_MAX_BYTES: usize = 4096;
 

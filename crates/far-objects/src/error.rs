@@ -132,6 +132,12 @@ pub enum Refusal {
     /// A checkpoint is there whose bytes are damaged.
     #[error("the checkpoint is damaged: {0}")]
     Malformed(String),
+    /// It was made for objects at addresses, or for handles alone, and is restored as the other.
+    #[error("the checkpoint is of a heap {found}: restore it as such")]
+    Kind {
+        /// What was found.
+        found: &'static str,
+    },
     /// Another heap uses the file.
     #[error("another heap uses the file")]
     InUse,

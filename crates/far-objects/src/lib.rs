@@ -54,7 +54,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Not here: pointers that fault (`varve-far-alloc`, over [`FarSlots`]), whose objects are in no checkpoint.
+//! Not here: pointers that fault (`varve-far-alloc`, over [`FarSlots`], and [`SlotsOwner`] for checkpoints).
 //! Knows no process, no fault, no clock, no pool; forbids unsafe.
 
 #![forbid(unsafe_code)]
@@ -93,14 +93,16 @@ mod slots;
 
 mod map;
 
-pub use checkpoint::{CHECKPOINT_VERSION, RECORD_MAX_BYTES};
+pub use checkpoint::{CHECKPOINT_VERSION, RECORD_MAX_BYTES, SlotsRecord};
 pub use error::{Error, Refusal};
 pub use file::CheckpointFile;
 pub use handle::{Far, FarMut};
-pub use heap::{Checkpointed, Cleaned, Config, FarHeap, MEMORY_MIN_BYTES, ObjectId, Stats, Together};
+pub use heap::{
+    Checkpointed, Cleaned, Config, FarHeap, MEMORY_MIN_BYTES, ObjectId, SlotsOut, SlotsOwner, Stats, Together,
+};
 pub use layout::{BLOCK_BYTES, OBJECT_MAX_BYTES};
 pub use log::LogStats;
 pub use map::FarMap;
-pub use slots::{FarSlots, Reserved};
+pub use slots::{FarSlots, Reserved, RestoredSlots};
 pub use value::Plain;
 pub use vec::FarVec;

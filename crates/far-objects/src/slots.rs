@@ -3,18 +3,21 @@
 //!
 //! Owns tables of its own and what is promised to their slots. Decides neither who has a slot nor how long.
 
+use crate::checkpoint::{NOTE_MAX_BYTES, SlotsRecord};
 use crate::error::Error;
-use crate::heap::{FarHeap, Intent};
-use crate::table::{self, Key};
+use crate::file::CheckpointFile;
+use crate::heap::{Config, FarHeap};
+use crate::table::{self, Key, SLOTS_TABLE_SLOTS as TABLE_SLOTS};
+use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU64, Ordering};
-
-/// Slots of a table: few enough that neighbours are spread over the shards.
-const TABLE_SLOTS: usize = 512;
 
 /// A fixed number of slots for stored objects, 4 bytes each, and a bit. A slot that was not occupied takes no
 /// room in the store. Dropping this drops all objects, without I/O.
 pub struct FarSlots {
     heap: FarHeap,
+    /// Its name in checkpoints; 0 where there are none.
+    handle: u64,
+    len_bytes: u32,
     tables: Vec<u32>,
     slots: usize,
     occupied: Box<[AtomicU64]>,
@@ -25,19 +28,17 @@ impl FarSlots {
     ///
     /// # Errors
     /// `ZeroSize`, `TooLarge`, `TooMany`, `MemoryLimit`; `Io` where the device does not take what would leave
-    /// memory; `Config` in a heap with checkpoints.
+    /// memory; `Config` in a heap with checkpoints that was not made for slots.
     pub fn new(heap: &FarHeap, slots: usize, len_bytes: usize) -> Result<Self, Error> {
         table::check_len(len_bytes)?;
-        if heap.core().check_checkpoints().is_ok() {
-            return Err(Error::Config(
-                "slots are in no checkpoint, and this heap has checkpoints".into(),
-            ));
-        }
+        let handle = heap.core().name_slots()?;
         let words = slots.div_ceil(64);
         let taken = heap.core().take_memory((words * 8) as u64)?;
         taken.keep();
         let mut all = Self {
             heap: heap.clone(),
+            handle,
+            len_bytes: len_bytes as u32,
             tables: Vec::with_capacity(slots.div_ceil(TABLE_SLOTS)),
             slots,
             occupied: (0..words).map(|_| AtomicU64::new(0)).collect(),
@@ -49,6 +50,56 @@ impl FarSlots {
             all.tables.push(number);
         }
         Ok(all)
+    }
+
+    /// Slots of a restored heap.
+    pub(crate) fn restored(heap: &FarHeap, record: &SlotsRecord) -> Self {
+        let slots = record.slots as usize;
+        let all = |word: usize| match slots - word * 64 {
+            64.. => u64::MAX,
+            left => (1 << left) - 1,
+        };
+        let word = |word: usize| match &record.occupied {
+            Some(words) => words.get(word).copied().unwrap_or_default(),
+            None => all(word),
+        };
+        Self {
+            heap: heap.clone(),
+            handle: record.handle,
+            len_bytes: record.len_bytes,
+            tables: record.tables.clone(),
+            slots,
+            occupied: (0..slots.div_ceil(64))
+                .map(|at| AtomicU64::new(word(at)))
+                .collect(),
+        }
+    }
+
+    /// What a checkpoint is to have of these slots, as they are now, and `note` of their owner with it.
+    ///
+    /// # Errors
+    /// `TooLarge` for a long note.
+    pub fn record(&self, note: Vec<u8>) -> Result<SlotsRecord, Error> {
+        if note.len() > NOTE_MAX_BYTES {
+            return Err(Error::TooLarge {
+                len_bytes: note.len(),
+                max_bytes: NOTE_MAX_BYTES,
+            });
+        }
+        let words: Vec<u64> = self
+            .occupied
+            .iter()
+            .map(|word| word.load(Ordering::Acquire))
+            .collect();
+        let count: usize = words.iter().map(|word| word.count_ones() as usize).sum();
+        Ok(SlotsRecord {
+            handle: self.handle,
+            len_bytes: self.len_bytes,
+            slots: self.slots as u64,
+            tables: self.tables.clone(),
+            occupied: (count != self.slots).then_some(words),
+            note,
+        })
     }
 
     /// Slots.
@@ -148,16 +199,53 @@ impl FarSlots {
     /// Stores the beginning of `bytes` into an object, from `offset_bytes` on, as much as it has room for.
     ///
     /// # Errors
-    /// `OutOfRange`, `NotAllocated`, `MemoryLimit`, `Io`, `Damaged`, `Full`: nothing is stored.
+    /// `OutOfRange`, `NotAllocated`, `MemoryLimit`, `Io`, `Damaged`, `Full`, `Held`: nothing is stored.
     pub fn write(&self, slot: usize, offset_bytes: usize, bytes: &[u8]) -> Result<(), Error> {
+        self.write_of(slot, offset_bytes, bytes, u32::MAX)
+    }
+
+    /// The same for bytes of an epoch ([`FarHeap::epoch`]): where a cut ended that epoch, its checkpoint has
+    /// them, as if they had been stored before. Nothing else may have changed the object since the cut.
+    ///
+    /// # Errors
+    /// As [`Self::write`].
+    pub fn write_of(&self, slot: usize, offset_bytes: usize, bytes: &[u8], epoch: u32) -> Result<(), Error> {
         let key = self.occupied_key(slot)?;
-        let is_whole = offset_bytes == 0 && bytes.len() >= self.heap.core().stored_bytes(key)?;
-        let intent = if is_whole { Intent::Replace } else { Intent::Change };
-        self.heap.core().write_with(key, intent, |data| {
-            let data = data.get_mut(offset_bytes..).unwrap_or_default();
-            let len = data.len().min(bytes.len());
-            data[..len].copy_from_slice(&bytes[..len]);
-        })
+        self.heap.core().write_of(key, offset_bytes, bytes, epoch)
+    }
+}
+
+/// Slots of a restored heap.
+#[derive(Debug)]
+pub struct RestoredSlots {
+    /// The slots, with their objects.
+    pub slots: FarSlots,
+    /// What their owner said of them.
+    pub note: Vec<u8>,
+    /// Lengths of their objects, the shortest and the longest; an empty range where there is none.
+    pub lens_bytes: RangeInclusive<usize>,
+}
+
+/// Heaps whose slots somebody outside has.
+impl FarHeap {
+    /// As [`Self::restore`], with the slots of the checkpoint.
+    ///
+    /// # Errors
+    /// As [`Self::restore`].
+    pub fn restore_for_slots(
+        file: impl CheckpointFile + 'static,
+        schema_tag: u64,
+        newer_objects: usize,
+        config: &Config,
+    ) -> Result<(Self, Vec<u8>, Vec<RestoredSlots>), Error> {
+        let (heap, record, slots) = Self::restore_with_slots(file, schema_tag, newer_objects, config)?;
+        let slots = slots.into_iter().map(|(record, lens_bytes)| RestoredSlots {
+            slots: FarSlots::restored(&heap, &record),
+            note: record.note,
+            lens_bytes,
+        });
+        let slots = slots.collect();
+        Ok((heap, record, slots))
     }
 }
 
@@ -173,6 +261,7 @@ impl Drop for FarSlots {
         for number in self.tables.drain(..) {
             self.heap.core().end_table(number);
         }
+        self.heap.core().end_slots(self.handle);
         self.heap.core().uncount_memory((self.occupied.len() * 8) as u64);
     }
 }

@@ -11,6 +11,9 @@ const VALUES: [u64; 2] = [1 << 32, 1 << 40];
 
 /// Slots of a table at most: a slot's number has 16 bits.
 pub(crate) const SLOTS_MAX: usize = 1 << 16;
+/// Slots of a full table of slots that somebody outside has: few enough that neighbours are spread over the
+/// shards.
+pub(crate) const SLOTS_TABLE_SLOTS: usize = 512;
 /// The largest number of a table: 24 bits. They begin at 1, so no object of the log has number 0.
 pub(crate) const TABLES_MAX: u32 = (1 << 24) - 1;
 
@@ -241,6 +244,18 @@ impl Table {
             marks.saved = now.epoch;
         }
         is_needed
+    }
+
+    /// Notes that a slot gets only now what it had at the last cut: the running checkpoint has to save it.
+    pub(crate) fn mark_before(&mut self, slot: u32, now: &Now) {
+        let slots = self.slots();
+        if let Some(marks) = &mut self.marks {
+            marks.turn(slots, now);
+            let (word, bit) = bit(slot);
+            if (slot as usize) < slots {
+                marks.pending[word] |= bit;
+            }
+        }
     }
 
     /// Whether the running checkpoint needs what is in a slot.

@@ -17,6 +17,8 @@ pub const ZEROPAGE: u64 = 0xc020_aa04;
 pub const MOVE: u64 = 0xc028_aa05;
 /// `UFFDIO_WRITEPROTECT`; three words.
 pub const WRITEPROTECT: u64 = 0xc018_aa06;
+/// Mode of [`WRITEPROTECT`]: pages are protected, not the opposite.
+pub const WRITEPROTECT_MODE_WP: u64 = 1;
 /// `UFFDIO_POISON`; four words. Linux 6.6.
 pub const POISON: u64 = 0xc020_aa08;
 /// `USERFAULTFD_IOC_NEW` of `/dev/userfaultfd`; takes flags.

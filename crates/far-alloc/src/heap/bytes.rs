@@ -13,6 +13,8 @@ const UNIT_BYTES: usize = 16;
 const PAGE_UNITS: u32 = (PAGE_BYTES / UNIT_BYTES) as u32;
 /// Pages of a range: addresses only, until they are allocated.
 const RANGE_PAGES: usize = 10_000;
+/// Bytes that `realloc` moves with no cut in between.
+const TOGETHER_BYTES: usize = 1 << 20;
 
 /// An allocation that was made.
 pub(super) struct Block {
@@ -26,6 +28,12 @@ fn pages(units: &Span<u32>) -> Span<u32> {
     units.start / PAGE_UNITS..units.end.div_ceil(PAGE_UNITS)
 }
 
+/// Pages of addresses that units of a range lie on.
+fn on_pages(range: &Range, units: &Span<u32>) -> Span<u64> {
+    let pages = pages(units);
+    range.first_page() + u64::from(pages.start)..range.first_page() + u64::from(pages.end)
+}
+
 fn units_of(size_bytes: usize) -> Result<u32, Error> {
     if size_bytes == 0 {
         return Err(Error::ZeroSize);
@@ -34,6 +42,20 @@ fn units_of(size_bytes: usize) -> Result<u32, Error> {
 }
 
 impl PageRange {
+    /// Memory pages of a checkpoint, with these blocks. `None` where they overlap or a page is not there.
+    pub(super) fn restored(range: Arc<Range>, used: &[(u32, u32)]) -> Option<Self> {
+        let units = u32::try_from(range.pages()).ok()?.saturating_mul(PAGE_UNITS);
+        let blocks = Blocks::restored(units, used.iter().copied())?;
+        let is_there = |(start, len): &(u32, u32)| {
+            let mut pages = on_pages(&range, &(*start..start + len));
+            pages.all(|page| range.is_stored(page))
+        };
+        used.iter().all(is_there).then(|| Self {
+            range: Arc::clone(&range),
+            blocks,
+        })
+    }
+
     fn address(&self, unit: u32) -> u64 {
         self.range.first_page() * PAGE_BYTES as u64 + u64::from(unit) * UNIT_BYTES as u64
     }
@@ -49,17 +71,10 @@ impl PageRange {
 impl Core {
     pub(super) fn malloc(&self, size_bytes: usize) -> Result<Block, Error> {
         let units = units_of(size_bytes)?;
+        let _together = self.heap.together();
         let mut allocated = self.allocated.lock();
         allocated.make_records()?;
-        let mut found = None;
-        for (first, range) in &mut allocated.bytes {
-            let before = range.blocks.memory_bytes();
-            if let Some(unit) = range.blocks.take(units) {
-                found = Some((*first, unit, before));
-                break;
-            }
-        }
-        let (first, unit, before) = match found {
+        let (first, unit, before) = match self.take_block(&mut allocated, units) {
             Some(found) => found,
             None => self.add_pages(&mut allocated, units)?,
         };
@@ -88,6 +103,18 @@ impl Core {
             })
             .collect();
         Ok(Block { start, shared })
+    }
+
+    /// Takes a block of a range that there is. Gives the range's first page, the block, and what its records
+    /// took before.
+    fn take_block(&self, allocated: &mut Allocated, units: u32) -> Option<(u64, u32, u64)> {
+        let mut all = allocated.bytes.iter();
+        let (first, range) = all.find(|(_, range)| range.blocks.has_room(units))?;
+        let (first, range) = (*first, Arc::clone(&range.range));
+        allocated.before_change(self, &range, first..first);
+        let range = allocated.bytes.get_mut(&first)?;
+        let before = range.blocks.memory_bytes();
+        Some((first, range.blocks.take(units)?, before))
     }
 
     /// Makes a range with a block of so many units. Gives its first page, the block, and what its records
@@ -144,6 +171,7 @@ impl Core {
     }
 
     pub(super) fn calloc(&self, size_bytes: usize) -> Result<u64, Error> {
+        let _together = self.heap.together();
         let block = self.malloc(size_bytes)?;
         for part in &block.shared {
             let len = (part.end - part.start) as usize;
@@ -168,10 +196,16 @@ impl Core {
         let wrong = Error::NotAllocated(address as usize);
         // One of the usual size is kept.
         let is_kept = allocated.bytes.len() == 1 && range.objects() <= RANGE_PAGES;
+        let block = allocated.bytes.get(&range.first_page()).and_then(|all| {
+            let unit = all.unit(address)?;
+            Some(unit..unit + all.blocks.len_of(unit)?)
+        });
+        let block = block.ok_or(wrong)?;
+        allocated.before_change(self, range, on_pages(range, &block));
         let Some(all) = allocated.bytes.get_mut(&range.first_page()) else {
-            return Err(wrong);
+            return Err(Error::NotAllocated(address as usize));
         };
-        let unit = all.unit(address).ok_or(wrong)?;
+        let unit = block.start;
         let before = all.blocks.memory_bytes();
         let freed = all.blocks.give_back(unit);
         let freed = freed.ok_or(Error::NotAllocated(address as usize))?;
@@ -198,6 +232,8 @@ impl Core {
 
     pub(super) fn realloc(&self, address: u64, size_bytes: usize) -> Result<u64, Error> {
         let units = units_of(size_bytes)?;
+        // A larger copy would keep checkpoints away for long: a checkpoint of its middle has both blocks.
+        let _together = (size_bytes <= TOGETHER_BYTES).then(|| self.heap.together());
         let before = match self.resize(address, units)? {
             None => return Ok(address),
             Some(before) => before as usize * UNIT_BYTES,
@@ -213,6 +249,7 @@ impl Core {
 
     /// Makes a block larger or smaller where it is. Gives its units if it must go elsewhere.
     fn resize(&self, address: u64, units: u32) -> Result<Option<u32>, Error> {
+        let _together = self.heap.together();
         let mut allocated = self.allocated.lock();
         allocated.make_records()?;
         let wrong = || Error::NotAllocated(address as usize);
@@ -225,9 +262,12 @@ impl Core {
             let object = range.object_at(address).filter(|object| range.is_used(*object));
             return Err(object.map_or_else(wrong, |_| Error::FixedSize(address as usize)));
         }
-        let all = allocated.bytes.get_mut(&range.first_page()).ok_or_else(wrong)?;
+        let all = allocated.bytes.get(&range.first_page()).ok_or_else(wrong)?;
         let unit = all.unit(address).ok_or_else(wrong)?;
         let len = all.blocks.len_of(unit).ok_or_else(wrong)?;
+        let ends = unit + units.min(len)..unit + len;
+        allocated.before_change(self, &range, on_pages(&range, &ends));
+        let all = allocated.bytes.get_mut(&range.first_page()).ok_or_else(wrong)?;
         let records = all.blocks.memory_bytes();
         let mut outcome = Ok(None);
         if units < len {

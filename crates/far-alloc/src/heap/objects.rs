@@ -49,9 +49,11 @@ impl Core {
 
     fn oalloc_one(&self, size_bytes: usize) -> Result<u64, Error> {
         let shape = Shape::of(size_bytes);
+        let _together = self.heap.together();
         let mut allocated = self.allocated.lock();
         allocated.make_records()?;
         let (range, object) = self.take_object(&mut allocated, shape)?;
+        allocated.before_change(self, &range, range.pages_of(object));
         let is_zero = range.occupy(object, size_bytes)?;
         if let Some(table) = allocated.pools.get_mut(&shape).and_then(Pool::table) {
             table.free -= 1;
@@ -62,6 +64,8 @@ impl Core {
         self.pages.discard(pages.clone());
         let address = pages.start * PAGE_BYTES as u64;
         if !is_zero && let Err(error) = range.write(pages.start, &[0; PAGE_BYTES]) {
+            // Freeing the last one of a range waits until nobody else has that.
+            drop(range);
             self.free(address)?;
             return Err(error);
         }
@@ -98,6 +102,7 @@ impl Core {
         if size_bytes.div_ceil(PAGE_BYTES) as u64 > u64::from(u32::MAX) {
             return Err(Error::TooMany { count, size_bytes });
         }
+        let _together = self.heap.together();
         let mut allocated = self.allocated.lock();
         allocated.make_records()?;
         let len_bytes = shape.stored_bytes(size_bytes).next();
@@ -126,6 +131,8 @@ impl Core {
             if object != 0 {
                 return Err(wrong);
             }
+            let pages = range.first_page()..range.first_page() + range.pages();
+            allocated.before_change(self, range, pages);
             allocated.arrays.remove(&range.first_page());
             self.end_range(allocated, range);
             return Ok(());
@@ -133,6 +140,7 @@ impl Core {
         if !range.is_used(object) {
             return Err(wrong);
         }
+        allocated.before_change(self, range, range.pages_of(object));
         self.end_object(range, object);
         let Some(pool) = allocated.pools.get_mut(&range.shape()) else {
             return Err(wrong);

@@ -74,7 +74,7 @@ impl Pages {
                 continue;
             }
             match stripe.pages.get(&page).map(|listed| listed.state) {
-                Some(State::Loading | State::Leaving) => {
+                Some(State::Loading | State::Leaving | State::Saving) => {
                     drop(stripe);
                     std::thread::sleep(SHORTLY);
                     continue;

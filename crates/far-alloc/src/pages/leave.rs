@@ -1,6 +1,7 @@
 //! How pages leave: the clean are dropped, the dirty moved aside and stored.
 
-use super::{ASIDE_PAGES, PATIENCE, Pages, SHORTLY, State, Tools, add, address, ignore};
+use super::cut::is_gone;
+use super::{ASIDE_PAGES, PATIENCE, Pages, SHORTLY, State, Stripe, Tools, add, address, ignore};
 use crate::error::Error;
 use crate::sys::PAGE_BYTES;
 use std::sync::atomic::Ordering;
@@ -25,7 +26,15 @@ impl Pages {
         let Some(page) = self.buffer.lock().next() else {
             return Left::Nothing;
         };
+        let epoch = self.epoch.load(Ordering::Relaxed);
+        if !self.save_batch(page, tools) {
+            return Left::No;
+        }
         let mut stripe = self.stripe(page);
+        if self.epoch.load(Ordering::Relaxed) != epoch {
+            // A cut was made meanwhile, that may need others of its batch.
+            return Left::No;
+        }
         let Some(listed) = stripe.pages.get_mut(&page).filter(|listed| listed.pins == 0) else {
             return Left::No;
         };
@@ -36,13 +45,13 @@ impl Pages {
                 return Left::Yes;
             }
             State::Dirty => {}
-            State::Loading | State::Leaving | State::Poisoned(_) => return Left::No,
+            State::Loading | State::Leaving | State::Saving | State::Poisoned(_) => return Left::No,
         }
-        let aside = self.aside_page(tools);
-        match self.moves.move_page(address(page), aside) {
-            Ok(()) => tools.next += 1,
+        let epoch = self.epoch_of(listed);
+        let aside = match self.set_aside(page, tools) {
+            Ok(aside) => aside,
             // The program dropped it.
-            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {
+            Err(libc::ENOENT) => {
                 self.remove(&mut stripe, page, true);
                 return Left::Yes;
             }
@@ -50,12 +59,64 @@ impl Pages {
                 add(&self.counters.kept);
                 return Left::No;
             }
-        }
+        };
         listed.state = State::Leaving;
         listed.is_wanted = false;
         drop(stripe);
-        let stored = self.store(page, aside, tools);
+        let stored = self.store(page, aside, epoch, tools);
         self.left(page, aside, stored, tools)
+    }
+
+    /// Moves a page aside. Gives where it is, or the kernel's errno: `ENOENT` where the program dropped it.
+    pub(super) fn set_aside(&self, page: u64, tools: &mut Tools) -> Result<u64, i32> {
+        let aside = self.aside_page(tools);
+        self.moves
+            .move_page(address(page), aside)
+            .map_err(|error| error.raw_os_error().unwrap_or_default())?;
+        tools.next += 1;
+        Ok(aside)
+    }
+
+    /// Puts a page back that was moved aside, write-protected if `is_protected` and it can be; whether it is.
+    /// `None` where it cannot be put back, because the program took the addresses away.
+    pub(super) fn put_back(
+        &self,
+        page: u64,
+        aside: u64,
+        is_protected: bool,
+        tools: &mut Tools,
+    ) -> Option<bool> {
+        let copy = |is_protected: bool, tools: &mut Tools| {
+            self.fetch_aside(aside, PAGE_BYTES, tools).is_ok()
+                && self
+                    .faults
+                    .copy(address(page), &tools.bytes, is_protected)
+                    .is_ok()
+        };
+        if is_protected && copy(true, tools) {
+            return Some(true);
+        }
+        let is_back = self.faults.move_page(aside, address(page)).is_ok() || copy(false, tools);
+        is_back.then_some(false)
+    }
+
+    /// Puts a page back whose bytes are not stored. What a checkpoint needs must not be written before it is
+    /// saved.
+    pub(super) fn put_back_dirty(&self, stripe: &mut Stripe, page: u64, aside: u64, tools: &mut Tools) {
+        let Some(listed) = stripe.pages.get_mut(&page) else {
+            return;
+        };
+        listed.state = State::Dirty;
+        let is_pending = listed.is_pending;
+        match self.put_back(page, aside, is_pending, tools) {
+            Some(is_protected) if is_protected || !is_pending => {}
+            Some(_) => {
+                self.is_saved(listed);
+                self.fail_cut(error_of_protection());
+            }
+            // Only where the program took the addresses away.
+            None => self.remove(stripe, page, true),
+        }
     }
 
     fn aside_page(&self, tools: &mut Tools) -> u64 {
@@ -66,15 +127,15 @@ impl Pages {
         tools.aside + address(tools.next as u64)
     }
 
-    /// Stores what was moved aside.
-    fn store(&self, page: u64, aside: u64, tools: &mut Tools) -> Result<(), Error> {
+    /// Stores what was moved aside, of an epoch.
+    pub(super) fn store(&self, page: u64, aside: u64, epoch: u32, tools: &mut Tools) -> Result<(), Error> {
         let range = self
             .ranges
             .get(page)
             .ok_or(Error::NotAllocated(address(page) as usize))?;
         let len = range.len_on(page)?;
         self.fetch_aside(aside, len, tools)?;
-        range.write(page, &tools.bytes.0[..len])
+        range.write_of(page, &tools.bytes.0[..len], epoch)
     }
 
     fn fetch_aside(&self, aside: u64, len: usize, tools: &mut Tools) -> Result<(), Error> {
@@ -95,7 +156,7 @@ impl Pages {
         let is_wanted = listed.is_wanted;
         let outcome = match stored {
             // Freed meanwhile, by a program that still used it.
-            Err(Error::NotAllocated(_) | Error::Objects(varve_far_objects::Error::NotAllocated(_))) => {
+            Err(error) if is_gone(&error) => {
                 self.remove(&mut stripe, page, true);
                 Left::Yes
             }
@@ -105,14 +166,7 @@ impl Pages {
                 Left::Yes
             }
             Err(error) => {
-                let is_back = self.faults.move_page(aside, address(page)).is_ok()
-                    || (self.fetch_aside(aside, PAGE_BYTES, tools).is_ok()
-                        && self.faults.copy(address(page), &tools.bytes, false).is_ok());
-                listed.state = State::Dirty;
-                if !is_back {
-                    // Only where the program took the addresses away.
-                    self.remove(&mut stripe, page, true);
-                }
+                self.put_back_dirty(&mut stripe, page, aside, tools);
                 add(&self.counters.kept);
                 Left::Failed(error)
             }
@@ -170,5 +224,29 @@ impl Pages {
             }
         }
         Ok(())
+    }
+}
+
+fn error_of_protection() -> Error {
+    Error::System {
+        what: "to put a page back write-protected",
+        error: std::io::ErrorKind::OutOfMemory.into(),
+    }
+}
+
+/// The two halves of leaving, for tests of what happens in between.
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+impl Pages {
+    pub(crate) fn begin_to_leave(&self, page: u64, tools: &mut Tools) -> u64 {
+        let mut stripe = self.stripe(page);
+        let aside = self.set_aside(page, tools).unwrap();
+        stripe.pages.get_mut(&page).unwrap().state = State::Leaving;
+        aside
+    }
+
+    pub(crate) fn end_to_leave(&self, page: u64, aside: u64, epoch: u32, tools: &mut Tools) {
+        let stored = self.store(page, aside, epoch, tools);
+        assert!(matches!(self.left(page, aside, stored, tools), Left::Yes));
     }
 }

@@ -18,7 +18,7 @@ pub(crate) struct Region {
 fn map(address: usize, len_bytes: usize, protection: libc::c_int, flags: libc::c_int) -> io::Result<usize> {
     let flags = flags | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     // SAFETY: new memory at an address of the kernel's choice; with MAP_FIXED the one caller replaces a
-    // mapping of its own.
+    // mapping of its own, and MAP_FIXED_NOREPLACE replaces nothing.
     let got = unsafe { libc::mmap(address as *mut libc::c_void, len_bytes, protection, flags, -1, 0) };
     if got == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
@@ -31,18 +31,40 @@ impl Region {
         let too_large = || io::Error::from_raw_os_error(libc::ENOMEM);
         let mapped_bytes = len_bytes.checked_add(CHUNK_BYTES).ok_or_else(too_large)?;
         let mapped = map(0, mapped_bytes, libc::PROT_READ | libc::PROT_WRITE, 0)?;
-        let region = Self {
+        Self {
             mapped,
             mapped_bytes,
             start: mapped.next_multiple_of(CHUNK_BYTES) as u64,
             len_bytes: len_bytes as u64,
+        }
+        .advised()
+    }
+
+    /// The same at an address, a multiple of 2 MiB. `EEXIST` where something is there.
+    pub(crate) fn at(start: u64, len_bytes: usize) -> io::Result<Self> {
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let mapped = map(start as usize, len_bytes, protection, libc::MAP_FIXED_NOREPLACE)?;
+        let region = Self {
+            mapped,
+            mapped_bytes: len_bytes,
+            start,
+            len_bytes: len_bytes as u64,
         };
+        // A kernel that takes the address for a wish gives another.
+        if mapped as u64 != start {
+            return Err(io::Error::from_raw_os_error(libc::EEXIST));
+        }
+        region.advised()
+    }
+
+    fn advised(self) -> io::Result<Self> {
+        let (region, mapped, mapped_bytes) = (&self, self.mapped, self.mapped_bytes);
         for advice in [libc::MADV_DONTFORK, libc::MADV_DONTDUMP] {
             region.advise(mapped, mapped_bytes, advice)?;
         }
         // EINVAL of a kernel without huge pages: there are none then.
         let _ = region.advise(mapped, mapped_bytes, libc::MADV_NOHUGEPAGE);
-        Ok(region)
+        Ok(self)
     }
 
     pub(crate) fn start(&self) -> u64 {
@@ -158,6 +180,20 @@ pub(crate) fn is_present(address: u64) -> bool {
     // SAFETY: one page, so one byte of answer; the address is only looked up.
     let got = unsafe { libc::mincore(address as *mut libc::c_void, PAGE_BYTES, &raw mut answer) };
     got == 0 && answer & 1 != 0
+}
+
+/// What this process has mapped in a range: lines of `/proc/self/maps`.
+pub(crate) fn mappings(range: std::ops::Range<u64>) -> Vec<String> {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let is_in = |line: &&str| {
+        let (start, end) = line.split_once(' ')?.0.split_once('-')?;
+        let at = |text| u64::from_str_radix(text, 16).ok();
+        Some(at(start)? < range.end && range.start < at(end)?)
+    };
+    let lines = maps.lines().filter(|line| is_in(line) == Some(true));
+    lines
+        .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "))
+        .collect()
 }
 
 /// Kilobytes of this process's page tables.

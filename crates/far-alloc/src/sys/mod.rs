@@ -6,7 +6,7 @@ mod memory;
 mod thread;
 mod uffd;
 
-pub(crate) use memory::{Marker, Region, frees_page_tables, is_present, move_bytes, zero_bytes};
+pub(crate) use memory::{Marker, Region, frees_page_tables, is_present, mappings, move_bytes, zero_bytes};
 pub(crate) use thread::spawn;
 pub(crate) use uffd::{Fault, Uffd};
 

@@ -7,7 +7,7 @@ use varve_far::Page;
 use varve_far::userfault::{
     API, COPY, COPY_MODE_WP, EVENT_PAGEFAULT, FEATURE_MOVE, FEATURE_PAGEFAULT_FLAG_WP, FEATURE_POISON,
     FEATURE_SIGBUS, FLAG_WP, FLAG_WRITE, MODE_MISSING, MODE_WP, MOVE, NEW, POISON, REGISTER, VERSION, WAKE,
-    WRITEPROTECT, ZEROPAGE,
+    WRITEPROTECT, WRITEPROTECT_MODE_WP, ZEROPAGE,
 };
 
 /// Tries of a call that another change of the mappings disturbed.
@@ -126,6 +126,11 @@ impl Uffd {
     /// there is none.
     pub(crate) fn move_page(&self, from: u64, to: u64) -> io::Result<()> {
         self.call_again(MOVE, [to, from, PAGE_BYTES as u64, 0, 0])
+    }
+
+    /// Write-protects all pages of a range that are there. When this returns no write to them is under way.
+    pub(crate) fn protect(&self, address: u64, len_bytes: u64) -> io::Result<()> {
+        self.call_again(WRITEPROTECT, [address, len_bytes, WRITEPROTECT_MODE_WP])
     }
 
     /// Lets a page be written, and wakes who waits for that.

@@ -13,12 +13,15 @@
 //! 7 gone     u32 count; each: u64 handle
 //! 8 record   u32 bytes, then they
 //! 9 end
+//! 10 slots   u64 handle, u32 length of most objects, u64 slots, u32 tables; each: u32 number; u8 which
+//!            have an object (0: all, 1: as bits say), then u64 for each 64 of them; u32 bytes, then they: of
+//!            who has the slots
 //! ```
 
 use super::{Malformed, RECORD_MAX_BYTES};
 use crate::error::Error;
 use crate::layout::OBJECT_MAX_BYTES;
-use crate::table::{SLOTS_MAX, TABLES_MAX};
+use crate::table::{SLOTS_MAX, SLOTS_TABLE_SLOTS, TABLES_MAX};
 
 const TABLES: u8 = 1;
 const ENTRIES: u8 = 2;
@@ -29,6 +32,7 @@ const MAP: u8 = 6;
 const GONE: u8 = 7;
 const RECORD: u8 = 8;
 const END: u8 = 9;
+const SLOTS: u8 = 10;
 
 const IS_THERE: u8 = 1;
 const IS_NEW: u8 = 2;
@@ -38,6 +42,8 @@ const IS_WIDE: u8 = 4;
 
 /// Numbers that are read at once, so that a count that lies costs no memory.
 const CHUNK: usize = 4096;
+/// Bytes that who has some slots may say of them.
+pub(crate) const NOTE_MAX_BYTES: usize = 64 << 20;
 
 /// What became of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -97,6 +103,26 @@ pub(crate) struct MapRecord {
     pub(crate) free: Vec<u32>,
 }
 
+/// Slots that somebody outside of the heap has, and what that one says of them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SlotsRecord {
+    pub(crate) handle: u64,
+    pub(crate) len_bytes: u32,
+    pub(crate) slots: u64,
+    pub(crate) tables: Vec<u32>,
+    /// A bit for each slot that has an object; `None`: all have one.
+    pub(crate) occupied: Option<Vec<u64>>,
+    pub(crate) note: Vec<u8>,
+}
+
+impl SlotsRecord {
+    /// Memory of a record, about.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        let words = self.occupied.as_ref().map_or(0, Vec::len);
+        (size_of::<Self>() + self.tables.len() * 4 + words * 8 + self.note.len()) as u64
+    }
+}
+
 /// Why records were not taken.
 #[derive(Debug)]
 pub(crate) enum Failure {
@@ -126,6 +152,9 @@ pub(crate) trait Sink {
     fn pool(&mut self, row: PoolRow) -> Result<(), Failure>;
     fn array(&mut self, record: ArrayRecord) -> Result<(), Failure>;
     fn map(&mut self, record: MapRecord) -> Result<(), Failure>;
+    fn slots(&mut self, record: SlotsRecord) -> Result<(), Failure>;
+    /// Whether there is memory for so many bytes of one record, before they are read.
+    fn check_room(&mut self, bytes: u64) -> Result<(), Failure>;
     fn gone(&mut self, handle: u64) -> Result<(), Failure>;
     fn record(&mut self, bytes: Vec<u8>) -> Result<(), Failure>;
 }
@@ -238,6 +267,24 @@ impl Out {
         for number in &record.free {
             self.u32(*number);
         }
+    }
+
+    pub(crate) fn slots(&mut self, record: &SlotsRecord) {
+        debug_assert!(record.note.len() <= NOTE_MAX_BYTES);
+        self.u8(SLOTS);
+        self.u64(record.handle);
+        self.u32(record.len_bytes);
+        self.u64(record.slots);
+        self.u32(record.tables.len() as u32);
+        for table in &record.tables {
+            self.u32(*table);
+        }
+        self.u8(u8::from(record.occupied.is_some()));
+        for word in record.occupied.iter().flatten() {
+            self.u64(*word);
+        }
+        self.u32(record.note.len() as u32);
+        self.bytes.extend_from_slice(&record.note);
     }
 
     pub(crate) fn gone(&mut self, handles: &[u64]) {
@@ -371,6 +418,10 @@ pub(crate) fn decode<R: FnMut(&mut [u8]) -> Result<(), Failure>>(
                 (input.read)(&mut bytes)?;
                 sink.record(bytes)?;
             }
+            SLOTS => {
+                let record = slots(&mut input, sink)?;
+                sink.slots(record)?;
+            }
             END => return Ok(()),
             other => return Err(Malformed::new(format!("a record of kind {other}")).into()),
         }
@@ -447,6 +498,55 @@ fn entries<R: FnMut(&mut [u8]) -> Result<(), Failure>>(
         }
     }
     sink.entries(table, has_lengths, rows)
+}
+
+fn slots<R: FnMut(&mut [u8]) -> Result<(), Failure>>(
+    input: &mut In<'_, R>,
+    sink: &mut impl Sink,
+) -> Result<SlotsRecord, Failure> {
+    let (handle, len_bytes, slots) = (input.u64()?, input.u32()?, input.u64()?);
+    let count = input.u32()?;
+    let wrong = || Failure::from(Malformed::new(format!("{slots} slots of handle {handle}")));
+    if slots == 0 || slots.div_ceil(SLOTS_TABLE_SLOTS as u64) != u64::from(count) {
+        return Err(wrong());
+    }
+    let most_bytes = u64::from(count) * 4 + slots.div_ceil(64) * 8;
+    sink.check_room(most_bytes)?;
+    let tables = input.u32s(count)?;
+    let occupied = match input.u8()? {
+        0 => None,
+        1 => {
+            let mut words = Vec::new();
+            for _ in 0..slots.div_ceil(64) {
+                words.push(input.u64()?);
+            }
+            let is_beyond = |last: &u64| !slots.is_multiple_of(64) && *last >> (slots % 64) != 0;
+            if words.last().is_some_and(is_beyond) {
+                return Err(wrong());
+            }
+            Some(words)
+        }
+        _ => return Err(wrong()),
+    };
+    let len = input.u32()? as usize;
+    if len > NOTE_MAX_BYTES {
+        return Err(wrong());
+    }
+    sink.check_room(most_bytes + len as u64)?;
+    let mut note = Vec::with_capacity(len);
+    while note.len() < len {
+        let from = note.len();
+        note.resize(len.min(from + CHUNK), 0);
+        (input.read)(&mut note[from..])?;
+    }
+    Ok(SlotsRecord {
+        handle,
+        len_bytes,
+        slots,
+        tables,
+        occupied,
+        note,
+    })
 }
 
 fn pool_row<R: FnMut(&mut [u8]) -> Result<(), Failure>>(input: &mut In<'_, R>) -> Result<PoolRow, Failure> {

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! 0    magic, 8 bytes
-//! 8    u32  version
+//! 8    u32  version: 2 where slots have an owner, 1 otherwise
 //! 12   u32  CRC-32C of the 4096 bytes, with zeros here; so in every version
 //! 16   u64  schema tag of the program
 //! 24   u64  generation: one more than the checkpoint before
@@ -30,7 +30,10 @@ pub(crate) const SEGMENTS_MAX: usize = 64;
 const MAGIC: [u8; 8] = *b"VarveFOC";
 const SEGMENTS_AT: usize = 128;
 const SEGMENT_BYTES: usize = 32;
+/// The version that has records of slots.
+const SLOTS_VERSION: u32 = 2;
 
+const _: () = assert!(SLOTS_VERSION <= CHECKPOINT_VERSION);
 const _: () = assert!(SEGMENTS_AT + SEGMENTS_MAX * SEGMENT_BYTES <= ROOT_BYTES);
 
 /// Where a segment begins, and how long it is.
@@ -57,6 +60,8 @@ pub(crate) struct Root {
     pub(crate) sequence: u32,
     pub(crate) epoch: u32,
     pub(crate) next_handle: u64,
+    /// Whether somebody outside of the heap has slots of it.
+    pub(crate) has_slots: bool,
     pub(crate) segments: Vec<SegmentRef>,
 }
 
@@ -65,7 +70,8 @@ impl Root {
         debug_assert!(self.segments.len() <= SEGMENTS_MAX);
         let mut bytes = vec![0; ROOT_BYTES];
         put(&mut bytes, 0, &MAGIC);
-        put(&mut bytes, 8, &CHECKPOINT_VERSION.to_le_bytes());
+        let version = if self.has_slots { SLOTS_VERSION } else { 1 };
+        put(&mut bytes, 8, &version.to_le_bytes());
         put(&mut bytes, 16, &self.schema_tag.to_le_bytes());
         put(&mut bytes, 24, &self.generation.to_le_bytes());
         put(&mut bytes, 32, &self.file_id.to_le_bytes());
@@ -124,6 +130,7 @@ impl Root {
             sequence: u32_at(bytes, 48),
             epoch: u32_at(bytes, 52),
             next_handle: u64_at(bytes, 56),
+            has_slots: version >= SLOTS_VERSION,
             segments: (0..count).map(segment).collect(),
         })
     }
@@ -175,6 +182,7 @@ mod tests {
             sequence: 10,
             epoch: 11,
             next_handle: 12,
+            has_slots: generation.is_multiple_of(2),
             segments: (0..SEGMENTS_MAX as u32)
                 .map(|number| SegmentRef {
                     generation,

@@ -28,6 +28,8 @@ enum Located<'a> {
     Zeros(usize),
     /// Read from the log, and not kept since there is no memory for it.
     Passing(Box<[u8]>),
+    /// A cut ended the epoch of the bytes that are to be written.
+    Ended,
 }
 
 /// Memory for an object, with its bytes as they were where a table said that it is.
@@ -42,7 +44,7 @@ struct Prepared<'a> {
 impl Core {
     /// Gives the bytes of an object to `look`, which must not use the heap.
     pub(crate) fn read_with<R>(&self, key: Key, look: impl FnOnce(&[u8]) -> R) -> Result<R, Error> {
-        match self.locate(key, Intent::Read)? {
+        match self.locate(key, Intent::Read, u32::MAX)? {
             Located::Frame(mut shard, frame) => {
                 let frame = shard.frames.get_mut(frame);
                 frame.touch();
@@ -50,6 +52,8 @@ impl Core {
             }
             Located::Zeros(len) => Ok(look(&ZEROS[..len])),
             Located::Passing(data) => Ok(look(&data)),
+            // Only for writes.
+            Located::Ended => Err(self.no_memory(0)),
         }
     }
 
@@ -76,11 +80,24 @@ impl Core {
         intent: Intent,
         change: impl FnOnce(&mut [u8]) -> R,
     ) -> Result<R, Error> {
-        match self.locate(key, intent)? {
+        self.write_in(key, intent, u32::MAX, change)?
+            .ok_or_else(|| self.no_memory(0))
+    }
+
+    /// As [`Self::write_with`], in an epoch. `None` where a cut ended that and its checkpoint is being made.
+    pub(super) fn write_in<R>(
+        &self,
+        key: Key,
+        intent: Intent,
+        epoch: u32,
+        change: impl FnOnce(&mut [u8]) -> R,
+    ) -> Result<Option<R>, Error> {
+        match self.locate(key, intent, epoch)? {
             Located::Frame(mut shard, frame) => {
                 shard.frames.get_mut(frame).touch();
-                Ok(self.change(&mut shard, key, frame, change))
+                Ok(Some(self.change(&mut shard, key, frame, change)))
             }
+            Located::Ended => Ok(None),
             Located::Zeros(_) | Located::Passing(_) => Err(self.no_memory(0)),
         }
     }
@@ -100,12 +117,16 @@ impl Core {
         result
     }
 
-    /// Finds an object, and brings it into memory. To read one, lack of memory is no error.
-    fn locate(&self, key: Key, intent: Intent) -> Result<Located<'_>, Error> {
+    /// Finds an object, and brings it into memory. To read one, lack of memory is no error. To write one, the
+    /// bytes that come are of an epoch.
+    fn locate(&self, key: Key, intent: Intent, epoch: u32) -> Result<Located<'_>, Error> {
         let mut prepared: Option<Prepared<'_>> = None;
         loop {
             let (mut shard, at) = self.lock(key);
             let (entry, len) = shard.get(at, key.slot).ok_or(Error::NotAllocated(key.number()))?;
+            if shard.has_ended(epoch) {
+                return Ok(Located::Ended);
+            }
             match entry {
                 Entry::Frame(frame) => {
                     if intent != Intent::Read
@@ -211,7 +232,7 @@ impl Core {
         let full = || Error::PageBuffer {
             limit_bytes: self.page_buffer.limit(),
         };
-        let Located::Frame(mut shard, frame) = self.locate(key, Intent::Change)? else {
+        let Located::Frame(mut shard, frame) = self.locate(key, Intent::Change, u32::MAX)? else {
             return Err(self.no_memory(0));
         };
         let frame = shard.frames.get_mut(frame);

@@ -169,6 +169,17 @@ impl Handles {
         }
     }
 
+    /// A name for slots of somebody outside.
+    pub(crate) fn name_slots(&mut self) -> u64 {
+        self.last += 1;
+        self.last
+    }
+
+    /// They are no more.
+    pub(crate) fn end_slots(&mut self, handle: u64) {
+        self.gone.insert(handle);
+    }
+
     /// It is no more.
     pub(crate) fn end(&mut self, handle: u64, budget: &Budget) {
         if let Some(known) = self.arrays.remove(&handle) {

@@ -6,7 +6,7 @@
 //! it inside the log, `arrays` and `alloc` make and free it. Knows no types: handles do.
 //!
 //! With a file, checkpoints of it are made by `save` and read by `restore`; `handles` knows the arrays and
-//! maps that are in them.
+//! maps that are in them, `owner` what somebody outside has.
 //!
 //! # Locks
 //!
@@ -33,6 +33,7 @@ mod crash_tests;
 mod evict;
 mod gate;
 mod handles;
+mod owner;
 mod refill;
 mod restore;
 mod save;
@@ -41,6 +42,7 @@ pub(crate) use access::{Intent, Pin};
 pub(crate) use arrays::Array;
 pub use clean::Cleaned;
 pub(crate) use handles::MapState;
+pub use owner::{SlotsOut, SlotsOwner};
 pub use save::{Checkpointed, Together};
 
 use crate::budget::Budget;
@@ -188,6 +190,11 @@ impl Shard {
         self.tables.get(at)?.as_ref()?.get(slot)
     }
 
+    /// Whether a cut ended an epoch, whose checkpoint is being made.
+    fn has_ended(&self, epoch: u32) -> bool {
+        self.now.is_saving && epoch < self.now.epoch
+    }
+
     fn set(&mut self, at: usize, slot: u32, entry: Entry) {
         if let Some(Some(table)) = self.tables.get_mut(at) {
             table.set(slot, entry);
@@ -211,6 +218,7 @@ pub(crate) struct Core {
     room: refill::Room,
     /// What makes checkpoints, where the heap has a file for them.
     saver: Option<save::Saver>,
+    owned: owner::Owned,
 }
 
 impl Core {
@@ -254,6 +262,7 @@ impl Core {
             signal: background::Signal::default(),
             room: refill::Room::default(),
             saver,
+            owned: owner::Owned::default(),
         };
         if core.saver.is_some() {
             core.pools.lock().track();

@@ -5,6 +5,7 @@
 //! that this frees are held, so another checkpoint is made, until the reserve is whole.
 
 use super::clean::Cleaned;
+use super::owner::SlotsOwner;
 use super::save::{Checkpointed, Progress, Saver};
 use super::{Core, Shard};
 use crate::error::Error;
@@ -50,7 +51,9 @@ impl Core {
 
     /// Blocks that a checkpoint needs if it is made now.
     fn needed_blocks(&self) -> usize {
-        let dirty = self.room.dirty_bytes.load(Ordering::Relaxed) + self.page_buffer.used();
+        let dirty = self.room.dirty_bytes.load(Ordering::Relaxed)
+            + self.page_buffer.used()
+            + self.owned.newer_bytes();
         let objects = (dirty / BLOCK_PAYLOAD_BYTES as u64) as usize * 9 / 8;
         let tables = self.room.tables_blocks.load(Ordering::Relaxed);
         (objects + tables + MARGIN_BLOCKS).min(self.log.reserve())
@@ -81,6 +84,7 @@ impl Core {
         saver: &Saver,
         progress: &mut Progress,
         record: &[u8],
+        owner: Option<&dyn SlotsOwner>,
         made: &mut Checkpointed,
     ) {
         let wanted = self.log.reserve() + REFILL_BLOCKS;
@@ -96,7 +100,7 @@ impl Core {
             if self.log.held_blocks() == 0 {
                 break;
             }
-            match self.make_checkpoint(saver, progress, record) {
+            match self.make_checkpoint(saver, progress, record, owner) {
                 Ok(more) => made.add(&more),
                 Err(_) => return,
             }

@@ -9,15 +9,16 @@ use super::save::{self, Segment};
 use super::{Config, Core, FarHeap};
 use crate::checkpoint::{
     self, ArrayRecord, BlockRow, Failure, HEAD_BYTES, Head, Malformed, MapRecord, NO_PLACE, PAYLOAD_BYTES,
-    PoolRow, ROOT_BYTES, ROOT_SLOTS, Root, Row, SegmentRef, Sink, TableRow,
+    PoolRow, ROOT_BYTES, ROOT_SLOTS, Root, Row, SegmentRef, Sink, SlotsRecord, TableRow,
 };
 use crate::error::{Error, Refusal};
 use crate::file::{CheckpointFile, SLABS_AT};
 use crate::layout::{self, BLOCK_BYTES, BLOCK_PAYLOAD_BYTES, OBJECT_MAX_BYTES};
 use crate::log::{self, Restored};
 use crate::pools;
-use crate::table::{Entry, Now, Table};
+use crate::table::{Entry, Now, SLOTS_TABLE_SLOTS, Table};
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
@@ -42,36 +43,60 @@ impl FarHeap {
         schema_tag: u64,
         config: &Config,
     ) -> Result<(Self, Vec<u8>), Error> {
-        let file: Arc<dyn CheckpointFile> = Arc::new(file);
-        save::lock(&*file)?;
-        let name = file.name();
-        let refused = |reason| Error::Refused {
-            file: name.clone(),
-            reason,
-        };
-        let (slot, root) = read_root(&*file)?;
-        if root.schema_tag != schema_tag {
-            return Err(refused(Refusal::Schema {
-                found: root.schema_tag,
-                wanted: schema_tag,
-            }));
-        }
-        // Numbers that only grow are far from their ends.
-        let is_sound = root.given_slabs <= root.capacity_slabs
-            && root.epoch <= u32::MAX / 2
-            && root.generation <= u64::MAX / 2
-            && (1..=u64::MAX / 2).contains(&root.next_handle);
-        if !is_sound {
-            return Err(refused(Refusal::Malformed("the root's numbers".into())));
-        }
-        let core = Self::open_core(Arc::clone(&file), &root, slot, config)?;
-        let record = load(&core, &*file, &root).map_err(|failure| match failure {
-            Failure::Malformed(Malformed(what)) => refused(Refusal::Malformed(what)),
-            Failure::Other(error) => error,
-        })?;
-        make_durable(&*file, slot, &root)?;
-        Ok((core.start(config)?, record))
+        let (heap, loaded) = restore(Arc::new(file), schema_tag, false, config)?;
+        Ok((heap, loaded.record))
     }
+}
+
+/// What a checkpoint has beside the heap.
+pub(super) struct Loaded {
+    pub(super) record: Vec<u8>,
+    /// Slots that somebody outside has, and the lengths of their objects.
+    pub(super) slots: Vec<super::owner::LoadedSlots>,
+}
+
+/// The heap of the last complete checkpoint of a file; `has_slots`: somebody outside has slots of it.
+pub(super) fn restore(
+    file: Arc<dyn CheckpointFile>,
+    schema_tag: u64,
+    has_slots: bool,
+    config: &Config,
+) -> Result<(FarHeap, Loaded), Error> {
+    save::lock(&*file)?;
+    let name = file.name();
+    let refused = |reason| Error::Refused {
+        file: name.clone(),
+        reason,
+    };
+    let (slot, root) = read_root(&*file)?;
+    if root.schema_tag != schema_tag {
+        return Err(refused(Refusal::Schema {
+            found: root.schema_tag,
+            wanted: schema_tag,
+        }));
+    }
+    // Numbers that only grow are far from their ends.
+    let is_sound = root.given_slabs <= root.capacity_slabs
+        && root.epoch <= u32::MAX / 2
+        && root.generation <= u64::MAX / 2
+        && (1..=u64::MAX / 2).contains(&root.next_handle);
+    if !is_sound {
+        return Err(refused(Refusal::Malformed("the root's numbers".into())));
+    }
+    if root.has_slots != has_slots {
+        let found = match root.has_slots {
+            true => "with objects at addresses",
+            false => "of handles alone",
+        };
+        return Err(refused(Refusal::Kind { found }));
+    }
+    let core = FarHeap::open_core(Arc::clone(&file), &root, slot, config)?;
+    let loaded = load(&core, &*file, &root).map_err(|failure| match failure {
+        Failure::Malformed(Malformed(what)) => refused(Refusal::Malformed(what)),
+        Failure::Other(error) => error,
+    })?;
+    make_durable(&*file, slot, &root)?;
+    Ok((core.start(config)?, loaded))
 }
 
 /// Makes the root that was chosen durable: it may be in memory of the kernel alone, after a failed sync or a
@@ -201,7 +226,7 @@ impl Stream<'_> {
     }
 }
 
-fn load(core: &Core, file: &dyn CheckpointFile, root: &Root) -> Result<Vec<u8>, Failure> {
+fn load(core: &Core, file: &dyn CheckpointFile, root: &Root) -> Result<Loaded, Failure> {
     // No object is in memory yet.
     let ahead = core.budget.limit() / AHEAD_OF_MEMORY / BLOCK_BYTES as u64;
     let (sender, parts) = sync_channel(ahead.clamp(1, AHEAD) as usize);
@@ -234,6 +259,8 @@ struct Loading<'a> {
     pools: BTreeMap<u32, PoolRow>,
     arrays: BTreeMap<u64, ArrayRecord>,
     maps: BTreeMap<u64, MapRecord>,
+    slots: BTreeMap<u64, SlotsRecord>,
+    has_slots: bool,
     record: Vec<u8>,
     epoch: u32,
     /// Tables that began anew in the segment that is read.
@@ -350,7 +377,26 @@ impl Sink for Loading<'_> {
         Ok(())
     }
 
+    fn slots(&mut self, record: SlotsRecord) -> Result<(), Failure> {
+        if !self.has_slots {
+            return Err(Malformed::new(format!("slots of handle {}", record.handle)).into());
+        }
+        self.core.take_memory(record.memory_bytes())?.keep();
+        if let Some(before) = self.slots.insert(record.handle, record) {
+            self.core.budget.give_back(before.memory_bytes());
+        }
+        Ok(())
+    }
+
+    fn check_room(&mut self, bytes: u64) -> Result<(), Failure> {
+        self.core.take_memory(bytes)?;
+        Ok(())
+    }
+
     fn gone(&mut self, handle: u64) -> Result<(), Failure> {
+        if let Some(slots) = self.slots.remove(&handle) {
+            self.core.budget.give_back(slots.memory_bytes());
+        }
         self.arrays.remove(&handle);
         self.maps.remove(&handle);
         Ok(())
@@ -372,6 +418,8 @@ impl<'a> Loading<'a> {
             pools: BTreeMap::new(),
             arrays: BTreeMap::new(),
             maps: BTreeMap::new(),
+            slots: BTreeMap::new(),
+            has_slots: root.has_slots,
             record: Vec::new(),
             epoch: root.epoch,
             anew: HashSet::new(),
@@ -406,8 +454,12 @@ impl<'a> Loading<'a> {
     }
 
     /// Checks that all is there that is named, and makes the heap of it.
-    fn finish(mut self, core: &Core, root: &Root, segments: Vec<Segment>) -> Result<Vec<u8>, Failure> {
-        let names = self.arrays.keys().chain(self.maps.keys());
+    fn finish(mut self, core: &Core, root: &Root, segments: Vec<Segment>) -> Result<Loaded, Failure> {
+        let names = self
+            .arrays
+            .keys()
+            .chain(self.maps.keys())
+            .chain(self.slots.keys());
         if let Some(name) = names.copied().find(|name| !(1..root.next_handle).contains(name)) {
             return Err(Malformed::new(format!("handle {name}")).into());
         }
@@ -415,7 +467,10 @@ impl<'a> Loading<'a> {
         core.take_memory(u64::from(last) * NUMBER_BYTES)?.keep();
         self.check_arrays()?;
         self.check_maps()?;
-        let (promised_bytes, largest_bytes) = self.restore_pools(core, root)?;
+        let mut promised = Promised::default();
+        self.restore_pools(core, &mut promised)?;
+        let lens = self.check_slots(core, &mut promised)?;
+        promised.check(root)?;
         self.empty_unused(core);
         // A sum for each block, for as long as they are counted.
         let counting = core.take_memory(self.sectors / layout::BLOCK_SECTORS as u64 * 8)?;
@@ -445,8 +500,8 @@ impl<'a> Loading<'a> {
             table_places,
             epoch: root.epoch,
             sequence: root.sequence.wrapping_add(SEQUENCE_STEP),
-            promised_bytes,
-            largest_bytes,
+            promised_bytes: promised.bytes,
+            largest_bytes: promised.largest_bytes,
         });
         let saver = core.saver()?;
         let arrays = std::mem::take(&mut self.arrays);
@@ -459,7 +514,19 @@ impl<'a> Loading<'a> {
         );
         saver.progress.lock().segments = segments;
         self.restore_tables(core, &mut saver.tables.lock());
-        Ok(self.record)
+        let slots = std::mem::take(&mut self.slots).into_values();
+        Ok(Loaded {
+            record: self.record,
+            slots: slots
+                .zip(lens)
+                .map(|(slots, lens)| {
+                    // What remains is the slots'.
+                    core.budget.give_back(slots.memory_bytes());
+                    core.budget.force(slots.slots.div_ceil(64) * 8);
+                    (slots, lens)
+                })
+                .collect(),
+        })
     }
 
     fn check_arrays(&mut self) -> Result<(), Failure> {
@@ -490,6 +557,20 @@ impl<'a> Loading<'a> {
             let batches = record.len.div_ceil(per_batch as u64);
             if batches > slots || batches.div_ceil(TABLE_SLOTS as u64) != record.tables.len() as u64 {
                 return Err(wrong().into());
+            }
+        }
+        for record in self.slots.values() {
+            let wrong = || Malformed::new(format!("slots of handle {}", record.handle));
+            let mut left = record.slots as usize;
+            for number in &record.tables {
+                let table = self.tables.get(number).ok_or_else(wrong)?;
+                let is_sound = table.slots() == left.min(SLOTS_TABLE_SLOTS)
+                    && !self.pools.contains_key(number)
+                    && owned.insert(*number);
+                if !is_sound {
+                    return Err(wrong().into());
+                }
+                left -= table.slots();
             }
         }
         let is_owned = |number: &u32| self.pools.contains_key(number) || owned.contains(number);
@@ -526,21 +607,12 @@ impl<'a> Loading<'a> {
         Ok(())
     }
 
-    /// Puts the pools in place. Gives what is promised to all objects, and the largest of them.
-    fn restore_pools(&self, core: &Core, root: &Root) -> Result<(u64, usize), Failure> {
-        let mut promised = 0u64;
-        let mut largest = 0;
-        let mut promise = |count: u64, len_bytes: usize| {
-            let each = core.log.promised_each(len_bytes) as u64;
-            promised = promised.saturating_add(count.saturating_mul(each));
-            if count != 0 {
-                largest = largest.max(layout::footprint_bytes(len_bytes));
-            }
-        };
+    /// Puts the pools in place.
+    fn restore_pools(&self, core: &Core, promised: &mut Promised) -> Result<(), Failure> {
         for record in self.arrays.values() {
             let per_batch = pools::per_batch(record.element_bytes as usize);
             let stored = per_batch * record.element_bytes as usize;
-            promise(record.len.div_ceil(per_batch as u64), stored);
+            promised.add(core, record.len.div_ceil(per_batch as u64), stored);
         }
         let mut pools = core.pools.lock();
         for row in self.pools.values() {
@@ -552,7 +624,7 @@ impl<'a> Loading<'a> {
             core.budget.force(2 * row.used.len() as u64 * 8);
             pools.for_each_used_slot(row.table, |slot| {
                 let len = table.get(slot).map_or(0, |(_, len)| len);
-                promise(1, len);
+                promised.add(core, 1, len);
             });
             if !pools.has_right_lengths(row.table, |slot| table.get(slot).map_or(0, |(_, len)| len)) {
                 return Err(wrong().into());
@@ -560,10 +632,37 @@ impl<'a> Loading<'a> {
         }
         let last = self.tables.keys().next_back().copied().unwrap_or(0);
         pools.restore_numbers(|number| self.tables.contains_key(&number), last);
-        if promised > log::sectors(root.given_slabs.max(root.capacity_slabs)) * 512 {
-            return Err(Malformed::new("more objects than the store has room for").into());
+        Ok(())
+    }
+
+    /// Counts the objects of slots. Gives the shortest and the longest of each.
+    fn check_slots(
+        &self,
+        core: &Core,
+        promised: &mut Promised,
+    ) -> Result<Vec<RangeInclusive<usize>>, Failure> {
+        let mut all = Vec::new();
+        for record in self.slots.values() {
+            let (mut shortest, mut longest) = (usize::MAX, 0);
+            for (number, words) in words_of(record) {
+                let wrong = || Malformed::new(format!("slots of handle {}", record.handle));
+                let table = self.tables.get(&number).ok_or_else(wrong)?;
+                let mut add = |count: u64, len: usize| {
+                    promised.add(core, count, len);
+                    (shortest, longest) = (shortest.min(len), longest.max(len));
+                };
+                let count: u64 = words.iter().map(|word| u64::from(word.count_ones())).sum();
+                if !table.has_lengths() && count != 0 {
+                    add(count, usize::from(table.len_bytes()));
+                    continue;
+                }
+                for slot in (0..table.slots()).filter(|slot| is_set(&words, *slot)) {
+                    add(1, table.get(slot as u32).map_or(0, |(_, len)| len));
+                }
+            }
+            all.push(shortest..=longest);
         }
-        Ok((promised, largest))
+        Ok(all)
     }
 
     /// Empties slots that nobody has. A write that met the end of its object may have left something in one;
@@ -579,8 +678,25 @@ impl<'a> Loading<'a> {
                 left = left.saturating_sub(TABLE_SLOTS as u64);
             }
         }
+        for record in self.slots.values().filter(|record| record.occupied.is_some()) {
+            for (number, words) in words_of(record) {
+                if let Some(table) = self.tables.get_mut(&number) {
+                    for slot in (0..table.slots()).filter(|slot| !is_set(&words, *slot)) {
+                        table.empty(slot..slot + 1);
+                    }
+                }
+            }
+        }
+        let of_slots: HashSet<u32> = self
+            .slots
+            .values()
+            .flat_map(|record| record.tables.clone())
+            .collect();
         let pools = core.pools.lock();
         for (number, table) in &mut self.tables {
+            if of_slots.contains(number) {
+                continue;
+            }
             if let Some(used) = used.get(number) {
                 table.empty_from(usize::try_from(*used).unwrap_or(usize::MAX));
                 continue;
@@ -630,6 +746,51 @@ impl<'a> Loading<'a> {
     }
 }
 
+/// What is promised to objects.
+#[derive(Debug, Default)]
+struct Promised {
+    bytes: u64,
+    largest_bytes: usize,
+}
+
+impl Promised {
+    fn add(&mut self, core: &Core, count: u64, len_bytes: usize) {
+        let each = core.log.promised_each(len_bytes) as u64;
+        self.bytes = self.bytes.saturating_add(count.saturating_mul(each));
+        if count != 0 {
+            self.largest_bytes = self.largest_bytes.max(layout::footprint_bytes(len_bytes));
+        }
+    }
+
+    fn check(&self, root: &Root) -> Result<(), Malformed> {
+        if self.bytes > log::sectors(root.given_slabs.max(root.capacity_slabs)) * 512 {
+            return Err(Malformed::new("more objects than the store has room for"));
+        }
+        Ok(())
+    }
+}
+
+/// The tables of slots, each with the bits of its slots.
+fn words_of(record: &SlotsRecord) -> impl Iterator<Item = (u32, [u64; SLOTS_TABLE_SLOTS / 64])> {
+    record.tables.iter().enumerate().map(|(index, number)| {
+        let words = std::array::from_fn(|word| {
+            let first = index * SLOTS_TABLE_SLOTS + word * 64;
+            match &record.occupied {
+                Some(words) => words.get(first / 64).copied().unwrap_or_default(),
+                None => match (record.slots as usize).saturating_sub(first) {
+                    64.. => u64::MAX,
+                    left => (1 << left) - 1,
+                },
+            }
+        });
+        (*number, words)
+    })
+}
+
+fn is_set(words: &[u64], slot: usize) -> bool {
+    words[slot / 64] & 1 << (slot % 64) != 0
+}
+
 const _: () = assert!(BLOCK_BYTES == HEAD_BYTES + PAYLOAD_BYTES);
 
 #[cfg(test)]
@@ -650,6 +811,7 @@ mod tests {
             sequence: 1,
             epoch: 1,
             next_handle: 2,
+            has_slots: false,
             segments: Vec::new(),
         };
         let mut loading = Loading::new(heap.core(), &root);

@@ -7,10 +7,11 @@
 
 use super::gate::{Gate, Inside};
 use super::handles::{Handles, Shapes, Snapshot};
+use super::owner::SlotsOwner;
 use super::{Core, FarHeap, Shard, frames_data_bytes};
 use crate::checkpoint::{
     HEAD_BYTES, Head, NO_PLACE, Out, PAYLOAD_BYTES, PoolRow, RECORD_MAX_BYTES, ROOT_BYTES, ROOT_SLOTS, Root,
-    Row, SEGMENTS_MAX, SegmentRef, TableRow,
+    Row, SEGMENTS_MAX, SegmentRef, SlotsRecord, TableRow,
 };
 use crate::error::{Error, Refusal};
 use crate::file::{CheckpointFile, FileStore};
@@ -33,6 +34,8 @@ const STEP_SLOTS: usize = 128;
 const SAVED_BYTES: u64 = size_of::<(Key, Row)>() as u64;
 /// Parts that changes may have before all is written anew, beside half of what that has.
 const CHANGES_MIN_BYTES: u64 = 4 * PAYLOAD_BYTES as u64;
+/// Tables of a heap that has next to nothing.
+const EMPTY_BYTES: u64 = 1 << 10;
 
 /// Blocks that checkpoints need at most while nothing else can be written: all of memory, and tables.
 pub(super) fn reserve_blocks(memory_limit_bytes: u64) -> usize {
@@ -216,7 +219,7 @@ impl Core {
         self.put_aside(shard, key, len, value);
     }
 
-    fn put_aside(&self, shard: &mut Shard, key: Key, len: usize, value: u64) {
+    pub(super) fn put_aside(&self, shard: &mut Shard, key: Key, len: usize, value: u64) {
         self.budget.force(SAVED_BYTES);
         let row = Row {
             slot: key.slot as u16,
@@ -278,9 +281,25 @@ impl Core {
     }
 
     /// Stops all threads that change something, and notes what there is.
-    fn cut(&self, saver: &Saver, is_whole: bool) -> Cut {
+    fn cut(&self, saver: &Saver, is_whole: bool, owner: Option<&dyn SlotsOwner>) -> Result<Cut, Error> {
         let started = Instant::now();
         let _closed = saver.gate.close();
+        let Some(owner) = owner else {
+            return Ok(self.cut_objects(saver, is_whole, started));
+        };
+        let mut made = None;
+        owner.cut(is_whole, &mut || {
+            made.get_or_insert_with(|| self.cut_objects(saver, is_whole, started))
+                .epoch
+        })?;
+        let mut cut =
+            made.ok_or_else(|| Error::Config("the owner of the heap's slots made no cut".into()))?;
+        cut.stopped = started.elapsed();
+        Ok(cut)
+    }
+
+    /// Notes what there is, while the gate is closed.
+    fn cut_objects(&self, saver: &Saver, is_whole: bool, started: Instant) -> Cut {
         let mut pools = self.pools.lock();
         let mut shards: Vec<_> = self.shards.iter().map(|shard| shard.lock()).collect();
         let mut epoch = 0;
@@ -351,8 +370,17 @@ impl Core {
     }
 
     /// Makes a checkpoint, and more of them where that is needed to have room again.
-    fn checkpoint(&self, record: &[u8]) -> Result<Checkpointed, Error> {
+    pub(super) fn checkpoint(
+        &self,
+        record: &[u8],
+        owner: Option<&dyn SlotsOwner>,
+    ) -> Result<Checkpointed, Error> {
         let saver = self.saver()?;
+        if owner.is_some() != self.has_owner() {
+            return Err(Error::Config(
+                "checkpoints of this heap are made by who has its slots".into(),
+            ));
+        }
         if record.len() > RECORD_MAX_BYTES {
             return Err(Error::TooLarge {
                 len_bytes: record.len(),
@@ -375,8 +403,8 @@ impl Core {
                 "a checkpoint ended by a panic: restore the last one",
             )));
         }
-        let mut made = self.make_checkpoint(saver, &mut progress, record)?;
-        self.refill(saver, &mut progress, record, &mut made);
+        let mut made = self.make_checkpoint(saver, &mut progress, record, owner)?;
+        self.refill(saver, &mut progress, record, owner, &mut made);
         Ok(made)
     }
 
@@ -385,32 +413,45 @@ impl Core {
         saver: &Saver,
         progress: &mut Progress,
         record: &[u8],
+        owner: Option<&dyn SlotsOwner>,
     ) -> Result<Checkpointed, Error> {
         progress.is_making = true;
-        let made = self.make(saver, progress, record);
+        let made = self.make(saver, progress, record, owner);
         progress.is_making = false;
         made
     }
 
-    fn make(&self, saver: &Saver, progress: &mut Progress, record: &[u8]) -> Result<Checkpointed, Error> {
+    fn make(
+        &self,
+        saver: &Saver,
+        progress: &mut Progress,
+        record: &[u8],
+        owner: Option<&dyn SlotsOwner>,
+    ) -> Result<Checkpointed, Error> {
         while self.log.has_pending() {
             self.log.write_pending()?;
         }
         let before = self.log.stats().device_write_bytes;
         let is_whole = wants_all(&progress.segments, saver.capacity_slabs);
-        let cut = self.cut(saver, is_whole);
+        let cut = self.cut(saver, is_whole, owner)?;
         let mut out = Segments::new(self, saver.file_id, progress.generation + 1);
-        let done = self.save(saver, progress, &cut, record, &mut out);
+        let done = self.save(saver, progress, &cut, (record, owner), &mut out);
         match done {
             Ok(mut stats) => {
                 self.log.commit();
                 self.end_saving(Some(cut.epoch));
+                if let Some(owner) = owner {
+                    owner.end(true);
+                }
                 stats.written_bytes = self.log.stats().device_write_bytes - before + ROOT_BYTES as u64;
                 Ok(stats)
             }
             Err(error) => {
                 self.log.abandon(&out.places);
                 self.end_saving(None);
+                if let Some(owner) = owner {
+                    owner.end(false);
+                }
                 self.pools.lock().touch_all(cut.pools.iter().map(|row| row.table));
                 saver.handles.lock().give_back(cut.handles);
                 let mut shapes = saver.tables.lock();
@@ -435,10 +476,13 @@ impl Core {
         saver: &Saver,
         progress: &mut Progress,
         cut: &Cut,
-        record: &[u8],
+        (record, owner): (&[u8], Option<&dyn SlotsOwner>),
         out: &mut Segments<'_>,
     ) -> Result<Checkpointed, Error> {
         out.records.tables(&cut.tables);
+        if let Some(owner) = owner {
+            owner.save(&mut out.for_owner())?;
+        }
         let mut entries = 0;
         for number in 0..self.shards.len() {
             self.save_shard(number, out, &mut entries)?;
@@ -478,6 +522,7 @@ impl Core {
             sequence,
             epoch: cut.epoch,
             next_handle: cut.handles.next,
+            has_slots: owner.is_some(),
             segments: segments.iter().map(|segment| segment.at).collect(),
         };
         self.sync(saver, progress)?;
@@ -517,6 +562,8 @@ impl Core {
     fn save_shard(&self, number: usize, out: &mut Segments<'_>, entries: &mut u64) -> Result<(), Error> {
         let tables = self.shards[number].lock().tables.len();
         let mut saved = SavedRows::default();
+        // First what came before the owner of slots had stored all: tables may tell of a later version.
+        self.write_aside(number, out, entries)?;
         for at in 0..tables {
             let table = (at << self.shard_bits | number) as u32;
             let mut from = 0;
@@ -596,7 +643,7 @@ impl Core {
     }
 
     /// Does what the log needs before a checkpoint appends more.
-    fn make_room(&self, no_room: NoRoom) -> Result<(), Error> {
+    pub(super) fn make_room(&self, no_room: NoRoom) -> Result<(), Error> {
         match no_room {
             NoRoom::Pending => self.log.write_pending().map(|_| ()),
             NoRoom::Space => Err(Error::Full {
@@ -639,7 +686,8 @@ impl Core {
         if let Some(error) = failed {
             return Err(error);
         }
-        saved.sort_unstable_by_key(|(key, _)| (key.table, key.slot));
+        // Of one slot the later comes last, and counts.
+        saved.sort_by_key(|(key, _)| (key.table, key.slot));
         *entries += saved.len() as u64;
         for group in saved.chunk_by(|(one, _), (other, _)| one.table == other.table) {
             let rows: Vec<Row> = group.iter().map(|(_, row)| *row).collect();
@@ -651,12 +699,16 @@ impl Core {
     }
 }
 
-/// Whether the next checkpoint is to write all tables anew: changes have come to half of what that was.
+/// Whether the next checkpoint is to write all tables anew: changes have come to half of what that was. And
+/// where that was next to nothing, all that there is has changed, and would be written again soon.
 fn wants_all(segments: &[Segment], capacity_slabs: u32) -> bool {
     let Some((whole, changes)) = segments.split_first() else {
         return false;
     };
     let changed: u64 = changes.iter().map(|segment| segment.at.len_bytes).sum();
+    if changes.is_empty() && whole.at.len_bytes <= EMPTY_BYTES {
+        return true;
+    }
     // Each has a place at least.
     let most = (crate::log::places(capacity_slabs) as usize / 64).clamp(4, SEGMENTS_MAX - 1);
     segments.len() >= most || changed > (whole.at.len_bytes / 2).max(CHANGES_MIN_BYTES)
@@ -669,7 +721,7 @@ fn segment_bytes(segments: &[Segment]) -> u64 {
 }
 
 /// A segment that is being written.
-struct Segments<'a> {
+pub(super) struct Segments<'a> {
     core: &'a Core,
     records: Out,
     head: Head,
@@ -699,6 +751,11 @@ impl<'a> Segments<'a> {
         let place = self.core.log.take_place()?;
         self.places.push(place);
         Ok(place)
+    }
+
+    pub(super) fn slots(&mut self, record: &SlotsRecord) -> Result<(), Error> {
+        self.records.slots(record);
+        self.write_full()
     }
 
     /// Writes all parts that are full, and are not the last.
@@ -754,33 +811,7 @@ impl FarHeap {
         schema_tag: u64,
         config: &super::Config,
     ) -> Result<Self, Error> {
-        let file: Arc<dyn CheckpointFile> = Arc::new(file);
-        lock(&*file)?;
-        let len_bytes = file.len_bytes().map_err(|error| io(&*file, error))?;
-        if len_bytes != 0 {
-            return Err(Error::Refused {
-                file: file.name(),
-                reason: Refusal::NotEmpty { len_bytes },
-            });
-        }
-        let root = Root {
-            schema_tag,
-            generation: 1,
-            file_id: RandomState::new().hash_one(0u64),
-            capacity_slabs,
-            given_slabs: 0,
-            sequence: 0,
-            epoch: 0,
-            next_handle: 1,
-            segments: Vec::new(),
-        };
-        let core = Self::open_core(Arc::clone(&file), &root, 0, config)?;
-        let mut bytes = root.to_bytes();
-        bytes.resize(ROOT_SLOTS * ROOT_BYTES, 0);
-        file.write_at(0, &bytes)
-            .and_then(|()| file.sync())
-            .map_err(|error| io(&*file, error))?;
-        core.start(config)
+        create(Arc::new(file), capacity_slabs, schema_tag, false, config)
     }
 
     /// A heap without objects for a file with that root.
@@ -837,7 +868,7 @@ impl FarHeap {
     /// `NoCheckpoints`, `TooLarge` for a long record, `Full`, `Io`: the one before is the last. After a
     /// failed sync all others fail.
     pub fn checkpoint(&self, record: &[u8]) -> Result<Checkpointed, Error> {
-        self.core().checkpoint(record)
+        self.core().checkpoint(record, None)
     }
 
     /// Keeps changes of this thread together, as long as the result lives: a checkpoint has all or none.
@@ -845,6 +876,43 @@ impl FarHeap {
     pub fn together(&self) -> Together<'_> {
         self.core().together()
     }
+}
+
+/// A heap in an empty file; `has_slots`: somebody outside will have slots of it.
+pub(super) fn create(
+    file: Arc<dyn CheckpointFile>,
+    capacity_slabs: u32,
+    schema_tag: u64,
+    has_slots: bool,
+    config: &super::Config,
+) -> Result<FarHeap, Error> {
+    lock(&*file)?;
+    let len_bytes = file.len_bytes().map_err(|error| io(&*file, error))?;
+    if len_bytes != 0 {
+        return Err(Error::Refused {
+            file: file.name(),
+            reason: Refusal::NotEmpty { len_bytes },
+        });
+    }
+    let root = Root {
+        schema_tag,
+        generation: 1,
+        file_id: RandomState::new().hash_one(0u64),
+        capacity_slabs,
+        given_slabs: 0,
+        sequence: 0,
+        epoch: 0,
+        next_handle: 1,
+        has_slots,
+        segments: Vec::new(),
+    };
+    let core = FarHeap::open_core(Arc::clone(&file), &root, 0, config)?;
+    let mut bytes = root.to_bytes();
+    bytes.resize(ROOT_SLOTS * ROOT_BYTES, 0);
+    file.write_at(0, &bytes)
+        .and_then(|()| file.sync())
+        .map_err(|error| io(&*file, error))?;
+    core.start(config)
 }
 
 pub(super) fn lock(file: &dyn CheckpointFile) -> Result<(), Error> {
