@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include "check.h"
 
@@ -46,6 +47,9 @@ static void on_signal(int number) {
         fd = open(name, O_CREAT | O_EXCL | O_RDWR, 0644);
         if (fd < 0 || write(fd, "text", 4) != 4 || pread(fd, name + 16, 4, 0) != 4 || close(fd)) _exit(92);
         if (i % 2 && unlink(name)) _exit(93);
+        fd = open("shared", O_RDONLY);
+        char *map = mmap(NULL, 1, PROT_READ, MAP_SHARED, fd, 0);
+        if (fd < 0 || map == MAP_FAILED || *map != '!' || munmap(map, 1) || close(fd)) _exit(94);
     }
     in_handler = 0;
 }

@@ -14,8 +14,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 use std::io;
 use std::path::Path;
 use std::ptr::NonNull;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use varve_format::{LogSeq, SessionId, TxId};
 
 /// Bytes of a page file.
@@ -296,10 +295,22 @@ pub fn register_for_membarrier() {
 }
 
 /// Whether [`heavy_barrier`] makes the other threads of this process pass a barrier, so that
-/// [`light_barrier`] need not be one. Determined once, before the first of either.
+/// [`light_barrier`] need not be one. Determined before the first of either, by each thread that needs it at
+/// first: in a child that is forked meanwhile, one that waited would wait for ever.
+#[inline]
 fn barriers_are_asymmetric() -> bool {
-    static FOUND: OnceLock<bool> = OnceLock::new();
-    *FOUND.get_or_init(|| membarrier_command(CMD_REGISTER_PRIVATE_EXPEDITED))
+    const YES: u8 = 1;
+    const NO: u8 = 2;
+    static FOUND: AtomicU8 = AtomicU8::new(0);
+    match FOUND.load(Ordering::Acquire) {
+        YES => true,
+        NO => false,
+        _ => {
+            let found = membarrier_command(CMD_REGISTER_PRIVATE_EXPEDITED);
+            FOUND.store(if found { YES } else { NO }, Ordering::Release);
+            found
+        }
+    }
 }
 
 /// The cheap half of a pair of barriers between threads of this process: one thread stores, passes this,

@@ -171,37 +171,46 @@ pub(crate) fn lock_held_long<'m, T>(clock: &dyn Clock, mutex: &'m Mutex<T>) -> M
     mutex.lock()
 }
 
-/// Takes a lock that other threads hold across calls to the daemon, if it is free within `most`.
-#[cfg(not(feature = "shuttle"))]
-pub(crate) fn lock_within<'m, T>(
-    clock: &dyn Clock,
-    mutex: &'m Mutex<T>,
-    most: Duration,
-) -> Option<MutexGuard<'m, T>> {
-    if !clock.takes_turns() {
-        return mutex.try_lock_for(most);
-    }
-    let began = clock.moment();
-    loop {
-        if let Some(guard) = mutex.try_lock() {
-            return Some(guard);
+/// A turn that one thread has at a time, across calls to the daemon.
+#[derive(Debug, Default)]
+pub(crate) struct Turn {
+    taken: Mutex<bool>,
+    free: Condvar,
+}
+
+/// A turn that is taken, until this is dropped.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct Taken<'t>(&'t Turn);
+
+impl Turn {
+    /// Takes the turn if it is free within `most`. Never times out where a test drives interleavings: tested
+    /// code must not rely on the timeout.
+    pub(crate) fn take(&self, clock: &dyn Clock, most: Duration) -> Option<Taken<'_>> {
+        let began = clock.moment();
+        let mut taken = self.taken.lock();
+        while *taken {
+            let left = most.saturating_sub(clock.moment().saturating_sub(began));
+            if left.is_zero() && !cfg!(feature = "shuttle") {
+                return None;
+            }
+            let look = if clock.takes_turns() {
+                left.min(Duration::from_millis(1))
+            } else {
+                left
+            };
+            wait_for(clock, &self.free, &mut taken, look);
         }
-        if clock.moment() - began >= most {
-            return None;
-        }
-        clock.pause(Duration::from_millis(1));
+        *taken = true;
+        Some(Taken(self))
     }
 }
 
-/// Takes a lock that other threads hold across calls to the daemon. Never times out: tested code must not
-/// rely on the timeout.
-#[cfg(feature = "shuttle")]
-pub(crate) fn lock_within<'m, T>(
-    _clock: &dyn Clock,
-    mutex: &'m Mutex<T>,
-    _most: Duration,
-) -> Option<MutexGuard<'m, T>> {
-    Some(mutex.lock())
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        *self.0.taken.lock() = false;
+        self.0.free.notify_one();
+    }
 }
 
 #[cfg(feature = "shuttle")]

@@ -6,12 +6,11 @@
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{self, PoisonError, TryLockError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 pub use std::sync::{RwLockReadGuard, RwLockWriteGuard};
 
-/// Longest sleep between two looks at a lock that is waited for with a limit.
-const LOOK: Duration = Duration::from_millis(1);
+const HELD: &str = "held outside of waits";
 
 /// A mutual exclusion lock.
 #[derive(Debug, Default)]
@@ -53,23 +52,6 @@ impl<T: ?Sized> Mutex<T> {
         })
     }
 
-    /// Takes the lock if it is free within `most`. Looks again and again: for waits that are rare.
-    pub fn try_lock_for(&self, most: Duration) -> Option<MutexGuard<'_, T>> {
-        let started = Instant::now();
-        let mut pause = Duration::from_micros(10);
-        loop {
-            if let Some(guard) = self.try_lock() {
-                return Some(guard);
-            }
-            let left = most.saturating_sub(started.elapsed());
-            if left.is_zero() {
-                return None;
-            }
-            std::thread::sleep(pause.min(left));
-            pause = (pause * 2).min(LOOK);
-        }
-    }
-
     /// The value, of which there is no other user.
     pub fn get_mut(&mut self) -> &mut T {
         self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
@@ -87,10 +69,15 @@ pub struct MutexGuard<'m, T: ?Sized> {
 impl<T: ?Sized> MutexGuard<'_, T> {
     /// Releases the lock while `work` runs.
     pub fn unlocked<U>(guard: &mut Self, work: impl FnOnce() -> U) -> U {
+        struct Again<'g, 'm, T: ?Sized>(&'g mut MutexGuard<'m, T>);
+        impl<T: ?Sized> Drop for Again<'_, '_, T> {
+            fn drop(&mut self) {
+                self.0.held = self.0.mutex.lock().held.take();
+            }
+        }
         guard.held = None;
-        let value = work();
-        guard.held = guard.mutex.lock().held;
-        value
+        let _again = Again(guard);
+        work()
     }
 }
 
@@ -99,14 +86,14 @@ impl<T: ?Sized> Deref for MutexGuard<'_, T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        self.held.as_ref().expect("held outside of waits")
+        self.held.as_ref().expect(HELD)
     }
 }
 
 impl<T: ?Sized> DerefMut for MutexGuard<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
-        self.held.as_mut().expect("held outside of waits")
+        self.held.as_mut().expect(HELD)
     }
 }
 
@@ -123,17 +110,15 @@ impl Condvar {
 
     /// Releases the lock, waits for a notice, and takes the lock again.
     pub fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
-        if let Some(held) = guard.held.take() {
-            guard.held = Some(self.0.wait(held).unwrap_or_else(PoisonError::into_inner));
-        }
+        let held = guard.held.take().expect(HELD);
+        guard.held = Some(self.0.wait(held).unwrap_or_else(PoisonError::into_inner));
     }
 
     /// As [`wait`](Self::wait), for at most `most`.
     pub fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, most: Duration) {
-        if let Some(held) = guard.held.take() {
-            let woken = self.0.wait_timeout(held, most);
-            guard.held = Some(woken.unwrap_or_else(PoisonError::into_inner).0);
-        }
+        let held = guard.held.take().expect(HELD);
+        let woken = self.0.wait_timeout(held, most);
+        guard.held = Some(woken.unwrap_or_else(PoisonError::into_inner).0);
     }
 
     /// Wakes a thread that waits.
@@ -206,21 +191,21 @@ impl<T: ?Sized> RwLock<T> {
 mod tests {
     use super::{Condvar, Mutex, MutexGuard, RwLock};
     use std::sync::Arc;
-    use std::time::{Duration, Instant};
+    use std::time::Duration;
 
     #[test]
-    fn a_lock_is_held_by_one_and_waited_for_as_long_as_asked() {
+    fn a_lock_is_held_by_one() {
         let mutex = Mutex::new(1);
         let mut guard = mutex.lock();
-        let most = Duration::from_millis(20);
-        let started = Instant::now();
-        assert!(mutex.try_lock().is_none() && mutex.try_lock_for(most).is_none());
-        assert!(started.elapsed() >= most);
+        assert!(mutex.try_lock().is_none());
         MutexGuard::unlocked(&mut guard, || *mutex.try_lock().expect("free") += 1);
+        let work = std::panic::AssertUnwindSafe(|| {
+            MutexGuard::unlocked(&mut guard, || std::panic::resume_unwind(Box::new(())));
+        });
+        assert!(std::panic::catch_unwind(work).is_err());
         assert_eq!(*guard, 2);
         assert!(mutex.try_lock().is_none());
         drop(guard);
-        assert_eq!(mutex.try_lock_for(most).map(|guard| *guard), Some(2));
         assert_eq!(mutex.into_inner(), 2);
     }
 

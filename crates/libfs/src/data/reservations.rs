@@ -12,7 +12,6 @@ use super::{DataPlane, confused};
 use crate::errno::{Errno, OpError, OpResult};
 use crate::log::{LogHost, Slot};
 use crate::sync::atomic::{AtomicU64, Ordering};
-use crate::sync::lock_within;
 use std::time::Duration;
 use varve_ipc::{IpcError, Request, Response};
 
@@ -82,7 +81,7 @@ impl DataPlane {
         }
         // One thread asks at a time, and most likely for all: if many threads have no blocks, each request
         // would have the daemon search again.
-        let _asking = lock_within(&*self.clock, &self.asking, ASKING_MOST);
+        let _asking = self.asking.take(&*self.clock, ASKING_MOST);
         if self.stock.lock().pay(slot.reserved(), have, blocks) {
             return Ok(());
         }

@@ -102,15 +102,20 @@ pub(crate) fn start(
 fn ask_ahead(leases: &Arc<Leases>, clock: &Arc<dyn Clock>, asked: Receiver<Weak<Node>>) {
     let (weak, clock) = (Arc::downgrade(leases), Arc::clone(clock));
     leases.ask_by(Box::new(move || {
-        let own = Arc::clone(&clock);
-        spawn(&*clock, "varve-numbers", move || {
+        let (own, queue) = (Arc::clone(&clock), asked.clone());
+        let started = spawn(&*clock, "varve-numbers", move || {
             // The leases hold the other end.
             while let Ok(dir) = next(&*own, &asked) {
                 if let (Some(leases), Some(dir)) = (weak.upgrade(), dir.upgrade()) {
                     leases.ask_ahead(&dir);
                 }
             }
-        })
+        });
+        if started.is_err() {
+            let dirs = queue.try_iter().filter_map(|dir| dir.upgrade());
+            dirs.for_each(|dir| dir.numbers.lock().asking = false);
+        }
+        started
     }));
 }
 

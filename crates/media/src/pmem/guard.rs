@@ -13,7 +13,7 @@
 mod x86 {
     use super::super::poison;
     use std::sync::OnceLock;
-    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
     std::arch::global_asm!(
         ".hidden varve_media_guarded_copy",
@@ -76,8 +76,8 @@ mod x86 {
     /// Whether the handler is set. Threads that ask for the first time each set it: one that waited for
     /// another would wait for ever in a child that is forked meanwhile.
     static IS_SET: AtomicBool = AtomicBool::new(false);
-    /// The previous action for SIGBUS.
-    static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
+    /// The previous action for SIGBUS, kept for ever; null before there is one.
+    static BEFORE: AtomicPtr<libc::sigaction> = AtomicPtr::new(std::ptr::null_mut());
 
     /// The handler of a library that was loaded later.
     static ADOPTED: OnceLock<libc::sigaction> = OnceLock::new();
@@ -163,7 +163,8 @@ mod x86 {
             unsafe { call(action, signal, info, context) };
             return;
         }
-        let before = BEFORE.get();
+        // SAFETY: null, or a record that is kept for ever and not changed.
+        let before = unsafe { BEFORE.load(Ordering::Acquire).as_ref() };
         // SAFETY: as above.
         if !before.is_some_and(|action| unsafe { call(action, signal, info, context) }) {
             // The access is repeated after the return, and the signal then ends the process as without this
@@ -178,24 +179,36 @@ mod x86 {
         if IS_SET.load(Ordering::Acquire) {
             return true;
         }
-        let Some(before) = set_handler() else { return false };
-        if before.sa_sigaction != on_bus_error as *const () as usize {
-            let _ = BEFORE.set(before);
-        }
-        IS_SET.store(true, Ordering::Release);
-        true
+        let is_set = set_handler();
+        IS_SET.store(is_set, Ordering::Release);
+        is_set
     }
 
-    fn set_handler() -> Option<libc::sigaction> {
-        // SAFETY: all-zero bytes are a valid `sigaction`; both calls get pointers to values that live through
-        // them.
+    /// Sets the handler, when the one before it is known to it.
+    fn set_handler() -> bool {
+        // SAFETY: all-zero bytes are a valid `sigaction`; the calls get pointers to values that live through
+        // them, or null.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = on_bus_error as *const () as usize;
             action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER;
             libc::sigemptyset(&raw mut action.sa_mask);
             let mut before: libc::sigaction = std::mem::zeroed();
-            (libc::sigaction(libc::SIGBUS, &raw const action, &raw mut before) == 0).then_some(before)
+            if libc::sigaction(libc::SIGBUS, std::ptr::null(), &raw mut before) != 0 {
+                return false;
+            }
+            if before.sa_sigaction == action.sa_sigaction {
+                return true;
+            }
+            let before = Box::into_raw(Box::new(before));
+            let null = std::ptr::null_mut();
+            if BEFORE
+                .compare_exchange(null, before, Ordering::AcqRel, Ordering::Relaxed)
+                .is_err()
+            {
+                drop(Box::from_raw(before));
+            }
+            libc::sigaction(libc::SIGBUS, &raw const action, null) == 0
         }
     }
 

@@ -43,7 +43,7 @@ use crate::Errno;
 use crate::config::PoolId;
 use crate::ofd::Ofd;
 use crate::sys::pages::{self, CopyFile, Faults, PAGE};
-use crate::sys::{kernel, ranges};
+use crate::sys::{kernel, ranges, signals};
 use crate::walk::{FileId, Here};
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
@@ -291,6 +291,10 @@ impl Maps {
     /// Returns the file of copies, making it on first use; `None` if there can be none.
     fn arena<'s>(&self, host: &dyn Host, state: &'s mut State) -> Option<&'s mut Arena> {
         if !state.tried {
+            // It starts threads.
+            if signals::in_handler() {
+                return None;
+            }
             state.tried = true;
             state.arena = Self::make_arena(host);
         }

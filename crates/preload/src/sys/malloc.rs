@@ -59,12 +59,15 @@ fn take(len: usize, align: usize) -> *mut u8 {
     let layout = len
         .checked_add(align)
         .and_then(|len| Layout::from_size_align(len, HEAD).ok());
-    let Some(layout) = layout else { return null_mut() };
-    // SAFETY: the size is not zero.
-    let start = unsafe { HEAP.alloc_zeroed(layout) };
-    if start.is_null() {
-        return start;
-    }
+    let start = layout.map_or(null_mut(), |layout| {
+        // SAFETY: the size is not zero.
+        unsafe { HEAP.alloc_zeroed(layout) }
+    });
+    let (false, Some(layout)) = (start.is_null(), layout) else {
+        // SAFETY: this thread's error number.
+        unsafe { *libc::__errno_location() = libc::ENOMEM };
+        return null_mut();
+    };
     let start_address = start as usize;
     let at = start.wrapping_add((start_address + HEAD).next_multiple_of(align) - start_address);
     let head = Head {

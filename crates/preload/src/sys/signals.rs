@@ -271,7 +271,14 @@ unsafe extern "C" fn wrapper(signal: i32, info: *mut libc::siginfo_t, context: *
         }
     }
     let here = 0_u8;
-    let outer = thread::with(|thread| thread.handler.replace(&raw const here as usize));
+    let outer = thread::with(|thread| {
+        let outer = thread.handlers.get();
+        if let Some(frame) = thread.frames.get(outer) {
+            frame.set(&raw const here as usize);
+        }
+        thread.handlers.set(outer + 1);
+        outer
+    });
     // SAFETY: the program set this address as its handler; with or without SA_SIGINFO, additional arguments
     // do no harm in this calling convention.
     unsafe {
@@ -279,24 +286,44 @@ unsafe extern "C" fn wrapper(signal: i32, info: *mut libc::siginfo_t, context: *
             std::mem::transmute(said.handler);
         handler(signal, info, context);
     }
-    thread::with(|thread| thread.handler.set(outer));
+    thread::with(|thread| thread.handlers.set(outer));
 }
 
 /// Whether this thread is in a signal handler of the program, which may have interrupted `malloc`: what calls
-/// into the C library's allocator, such as starting threads, must wait. After a jump out of a handler it may
-/// say so until a call is made from a frame above the handler's.
+/// into the C library's allocator, such as starting threads, must wait. Handlers that were left by a jump are
+/// found by their frames, which are below this one, or on the alternate stack while that is not in use; after a
+/// jump to a deeper frame it may say "yes" until there is a call from above.
 #[must_use]
 pub fn in_handler() -> bool {
-    let here = 0_u8;
-    thread::with(|thread| match thread.handler.get() {
-        0 => false,
-        // Stacks grow downwards.
-        frame if (&raw const here as usize) < frame => true,
-        _ => {
-            thread.handler.set(0);
-            false
+    let byte = 0_u8;
+    let here = &raw const byte as usize;
+    thread::with(|thread| {
+        let mut running = thread.handlers.get();
+        while running > 0 {
+            let frame = thread.frames[(running - 1).min(thread::FRAMES - 1)].get();
+            // Stacks grow downwards.
+            if here < frame && !is_of_unused_stack(frame) {
+                break;
+            }
+            running = (running - 1).min(thread::FRAMES - 1);
         }
+        thread.handlers.set(running);
+        running > 0
     })
+}
+
+/// Whether an address is on this thread's alternate stack, which it is not using.
+fn is_of_unused_stack(address: usize) -> bool {
+    let mut stack = libc::stack_t {
+        ss_sp: std::ptr::null_mut(),
+        ss_flags: 0,
+        ss_size: 0,
+    };
+    let a = [0, &raw mut stack as usize, 0, 0, 0, 0];
+    // SAFETY: only asks; `stack` takes the answer.
+    let asked = unsafe { kernel::call(libc::SYS_sigaltstack as usize, a) };
+    let offset = address.wrapping_sub(stack.ss_sp as usize);
+    asked == 0 && stack.ss_flags & (libc::SS_ONSTACK | libc::SS_DISABLE) == 0 && offset < stack.ss_size
 }
 
 /// Ends the process by a fault that the program has no handler for, when `wrapper` returns, with all the data

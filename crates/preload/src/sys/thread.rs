@@ -2,6 +2,9 @@
 
 use std::cell::Cell;
 
+/// Nested signal handlers whose frames are known.
+pub const FRAMES: usize = 8;
+
 /// The state of one thread.
 #[derive(Debug)]
 pub struct Thread {
@@ -15,8 +18,10 @@ pub struct Thread {
     pub forking: Cell<bool>,
     /// Signals that arrived while `inside`, and are pending in the kernel.
     pub deferred: Cell<u64>,
-    /// Address in the frame of the program's innermost signal handler; 0 if none runs.
-    pub handler: Cell<usize>,
+    /// Signal handlers of the program that run, or were left by a jump.
+    pub handlers: Cell<usize>,
+    /// Addresses in their frames, the innermost last; of the first ones only.
+    pub frames: [Cell<usize>; FRAMES],
     /// Fault signals that the program has blocked, as far as it knows.
     pub hidden: Cell<u64>,
     /// Number from which its [heap](super::heap) slot follows; 0 before the first use.
@@ -26,7 +31,7 @@ pub struct Thread {
 thread_local! {
     static THREAD: Thread = const { Thread {
         inside: Cell::new(0), internal: Cell::new(false), vfork_of: Cell::new(0), forking: Cell::new(false),
-        deferred: Cell::new(0), handler: Cell::new(0),
+        deferred: Cell::new(0), handlers: Cell::new(0), frames: [const { Cell::new(0) }; FRAMES],
         hidden: Cell::new(0), slot: Cell::new(0),
     } };
 }

@@ -36,9 +36,11 @@ std::arch::global_asm!(
     register = sym register,
 );
 
-/// Reserves the key of thread-specific data. To be called when the library is loaded: for one of the first 32
-/// keys the C library allocates nothing. False if none is left.
+/// Reserves the keys of thread-specific data, this module's and the standard library's, which has one for
+/// threads' handles. To be called when the library is loaded: for the first 32 keys of a process the C library
+/// allocates nothing. False if none is left.
 pub fn begin() -> bool {
+    let _ = std::thread::current();
     key().is_some()
 }
 

@@ -53,7 +53,7 @@ impl Buffers {
             if !wait || shared.dead.load(Ordering::Acquire) || begun.elapsed() > limit {
                 return None;
             }
-            let _ = self.came.wait_for(&mut free, Duration::from_millis(100));
+            self.came.wait_for(&mut free, Duration::from_millis(100));
         }
     }
 }
