@@ -396,7 +396,47 @@ impl Allocated {
 mod tests {
     use super::*;
     use crate::sys::move_bytes;
+    use std::sync::atomic::AtomicBool;
     use std::time::Duration;
+
+    #[test]
+    fn epoch_of_a_cut_is_seen_after_the_pages_that_it_needs() {
+        let config = Config::new(8 << 20);
+        let heap = match FarAlloc::new(varve_far::Dram::new(16), &config) {
+            Ok(heap) => heap,
+            Err(error @ Error::Userfault { .. }) => return eprintln!("SKIPPED: {error}"),
+            Err(error) => panic!("{error}"),
+        };
+        let object = heap.oalloc(1, 60).unwrap().addr().get() as u64;
+        move_bytes([7u8; 60].as_ptr() as u64, object, 60);
+        let pages = &heap.core().unwrap().pages;
+        let (epoch, is_cut) = (pages.epoch.load(Ordering::Acquire), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            let held = pages.hold_cut();
+            let cut = scope.spawn(|| {
+                pages.cut(&mut || {
+                    is_cut.store(true, Ordering::Release);
+                    epoch + 1
+                })
+            });
+            while !is_cut.load(Ordering::Acquire) {
+                std::thread::yield_now();
+            }
+            // Who makes room may look at any time, with no stripe locked.
+            std::thread::sleep(Duration::from_millis(50));
+            assert_eq!(
+                pages.epoch.load(Ordering::Acquire),
+                epoch,
+                "the cut still goes on"
+            );
+            drop(held);
+            cut.join().unwrap().unwrap();
+        });
+        assert_eq!(pages.epoch.load(Ordering::Acquire), epoch + 1);
+        assert_eq!(pages.pending(), 1);
+        pages.end_cut();
+        assert_eq!(pages.pending(), 0);
+    }
 
     #[test]
     fn page_that_leaves_at_the_cut_is_waited_for_and_saved() {
