@@ -36,7 +36,7 @@ pub(super) struct Records {
     /// First pages of ranges that changed since the last cut.
     touched: HashSet<u64>,
     /// Of those that the running checkpoint has to tell of, all and the rest.
-    of_cut: Vec<u64>,
+    of_cut: HashSet<u64>,
     pending: HashSet<u64>,
     /// Records that changed before it came to them, as they were.
     saved: Vec<Result<SlotsRecord, Error>>,
@@ -53,7 +53,7 @@ impl Records {
         Self {
             tools,
             touched: HashSet::new(),
-            of_cut: Vec::new(),
+            of_cut: HashSet::new(),
             pending: HashSet::new(),
             saved: Vec::new(),
         }
@@ -71,7 +71,7 @@ impl Saver {
 impl Allocated {
     /// What a checkpoint is to have of a range; `None` if there is none.
     fn record(&self, core: &Core, first_page: u64) -> Option<Result<SlotsRecord, Error>> {
-        let range = core.pages.ranges.get(first_page)?;
+        let range = core.pages.ranges.get_first(first_page)?;
         let bytes = self.bytes.get(&first_page);
         let kind = match bytes {
             Some(_) => Kind::Bytes,
@@ -100,6 +100,8 @@ impl Allocated {
     pub(super) fn note_end(&mut self, range: &Range) {
         if let Some(records) = &mut self.saving {
             records.touched.remove(&range.first_page());
+            // If the running checkpoint fails, the next one tells of what is there then.
+            records.of_cut.remove(&range.first_page());
         }
     }
 
@@ -133,15 +135,11 @@ impl SlotsOwner for Core {
     fn cut(&self, is_whole: bool, cut: &mut dyn FnMut() -> u32) -> Result<(), StoreError> {
         let mut allocated = self.allocated.lock();
         self.pages.cut(cut).map_err(of_store)?;
-        let all = allocated.first_pages();
+        let all = is_whole.then(|| allocated.first_pages());
         if let Some(records) = &mut allocated.saving {
             let touched = std::mem::take(&mut records.touched);
-            records.of_cut = if is_whole {
-                all
-            } else {
-                touched.into_iter().collect()
-            };
-            records.pending = records.of_cut.iter().copied().collect();
+            records.of_cut = all.unwrap_or(touched);
+            records.pending.clone_from(&records.of_cut);
             records.saved.clear();
         }
         Ok(())
@@ -178,7 +176,9 @@ impl SlotsOwner for Core {
         if let Some(records) = &mut allocated.saving {
             let of_cut = std::mem::take(&mut records.of_cut);
             if !is_complete {
-                records.touched.extend(of_cut);
+                let ranges = &self.pages.ranges;
+                let is_there = |first: &u64| ranges.get_first(*first).is_some();
+                records.touched.extend(of_cut.into_iter().filter(is_there));
             }
             records.pending.clear();
             records.saved.clear();
@@ -314,7 +314,7 @@ impl FarAlloc {
 
 impl Allocated {
     /// First pages of all ranges.
-    fn first_pages(&self) -> Vec<u64> {
+    fn first_pages(&self) -> HashSet<u64> {
         let tables = self.pools.values().flat_map(|pool| &pool.tables);
         let of_pools = tables.map(|table| table.range.first_page());
         of_pools
