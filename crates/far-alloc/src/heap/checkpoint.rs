@@ -205,19 +205,19 @@ fn choose_addresses(len_bytes: u64) -> Result<Region, Error> {
 
 /// The addresses that a heap had.
 fn same_addresses(start: u64, len_bytes: u64) -> Result<Region, Error> {
-    Region::at(start, len_bytes as usize).map_err(|error| {
-        let end = start + len_bytes;
-        match error.raw_os_error() {
-            Some(libc::EEXIST) => Error::AddressesTaken {
-                start,
-                end,
-                by: mappings(start..end).join("; "),
-            },
-            _ => Error::System {
-                what: "the addresses of the checkpoint",
-                error,
-            },
-        }
+    let end = start
+        .checked_add(len_bytes)
+        .ok_or_else(|| Error::Malformed(format!("{len_bytes} bytes of addresses at {start:#x}")))?;
+    Region::at(start, len_bytes as usize).map_err(|error| match error.raw_os_error() {
+        Some(libc::EEXIST) => Error::AddressesTaken {
+            start,
+            end,
+            by: mappings(start..end).join("; "),
+        },
+        _ => Error::System {
+            what: "the addresses of the checkpoint",
+            error,
+        },
     })
 }
 
@@ -242,9 +242,17 @@ impl FarAlloc {
                 config.start_address
             )));
         }
+        let len_bytes = config.address_bytes(capacity_slabs);
         let region = match config.start_address {
-            0 => choose_addresses(config.address_bytes(capacity_slabs))?,
-            start => same_addresses(start, config.address_bytes(capacity_slabs))?,
+            0 => choose_addresses(len_bytes)?,
+            // None that `restore` refuses.
+            start if notes::parse_head(&notes::head(start, len_bytes)).is_err() => {
+                return Err(Error::Config(format!(
+                    "{len_bytes} bytes of addresses do not begin at {start:#x}: they lie above 2 MiB and \
+                     below 2^47"
+                )));
+            }
+            start => same_addresses(start, len_bytes)?,
         };
         let heap = FarHeap::create_for_slots(file, capacity_slabs, schema_tag, pages, &config.objects)?;
         let all = Self::build(heap, region, true, config)?;
