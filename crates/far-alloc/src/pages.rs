@@ -206,7 +206,7 @@ pub(crate) struct Pages {
     last_error: Mutex<Option<String>>,
     counters: Counters,
     pub(crate) is_ending: AtomicBool,
-    /// Cuts that were made. Changes with all stripes locked.
+    /// Cuts that were made. Changes with all stripes locked, as the last thing of a cut.
     pub(crate) epoch: AtomicU32,
     /// Pages that the running checkpoint needs, and those that it needed at its cut.
     pending: AtomicUsize,

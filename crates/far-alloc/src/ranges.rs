@@ -373,6 +373,11 @@ impl Ranges {
         (page < range.first_page + range.pages()).then(|| Arc::clone(range))
     }
 
+    /// The range that begins at a page.
+    pub(crate) fn get_first(&self, page: u64) -> Option<Arc<Range>> {
+        self.0.read().get(&page).cloned()
+    }
+
     /// The range of a page, if that is of an allocated object.
     pub(crate) fn of_object(&self, page: u64) -> Option<Arc<Range>> {
         self.get(page).filter(|range| range.has(page))

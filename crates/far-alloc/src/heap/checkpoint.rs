@@ -36,7 +36,7 @@ pub(super) struct Records {
     /// First pages of ranges that changed since the last cut.
     touched: HashSet<u64>,
     /// Of those that the running checkpoint has to tell of, all and the rest.
-    of_cut: Vec<u64>,
+    of_cut: HashSet<u64>,
     pending: HashSet<u64>,
     /// Records that changed before it came to them, as they were.
     saved: Vec<Result<SlotsRecord, Error>>,
@@ -53,7 +53,7 @@ impl Records {
         Self {
             tools,
             touched: HashSet::new(),
-            of_cut: Vec::new(),
+            of_cut: HashSet::new(),
             pending: HashSet::new(),
             saved: Vec::new(),
         }
@@ -71,7 +71,7 @@ impl Saver {
 impl Allocated {
     /// What a checkpoint is to have of a range; `None` if there is none.
     fn record(&self, core: &Core, first_page: u64) -> Option<Result<SlotsRecord, Error>> {
-        let range = core.pages.ranges.get(first_page)?;
+        let range = core.pages.ranges.get_first(first_page)?;
         let bytes = self.bytes.get(&first_page);
         let kind = match bytes {
             Some(_) => Kind::Bytes,
@@ -100,6 +100,8 @@ impl Allocated {
     pub(super) fn note_end(&mut self, range: &Range) {
         if let Some(records) = &mut self.saving {
             records.touched.remove(&range.first_page());
+            // If the running checkpoint fails, the next one tells of what is there then.
+            records.of_cut.remove(&range.first_page());
         }
     }
 
@@ -133,15 +135,11 @@ impl SlotsOwner for Core {
     fn cut(&self, is_whole: bool, cut: &mut dyn FnMut() -> u32) -> Result<(), StoreError> {
         let mut allocated = self.allocated.lock();
         self.pages.cut(cut).map_err(of_store)?;
-        let all = allocated.first_pages();
+        let all = is_whole.then(|| allocated.first_pages());
         if let Some(records) = &mut allocated.saving {
             let touched = std::mem::take(&mut records.touched);
-            records.of_cut = if is_whole {
-                all
-            } else {
-                touched.into_iter().collect()
-            };
-            records.pending = records.of_cut.iter().copied().collect();
+            records.of_cut = all.unwrap_or(touched);
+            records.pending.clone_from(&records.of_cut);
             records.saved.clear();
         }
         Ok(())
@@ -178,7 +176,9 @@ impl SlotsOwner for Core {
         if let Some(records) = &mut allocated.saving {
             let of_cut = std::mem::take(&mut records.of_cut);
             if !is_complete {
-                records.touched.extend(of_cut);
+                let ranges = &self.pages.ranges;
+                let is_there = |first: &u64| ranges.get_first(*first).is_some();
+                records.touched.extend(of_cut.into_iter().filter(is_there));
             }
             records.pending.clear();
             records.saved.clear();
@@ -205,19 +205,19 @@ fn choose_addresses(len_bytes: u64) -> Result<Region, Error> {
 
 /// The addresses that a heap had.
 fn same_addresses(start: u64, len_bytes: u64) -> Result<Region, Error> {
-    Region::at(start, len_bytes as usize).map_err(|error| {
-        let end = start + len_bytes;
-        match error.raw_os_error() {
-            Some(libc::EEXIST) => Error::AddressesTaken {
-                start,
-                end,
-                by: mappings(start..end).join("; "),
-            },
-            _ => Error::System {
-                what: "the addresses of the checkpoint",
-                error,
-            },
-        }
+    let end = start
+        .checked_add(len_bytes)
+        .ok_or_else(|| Error::Malformed(format!("{len_bytes} bytes of addresses at {start:#x}")))?;
+    Region::at(start, len_bytes as usize).map_err(|error| match error.raw_os_error() {
+        Some(libc::EEXIST) => Error::AddressesTaken {
+            start,
+            end,
+            by: mappings(start..end).join("; "),
+        },
+        _ => Error::System {
+            what: "the addresses of the checkpoint",
+            error,
+        },
     })
 }
 
@@ -242,9 +242,17 @@ impl FarAlloc {
                 config.start_address
             )));
         }
+        let len_bytes = config.address_bytes(capacity_slabs);
         let region = match config.start_address {
-            0 => choose_addresses(config.address_bytes(capacity_slabs))?,
-            start => same_addresses(start, config.address_bytes(capacity_slabs))?,
+            0 => choose_addresses(len_bytes)?,
+            // None that `restore` refuses.
+            start if notes::parse_head(&notes::head(start, len_bytes)).is_err() => {
+                return Err(Error::Config(format!(
+                    "{len_bytes} bytes of addresses do not begin at {start:#x}: they lie above 2 MiB and \
+                     below 2^47"
+                )));
+            }
+            start => same_addresses(start, len_bytes)?,
         };
         let heap = FarHeap::create_for_slots(file, capacity_slabs, schema_tag, pages, &config.objects)?;
         let all = Self::build(heap, region, true, config)?;
@@ -314,7 +322,7 @@ impl FarAlloc {
 
 impl Allocated {
     /// First pages of all ranges.
-    fn first_pages(&self) -> Vec<u64> {
+    fn first_pages(&self) -> HashSet<u64> {
         let tables = self.pools.values().flat_map(|pool| &pool.tables);
         let of_pools = tables.map(|table| table.range.first_page());
         of_pools
@@ -396,7 +404,47 @@ impl Allocated {
 mod tests {
     use super::*;
     use crate::sys::move_bytes;
+    use std::sync::atomic::AtomicBool;
     use std::time::Duration;
+
+    #[test]
+    fn epoch_of_a_cut_is_seen_after_the_pages_that_it_needs() {
+        let config = Config::new(8 << 20);
+        let heap = match FarAlloc::new(varve_far::Dram::new(16), &config) {
+            Ok(heap) => heap,
+            Err(error @ Error::Userfault { .. }) => return eprintln!("SKIPPED: {error}"),
+            Err(error) => panic!("{error}"),
+        };
+        let object = heap.oalloc(1, 60).unwrap().addr().get() as u64;
+        move_bytes([7u8; 60].as_ptr() as u64, object, 60);
+        let pages = &heap.core().unwrap().pages;
+        let (epoch, is_cut) = (pages.epoch.load(Ordering::Acquire), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            let held = pages.hold_cut();
+            let cut = scope.spawn(|| {
+                pages.cut(&mut || {
+                    is_cut.store(true, Ordering::Release);
+                    epoch + 1
+                })
+            });
+            while !is_cut.load(Ordering::Acquire) {
+                std::thread::yield_now();
+            }
+            // Who makes room may look at any time, with no stripe locked.
+            std::thread::sleep(Duration::from_millis(50));
+            assert_eq!(
+                pages.epoch.load(Ordering::Acquire),
+                epoch,
+                "the cut still goes on"
+            );
+            drop(held);
+            cut.join().unwrap().unwrap();
+        });
+        assert_eq!(pages.epoch.load(Ordering::Acquire), epoch + 1);
+        assert_eq!(pages.pending(), 1);
+        pages.end_cut();
+        assert_eq!(pages.pending(), 0);
+    }
 
     #[test]
     fn page_that_leaves_at_the_cut_is_waited_for_and_saved() {

@@ -50,7 +50,7 @@ impl Pages {
                 what: "to write-protect pages",
                 error,
             })?;
-        self.epoch.store(cut(), Ordering::Relaxed);
+        let epoch = cut();
         let mut all = Vec::new();
         for stripe in &mut stripes {
             for (page, listed) in &mut stripe.pages {
@@ -61,9 +61,12 @@ impl Pages {
             }
         }
         all.sort_unstable();
-        self.pending.store(all.len(), Ordering::Release);
+        let pending = all.len();
         *self.cut_error.lock() = None;
         *self.cut_pages.lock() = all;
+        self.pending.store(pending, Ordering::Release);
+        // Last: who sees the epoch without a stripe locked sees what is pending in it, too (`save_batch`).
+        self.epoch.store(epoch, Ordering::Release);
         Ok(())
     }
 
@@ -246,6 +249,17 @@ impl Pages {
     }
 
     /// Saves the pages that share their stored object with one that leaves. False where one cannot be now.
+    ///
+    /// Where this is true, and the epoch under the stripe of the page is still the one that the caller read
+    /// before, with Acquire, none of the others is pending, so that no bytes of theirs are stored as of
+    /// before the cut into an object that has later ones of this page:
+    ///
+    /// - Pages become pending in a cut alone, which changes the epoch with all stripes locked. So none became
+    ///   pending between that cut, which is the one whose epoch was read, and the caller's second look.
+    /// - That cut stored `pending` before the epoch, with Release. So what is read here is the number of that
+    ///   cut, or a later one, and 0 only after each of its pages was saved: the number is counted down when
+    ///   the bytes are stored, or never will be.
+    /// - Where it is not 0, each of the others is looked at under its own stripe, and saved.
     pub(super) fn save_batch(&self, page: u64, tools: &mut Tools) -> bool {
         if self.pending.load(Ordering::Acquire) == 0 {
             return true;
@@ -270,5 +284,18 @@ impl Pages {
                 ignore(self.faults.unprotect(address(page)));
             }
         }
+    }
+}
+
+/// What tests see of a cut.
+#[cfg(test)]
+impl Pages {
+    /// Holds cuts up, after the store's and before they are seen.
+    pub(crate) fn hold_cut(&self) -> impl Drop + '_ {
+        self.cut_pages.lock()
+    }
+
+    pub(crate) fn pending(&self) -> usize {
+        self.pending.load(Ordering::Acquire)
     }
 }

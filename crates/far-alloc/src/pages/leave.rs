@@ -26,7 +26,7 @@ impl Pages {
         let Some(page) = self.buffer.lock().next() else {
             return Left::Nothing;
         };
-        let epoch = self.epoch.load(Ordering::Relaxed);
+        let epoch = self.epoch.load(Ordering::Acquire);
         if !self.save_batch(page, tools) {
             return Left::No;
         }

@@ -388,6 +388,74 @@ fn records_that_change_before_the_checkpoint_comes_to_them_are_saved_first() {
     assert_eq!(heap.objects().unwrap().stats().log.promised_bytes, 0);
 }
 
+/// Ranges that end while a checkpoint is written that fails, and another over their addresses: the next
+/// checkpoint has what is there.
+#[test]
+fn ranges_that_ended_in_a_checkpoint_that_failed_are_not_in_the_next_one() {
+    const PAGES: usize = 100;
+    /// So many that the one over them is hardly told of last, whatever the order.
+    const ENDS: usize = 60;
+    let file = Recorded::default();
+    let mut config = config();
+    // So that the checkpoint's own thread writes, in the middle of its pages.
+    config.objects.has_thread = false;
+    let heap = match FarAlloc::create(file.clone(), SLABS, TAG, &config) {
+        Ok(heap) => Arc::new(heap),
+        Err(error @ Error::Userfault { .. }) => return eprintln!("SKIPPED: {error}"),
+        Err(error) => panic!("{error}"),
+    };
+    let pages = heap.malloc(PAGES * STRIDE).unwrap();
+    // The first one has all, the next ones what changed.
+    assert!(heap.checkpoint(&[]).unwrap().is_whole);
+    // Side by side, with nothing free around them.
+    let below = heap.oalloc(2, 40).unwrap();
+    let ends: Vec<usize> = (0..ENDS)
+        .map(|_| heap.oalloc(2, 40).unwrap().addr().get())
+        .collect();
+    let beside = heap.oalloc(2, 40).unwrap();
+    assert_eq!(beside.addr().get(), below.addr().get() + (ENDS + 1) * 2 * STRIDE);
+    heap.free(below).unwrap();
+    (0..PAGES).for_each(|index| store(pages, index * STRIDE, 1));
+    let epoch = heap.objects().unwrap().epoch();
+    let over = Arc::new(Mutex::new(None));
+    let change = {
+        let (heap, file, over) = (Arc::clone(&heap), file.clone(), Arc::clone(&over));
+        let ends = ends.clone();
+        move || {
+            let mut over = over.lock().unwrap();
+            if over.is_none() && heap.objects().unwrap().epoch() != epoch {
+                ends.iter().for_each(|ends| heap.free(at(*ends)).unwrap());
+                *over = Some(heap.oalloc((ENDS + 1) * 2, 40).unwrap().addr().get());
+                file.fail_writes_after(Some(0));
+            }
+        }
+    };
+    file.after_writes(Some(Box::new(change)));
+    let failed = heap.checkpoint(&[]);
+    assert!(
+        matches!(failed, Err(Error::Objects(varve_far_objects::Error::Io { .. }))),
+        "{failed:?}"
+    );
+    file.after_writes(None);
+    file.fail_writes_after(None);
+    let over = over.lock().unwrap().take().unwrap();
+    assert_eq!(over, below.addr().get(), "it has the addresses of all");
+    store(at(over), 5 * STRIDE, 8);
+    heap.checkpoint(&[]).unwrap();
+    drop(heap);
+    let (heap, _) = FarAlloc::restore(Recorded::of(file.bytes()), TAG, &config).unwrap();
+    assert_eq!(load(at(over), 5 * STRIDE), 8);
+    assert!((0..PAGES).all(|index| load(pages, index * STRIDE) == 1));
+    assert!(
+        ends.iter().all(|ends| heap.free(at(*ends)).is_err()),
+        "they ended"
+    );
+    for there in [at(over), beside, pages] {
+        heap.free(there).unwrap();
+    }
+    assert_eq!(heap.objects().unwrap().stats().log.promised_bytes, 0);
+}
+
 /// An io_uring that has these bytes as a registered buffer: the kernel holds their pages.
 fn register(address: usize, len: usize) -> std::io::Result<std::os::fd::OwnedFd> {
     use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};

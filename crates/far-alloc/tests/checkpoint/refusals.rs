@@ -359,14 +359,31 @@ fn start_address_is_the_programs_if_it_says_one() {
     };
     let object = heap.oalloc(1, 10).unwrap().addr().get() as u64;
     assert!((0x1234_0000_0000..0x1235_0000_0000).contains(&object));
-    let odd = Config {
-        start_address: 0x1234_0000_1000,
-        ..config
-    };
-    assert!(matches!(
-        FarAlloc::create(Recorded::default(), SLABS, TAG, &odd),
-        Err(Error::Config(_))
-    ));
+    // The last three would be refused by `restore`, or pass the end of all numbers.
+    let last = 1 << 47;
+    let refused = [
+        0x1234_0000_1000,
+        last - (1 << 30),
+        last,
+        0u64.wrapping_sub(2 << 20),
+    ];
+    for start_address in refused {
+        let file = Recorded::default();
+        let made = FarAlloc::create(
+            file.clone(),
+            SLABS,
+            TAG,
+            &Config {
+                start_address,
+                ..config.clone()
+            },
+        );
+        assert!(
+            matches!(made, Err(Error::Config(_))),
+            "{start_address:#x}: {made:?}"
+        );
+        assert_eq!(file.len_bytes().unwrap(), 0);
+    }
 }
 
 #[test]
