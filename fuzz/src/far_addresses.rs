@@ -40,7 +40,7 @@ fn sound() -> &'static Sound {
     })
 }
 
-/// A file of memory at addresses with some bytes changed ([`Sound::changed`]). Whether it was restored.
+/// A file of memory at addresses with some bytes changed (`Sound::changed`). Whether it was restored.
 pub fn far_addresses(data: &[u8]) -> bool {
     // Two heaps of one file have the same addresses.
     static ONE: Mutex<()> = Mutex::new(());

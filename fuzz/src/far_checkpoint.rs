@@ -166,7 +166,7 @@ fn set_u32(bytes: &mut [u8], at: usize, value: u32) {
     bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
 }
 
-/// A file of handles with some bytes changed ([`Sound::changed`]). Whether it was restored.
+/// A file of handles with some bytes changed (`Sound::changed`). Whether it was restored.
 pub fn far_checkpoint(data: &[u8]) -> bool {
     let (bytes, forged) = sound().changed(data);
     let file = Memory::of(bytes);
