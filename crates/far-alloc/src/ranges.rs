@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::ops::Range as Span;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use varve_far_objects::{FarHeap, FarSlots, SlotsRecord};
+use varve_far_objects::{FarSlots, SlotsHeap, SlotsRecord};
 
 /// Addresses of a heap at most: page numbers in it have 32 bits.
 pub(crate) const ADDRESS_MAX_BYTES: u64 = 8 << 40;
@@ -102,7 +102,7 @@ impl Range {
     /// A range of objects that are not there yet. `len_bytes` is the length of their stored objects, if it
     /// is known.
     pub(crate) fn new(
-        heap: &FarHeap,
+        heap: &SlotsHeap,
         first_page: u64,
         objects: usize,
         shape: Shape,
@@ -114,7 +114,7 @@ impl Range {
             first_page,
             objects,
             shape,
-            slots: FarSlots::new(heap, slots, len_bytes.unwrap_or(shape.typical_bytes()))?,
+            slots: heap.slots(slots, len_bytes.unwrap_or(shape.typical_bytes()))?,
             used: (shape.per_batch() > 1).then(|| (0..words).map(|_| AtomicU64::new(0)).collect()),
         })
     }
@@ -389,10 +389,10 @@ impl Ranges {
 mod tests {
     use super::*;
     use varve_far::Dram;
-    use varve_far_objects::Config;
+    use varve_far_objects::{Config, FarHeap};
 
-    fn heap() -> FarHeap {
-        FarHeap::new(Dram::new(16), &Config::new(4 << 20)).unwrap()
+    fn heap() -> SlotsHeap {
+        SlotsHeap::new(FarHeap::new(Dram::new(16), &Config::new(4 << 20)).unwrap()).unwrap()
     }
 
     #[test]

@@ -98,7 +98,8 @@ pub use error::{Error, Refusal};
 pub use file::CheckpointFile;
 pub use handle::{Far, FarMut};
 pub use heap::{
-    Checkpointed, Cleaned, Config, FarHeap, MEMORY_MIN_BYTES, ObjectId, SlotsOut, SlotsOwner, Stats, Together,
+    Checkpointed, Cleaned, Config, FarHeap, MEMORY_MIN_BYTES, ObjectId, SlotsHeap, SlotsOut, SlotsOwner,
+    Stats, Together,
 };
 pub use layout::{BLOCK_BYTES, OBJECT_MAX_BYTES};
 pub use log::LogStats;
