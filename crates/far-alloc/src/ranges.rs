@@ -119,13 +119,15 @@ impl Range {
         })
     }
 
-    /// A range of a checkpoint. `None` if its slots and objects do not agree.
+    /// A range of a checkpoint; `is_array`: all its objects are allocated. `None` if its slots and objects do
+    /// not agree.
     pub(crate) fn restored(
         first_page: u64,
         objects: usize,
         shape: Shape,
         slots: FarSlots,
         used: Option<Vec<u64>>,
+        is_array: bool,
     ) -> Option<Self> {
         let per_batch = shape.per_batch();
         if slots.slots() != Self::slots_of(objects, shape) {
@@ -139,18 +141,38 @@ impl Range {
             let words = used.unwrap_or_else(|| (0..objects.div_ceil(64)).map(all).collect());
             words.into_iter().map(AtomicU64::new).collect::<Box<[_]>>()
         });
-        if let Some(used) = &used {
-            let is_there = |object| !is_set(used, object) || slots.is_occupied(object / per_batch);
-            if !(0..objects).all(is_there) {
-                return None;
-            }
-        }
-        Some(Self {
+        let range = Self {
             first_page,
             objects,
             shape,
             slots,
             used,
+        };
+        let is_sound = (0..objects).all(|object| match shape {
+            Shape::Small(_) => {
+                range.slots.is_occupied(object / per_batch) || !(is_array || range.is_used(object))
+            }
+            Shape::Large(_) => range.is_whole(object, is_array),
+            // Blocks say which of them are used.
+            Shape::Pages => true,
+        });
+        is_sound.then_some(range)
+    }
+
+    /// Whether an object with pages of its own has all of its stored objects, with lengths of its shape, or
+    /// none of them, unless it is allocated.
+    fn is_whole(&self, object: usize, is_allocated: bool) -> bool {
+        let stride = self.shape.stride_pages() as usize;
+        let mut slots = object * stride..(object + 1) * stride;
+        if !slots.clone().any(|slot| self.slots.is_occupied(slot)) {
+            return !is_allocated;
+        }
+        slots.all(|slot| {
+            let len = self.slots.len_bytes(slot).unwrap_or_default();
+            match slot % stride + 1 < stride {
+                true => len == PAGE_BYTES,
+                false => Shape::of((stride - 1) * PAGE_BYTES + len) == self.shape,
+            }
         })
     }
 

@@ -360,6 +360,7 @@ impl Core {
                     note.shape,
                     restored.slots,
                     note.used.clone(),
+                    note.kind == Kind::Array,
                 )
             });
             let range = Arc::new(range.flatten().ok_or_else(wrong)?);
