@@ -358,11 +358,20 @@ impl Range {
 
     /// Memory of the records here, beside the slots'; the page tables above the last level, too.
     pub(crate) fn memory_bytes(&self) -> u64 {
+        Self::memory_bytes_of(self.objects, self.shape)
+    }
+
+    /// The same of a range that is not there yet.
+    pub(crate) fn memory_bytes_of(objects: usize, shape: Shape) -> u64 {
         const RECORD_BYTES: u64 = 256;
         /// Addresses of 1 GiB, in pages, have a page of tables.
         const PAGES_OF_GIB: u64 = 1 << 18;
-        let used = self.used.as_ref().map_or(0, |used| used.len() as u64 * 8);
-        RECORD_BYTES + used + self.pages() * PAGE_BYTES as u64 / PAGES_OF_GIB
+        let used = match shape.per_batch() {
+            1 => 0,
+            _ => objects.div_ceil(64) as u64 * 8,
+        };
+        let pages = objects as u64 * shape.stride_pages();
+        RECORD_BYTES + used + pages * PAGE_BYTES as u64 / PAGES_OF_GIB
     }
 }
 

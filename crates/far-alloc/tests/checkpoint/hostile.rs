@@ -14,8 +14,10 @@ const PAGE: usize = 4096;
 static MADE: AtomicU64 = AtomicU64::new(0);
 const POOL: u8 = 0;
 const ARRAY: u8 = 1;
+const BYTES: u8 = 2;
 const SMALL: u8 = 0;
 const LARGE: u8 = 1;
+const PAGES: u8 = 2;
 
 /// A range as docs/reference/checkpoint.md says, and its stored objects: slot and length.
 struct Hostile {
@@ -154,4 +156,29 @@ fn objects_that_are_there_in_part_are_refused() {
             "{index}: {restored:?}"
         );
     }
+}
+
+#[test]
+fn memory_of_a_range_is_counted_before_it_is_made() {
+    // Records of blocks that pass the limit several times, and a range after them that is wrong.
+    const BLOCKS: u32 = 400_000;
+    let pages = BLOCKS.div_ceil(256) as usize;
+    let many = Hostile {
+        kind: BYTES,
+        shape: PAGES,
+        size: 0,
+        first_page: 5000,
+        objects: pages as u64,
+        blocks: (0..BLOCKS).map(|unit| (unit, 1)).collect(),
+        slots: pages,
+        stored: (0..pages).map(|slot| (slot, PAGE)).collect(),
+    };
+    let wrong = objects(ARRAY, (LARGE, 1), 2, &[(1, 200)]);
+    let Some(restored) = restore(&[many, wrong]) else {
+        return;
+    };
+    assert!(
+        matches!(restored, Err(Error::Objects(StoreError::MemoryLimit { .. }))),
+        "{restored:?}"
+    );
 }
