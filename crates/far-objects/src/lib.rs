@@ -54,7 +54,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Not here: pointers that fault (`varve-far-alloc`, over [`FarSlots`], and [`SlotsOwner`] for checkpoints).
+//! Not here: pointers that fault (`varve-far-alloc`, over [`FarSlots`] of a [`SlotsHeap`], and [`SlotsOwner`]
+//! for checkpoints).
 //! Knows no process, no fault, no clock, no pool; forbids unsafe.
 
 #![forbid(unsafe_code)]
