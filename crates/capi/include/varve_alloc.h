@@ -95,9 +95,10 @@ va_heap *va_open(const char *directory,
 // empty checkpoint and the file's name are durable when this returns. While the heap is open its file is
 // locked; a child of fork that was made meanwhile holds the lock, too, until it ends or calls exec.
 //
-// NULL and errno on failure, and a file that was made is gone again: as va_open; EEXIST if the file has
-// bytes; EBUSY if another heap uses it; EADDRINUSE if something is at start_address; EINVAL if that is no
-// multiple of 2 MiB; ENOENT, EACCES and others as open(2); EIO.
+// NULL and errno on failure, and a file that was made is gone again, unless another heap took it: as
+// va_open; EEXIST if the file has bytes; EBUSY if another heap uses it; EADDRINUSE if something is at
+// start_address; EINVAL if that is no multiple of 2 MiB, or the addresses do not lie between 2 MiB and 2^47;
+// ENOENT, EACCES and others as open(2); EIO.
 va_heap *va_create(const char *path,
                    uint64_t store_bytes,
                    uint64_t schema_tag,

@@ -11,6 +11,7 @@
 )]
 
 use crate::ffi::{Outcome, as_path, c_path, guard, input, note, output, store, zero};
+use crate::heap_file::HeapFile;
 use crate::registry::ALLOCS;
 use ::varve_far::FileSlabs;
 use ::varve_far_alloc::{Config, Error, FarAlloc};
@@ -18,7 +19,6 @@ use ::varve_far_objects::{Error as StoreError, Refusal};
 use libc::{c_char, c_int, c_void, size_t};
 use std::fs::File;
 use std::io::ErrorKind;
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
@@ -191,16 +191,6 @@ fn add(heap: FarAlloc) -> *mut va_heap {
     std::ptr::without_provenance_mut(ALLOCS.add(heap))
 }
 
-/// Opens a file for a heap, and says whether it is new.
-fn open_or_make(path: &Path) -> std::io::Result<(File, bool)> {
-    let mut options = File::options();
-    options.read(true).write(true).mode(0o600);
-    match options.clone().create_new(true).open(path) {
-        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok((options.open(path)?, false)),
-        made => Ok((made?, true)),
-    }
-}
-
 /// Makes the name of a new file durable.
 fn sync_name(path: &Path) -> std::io::Result<()> {
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
@@ -238,9 +228,10 @@ pub unsafe extern "C" fn va_open(
 /// empty checkpoint and the file's name are durable when this returns. While the heap is open its file is
 /// locked; a child of fork that was made meanwhile holds the lock, too, until it ends or calls exec.
 ///
-/// NULL and errno on failure, and a file that was made is gone again: as va_open; EEXIST if the file has
-/// bytes; EBUSY if another heap uses it; EADDRINUSE if something is at start_address; EINVAL if that is no
-/// multiple of 2 MiB; ENOENT, EACCES and others as open(2); EIO.
+/// NULL and errno on failure, and a file that was made is gone again, unless another heap took it: as
+/// va_open; EEXIST if the file has bytes; EBUSY if another heap uses it; EADDRINUSE if something is at
+/// start_address; EINVAL if that is no multiple of 2 MiB, or the addresses do not lie between 2 MiB and 2^47;
+/// ENOENT, EACCES and others as open(2); EIO.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn va_create(
     path: *const c_char,
@@ -255,13 +246,17 @@ pub unsafe extern "C" fn va_create(
         // SAFETY: the caller's promise.
         let config = unsafe { config(memory_bytes, options) }?;
         let slabs = slabs(store_bytes)?;
-        let (file, is_new) = open_or_make(path).map_err(|error| io_errno(&error))?;
-        let made = FarAlloc::create(file, slabs, schema_tag, &config)
-            .map_err(|error| errno(&error))
+        let file = HeapFile::open(path).map_err(|error| match error.kind() {
+            ErrorKind::WouldBlock => Errno(libc::EBUSY),
+            _ => io_errno(&error),
+        })?;
+        let made = file
+            .clone_for_heap()
+            .map_err(|error| io_errno(&error))
+            .and_then(|own| FarAlloc::create(own, slabs, schema_tag, &config).map_err(|error| errno(&error)))
             .and_then(|heap| sync_name(path).map(|()| heap).map_err(|error| io_errno(&error)));
-        if made.is_err() && is_new {
-            // It holds no heap; if it cannot be removed, the next call says so.
-            let _ = std::fs::remove_file(path);
+        if made.is_err() {
+            file.undo(path);
         }
         made.map(add)
     })
@@ -453,4 +448,55 @@ pub unsafe extern "C" fn va_stats(h: *mut va_heap, counters: *mut va_counters) -
         // SAFETY: the caller's promise.
         unsafe { store(counters, all) }
     })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use std::ffi::CString;
+    use std::os::unix::ffi::OsStrExt as _;
+
+    fn create(path: &Path, start_address: u64) -> Option<i32> {
+        let name = CString::new(path.as_os_str().as_bytes()).unwrap();
+        let options = va_options {
+            start_address,
+            ..va_options::default()
+        };
+        // SAFETY: a string and options that are there.
+        let heap = unsafe { va_create(name.as_ptr(), 64 << 20, 1, 8 << 20, &raw const options) };
+        let error = std::io::Error::last_os_error().raw_os_error();
+        match heap.is_null() {
+            true => error,
+            false => {
+                // SAFETY: the heap that was just made.
+                assert_eq!(unsafe { va_close(heap) }, 0);
+                None
+            }
+        }
+    }
+
+    #[test]
+    fn heap_that_cannot_be_made_leaves_files_of_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("heap");
+        // Made here, and gone again.
+        for wrong in [4096, 1 << 47] {
+            assert_eq!(create(&path, wrong), Some(libc::EINVAL));
+            assert!(!path.exists());
+        }
+        // There before.
+        std::fs::write(&path, []).unwrap();
+        assert_eq!(create(&path, 4096), Some(libc::EINVAL));
+        assert!(path.exists());
+        // Another heap's.
+        let other = File::open(&path).unwrap();
+        other.lock().unwrap();
+        assert_eq!(create(&path, 0), Some(libc::EBUSY));
+        assert!(path.exists());
+        drop(other);
+        std::fs::write(&path, b"something").unwrap();
+        assert!(matches!(create(&path, 0), Some(libc::EEXIST)));
+        assert_eq!(std::fs::read(&path).unwrap(), b"something");
+    }
 }

@@ -9,4 +9,5 @@
 pub mod alloc;
 pub mod cache;
 pub mod ffi;
+mod heap_file;
 mod registry;

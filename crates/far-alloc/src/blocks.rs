@@ -147,11 +147,26 @@ impl Blocks {
         self.used.is_empty()
     }
 
-    /// Memory of the records: entries of 8 bytes in tree nodes of 11 that are at least half full.
+    /// Memory of the records.
     pub(crate) fn memory_bytes(&self) -> u64 {
-        const ENTRY_BYTES: usize = 24;
-        ((self.used.len() + 2 * self.free.len()) * ENTRY_BYTES) as u64
+        memory_bytes(self.used.len(), self.free.len())
     }
+
+    /// The same of what [`Self::restored`] would make, before it does.
+    pub(crate) fn restored_bytes(units: u32, used: impl ExactSizeIterator<Item = (u32, u32)>) -> u64 {
+        let (blocks, mut free, mut end) = (used.len(), 0, 0);
+        for (start, len) in used {
+            free += usize::from(start > end);
+            end = start.saturating_add(len);
+        }
+        memory_bytes(blocks, free + usize::from(end < units))
+    }
+}
+
+/// Entries of 8 bytes in tree nodes of 11 that are at least half full.
+fn memory_bytes(used: usize, free: usize) -> u64 {
+    const ENTRY_BYTES: usize = 24;
+    ((used + 2 * free) * ENTRY_BYTES) as u64
 }
 
 #[cfg(test)]
@@ -220,6 +235,9 @@ mod tests {
                 prop_assert!(pieces.windows(2).all(|two| two[0].0 + two[0].1 < *two[1].0));
                 prop_assert_eq!(blocks.by_len.len(), blocks.free.len());
                 let restored = Blocks::restored(UNITS, blocks.used()).unwrap();
+                let used: Vec<_> = blocks.used().collect();
+                let bytes = Blocks::restored_bytes(UNITS, used.into_iter());
+                prop_assert_eq!(bytes, restored.memory_bytes());
                 prop_assert_eq!((&restored.free, &restored.used), (&blocks.free, &blocks.used));
                 prop_assert_eq!(&restored.by_len, &blocks.by_len);
                 prop_assert_eq!(blocks.has_room(len), blocks.by_len.iter().any(|(free, _)| *free >= len));

@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use varve_far::Backend;
 use varve_far::backend::SLAB_BYTES;
-use varve_far_objects::{FarHeap, Reserved};
+use varve_far_objects::{FarHeap, Reserved, SlotsHeap};
 
 mod bytes;
 mod checkpoint;
@@ -146,7 +146,7 @@ impl Allocated {
 /// What the heap's parts share.
 #[derive(Debug)]
 struct Core {
-    heap: FarHeap,
+    heap: SlotsHeap,
     pages: Arc<Pages>,
     allocated: Mutex<Allocated>,
     tools: Mutex<Tools>,
@@ -194,11 +194,12 @@ impl FarAlloc {
         let system = |what| move |error| Error::System { what, error };
         let address_bytes = config.address_bytes(backend.capacity_slabs());
         let memory = Region::new(address_bytes as usize).map_err(system("addresses"))?;
-        Self::build(FarHeap::new(backend, &config.objects)?, memory, false, config)
+        let heap = SlotsHeap::new(FarHeap::new(backend, &config.objects)?)?;
+        Self::build(heap, memory, false, config)
     }
 
     /// A heap over the objects, at these addresses.
-    fn build(heap: FarHeap, memory: Region, has_checkpoints: bool, config: &Config) -> Result<Self, Error> {
+    fn build(heap: SlotsHeap, memory: Region, has_checkpoints: bool, config: &Config) -> Result<Self, Error> {
         let buffer_pages = config.buffer_pages()?;
         let system = |what| move |error| Error::System { what, error };
         let marker = Marker::new().map_err(system("memory"))?;

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::ops::Range as Span;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use varve_far_objects::{FarHeap, FarSlots, SlotsRecord};
+use varve_far_objects::{FarSlots, SlotsHeap, SlotsRecord};
 
 /// Addresses of a heap at most: page numbers in it have 32 bits.
 pub(crate) const ADDRESS_MAX_BYTES: u64 = 8 << 40;
@@ -102,7 +102,7 @@ impl Range {
     /// A range of objects that are not there yet. `len_bytes` is the length of their stored objects, if it
     /// is known.
     pub(crate) fn new(
-        heap: &FarHeap,
+        heap: &SlotsHeap,
         first_page: u64,
         objects: usize,
         shape: Shape,
@@ -114,18 +114,20 @@ impl Range {
             first_page,
             objects,
             shape,
-            slots: FarSlots::new(heap, slots, len_bytes.unwrap_or(shape.typical_bytes()))?,
+            slots: heap.slots(slots, len_bytes.unwrap_or(shape.typical_bytes()))?,
             used: (shape.per_batch() > 1).then(|| (0..words).map(|_| AtomicU64::new(0)).collect()),
         })
     }
 
-    /// A range of a checkpoint. `None` if its slots and objects do not agree.
+    /// A range of a checkpoint; `is_array`: all its objects are allocated. `None` if its slots and objects do
+    /// not agree.
     pub(crate) fn restored(
         first_page: u64,
         objects: usize,
         shape: Shape,
         slots: FarSlots,
         used: Option<Vec<u64>>,
+        is_array: bool,
     ) -> Option<Self> {
         let per_batch = shape.per_batch();
         if slots.slots() != Self::slots_of(objects, shape) {
@@ -139,18 +141,38 @@ impl Range {
             let words = used.unwrap_or_else(|| (0..objects.div_ceil(64)).map(all).collect());
             words.into_iter().map(AtomicU64::new).collect::<Box<[_]>>()
         });
-        if let Some(used) = &used {
-            let is_there = |object| !is_set(used, object) || slots.is_occupied(object / per_batch);
-            if !(0..objects).all(is_there) {
-                return None;
-            }
-        }
-        Some(Self {
+        let range = Self {
             first_page,
             objects,
             shape,
             slots,
             used,
+        };
+        let is_sound = (0..objects).all(|object| match shape {
+            Shape::Small(_) => {
+                range.slots.is_occupied(object / per_batch) || !(is_array || range.is_used(object))
+            }
+            Shape::Large(_) => range.is_whole(object, is_array),
+            // Blocks say which of them are used.
+            Shape::Pages => true,
+        });
+        is_sound.then_some(range)
+    }
+
+    /// Whether an object with pages of its own has all of its stored objects, with lengths of its shape, or
+    /// none of them, unless it is allocated.
+    fn is_whole(&self, object: usize, is_allocated: bool) -> bool {
+        let stride = self.shape.stride_pages() as usize;
+        let mut slots = object * stride..(object + 1) * stride;
+        if !slots.clone().any(|slot| self.slots.is_occupied(slot)) {
+            return !is_allocated;
+        }
+        slots.all(|slot| {
+            let len = self.slots.len_bytes(slot).unwrap_or_default();
+            match slot % stride + 1 < stride {
+                true => len == PAGE_BYTES,
+                false => Shape::of((stride - 1) * PAGE_BYTES + len) == self.shape,
+            }
         })
     }
 
@@ -336,11 +358,20 @@ impl Range {
 
     /// Memory of the records here, beside the slots'; the page tables above the last level, too.
     pub(crate) fn memory_bytes(&self) -> u64 {
+        Self::memory_bytes_of(self.objects, self.shape)
+    }
+
+    /// The same of a range that is not there yet.
+    pub(crate) fn memory_bytes_of(objects: usize, shape: Shape) -> u64 {
         const RECORD_BYTES: u64 = 256;
         /// Addresses of 1 GiB, in pages, have a page of tables.
         const PAGES_OF_GIB: u64 = 1 << 18;
-        let used = self.used.as_ref().map_or(0, |used| used.len() as u64 * 8);
-        RECORD_BYTES + used + self.pages() * PAGE_BYTES as u64 / PAGES_OF_GIB
+        let used = match shape.per_batch() {
+            1 => 0,
+            _ => objects.div_ceil(64) as u64 * 8,
+        };
+        let pages = objects as u64 * shape.stride_pages();
+        RECORD_BYTES + used + pages * PAGE_BYTES as u64 / PAGES_OF_GIB
     }
 }
 
@@ -389,10 +420,10 @@ impl Ranges {
 mod tests {
     use super::*;
     use varve_far::Dram;
-    use varve_far_objects::Config;
+    use varve_far_objects::{Config, FarHeap};
 
-    fn heap() -> FarHeap {
-        FarHeap::new(Dram::new(16), &Config::new(4 << 20)).unwrap()
+    fn heap() -> SlotsHeap {
+        SlotsHeap::new(FarHeap::new(Dram::new(16), &Config::new(4 << 20)).unwrap()).unwrap()
     }
 
     #[test]

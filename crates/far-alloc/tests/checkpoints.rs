@@ -22,6 +22,9 @@ mod kills;
 #[path = "checkpoint/refusals.rs"]
 mod refusals;
 
+#[path = "checkpoint/hostile.rs"]
+mod hostile;
+
 use std::sync::atomic::{AtomicBool, Ordering};
 use varve_far_alloc::{CheckpointFile, Config, Error, FarAlloc};
 

@@ -54,7 +54,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Not here: pointers that fault (`varve-far-alloc`, over [`FarSlots`], and [`SlotsOwner`] for checkpoints).
+//! Not here: pointers that fault (`varve-far-alloc`, over [`FarSlots`] of a [`SlotsHeap`], and [`SlotsOwner`]
+//! for checkpoints).
 //! Knows no process, no fault, no clock, no pool; forbids unsafe.
 
 #![forbid(unsafe_code)]
@@ -98,7 +99,8 @@ pub use error::{Error, Refusal};
 pub use file::CheckpointFile;
 pub use handle::{Far, FarMut};
 pub use heap::{
-    Checkpointed, Cleaned, Config, FarHeap, MEMORY_MIN_BYTES, ObjectId, SlotsOut, SlotsOwner, Stats, Together,
+    Checkpointed, Cleaned, Config, FarHeap, MEMORY_MIN_BYTES, ObjectId, SlotsHeap, SlotsOut, SlotsOwner,
+    Stats, Together,
 };
 pub use layout::{BLOCK_BYTES, OBJECT_MAX_BYTES};
 pub use log::LogStats;

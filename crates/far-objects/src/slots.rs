@@ -6,7 +6,7 @@
 use crate::checkpoint::{NOTE_MAX_BYTES, SlotsRecord};
 use crate::error::Error;
 use crate::file::CheckpointFile;
-use crate::heap::{Config, FarHeap};
+use crate::heap::{Config, FarHeap, SlotsHeap};
 use crate::table::{self, Key, SLOTS_TABLE_SLOTS as TABLE_SLOTS};
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,12 +24,7 @@ pub struct FarSlots {
 }
 
 impl FarSlots {
-    /// So many empty slots; `len_bytes` is the length that most of them will have.
-    ///
-    /// # Errors
-    /// `ZeroSize`, `TooLarge`, `TooMany`, `MemoryLimit`; `Io` where the device does not take what would leave
-    /// memory; `Config` in a heap with checkpoints that was not made for slots.
-    pub fn new(heap: &FarHeap, slots: usize, len_bytes: usize) -> Result<Self, Error> {
+    fn new(heap: &FarHeap, slots: usize, len_bytes: usize) -> Result<Self, Error> {
         table::check_len(len_bytes)?;
         let handle = heap.core().name_slots()?;
         let words = slots.div_ceil(64);
@@ -215,6 +210,17 @@ impl FarSlots {
     }
 }
 
+impl SlotsHeap {
+    /// So many empty slots; `len_bytes` is the length that most of them will have.
+    ///
+    /// # Errors
+    /// `ZeroSize`, `TooLarge`, `TooMany`, `MemoryLimit`; `Io` where the device does not take what would leave
+    /// memory.
+    pub fn slots(&self, slots: usize, len_bytes: usize) -> Result<FarSlots, Error> {
+        FarSlots::new(self, slots, len_bytes)
+    }
+}
+
 /// Slots of a restored heap.
 #[derive(Debug)]
 pub struct RestoredSlots {
@@ -237,7 +243,7 @@ impl FarHeap {
         schema_tag: u64,
         newer_objects: usize,
         config: &Config,
-    ) -> Result<(Self, Vec<u8>, Vec<RestoredSlots>), Error> {
+    ) -> Result<(SlotsHeap, Vec<u8>, Vec<RestoredSlots>), Error> {
         let (heap, record, slots) = Self::restore_with_slots(file, schema_tag, newer_objects, config)?;
         let slots = slots.into_iter().map(|(record, lens_bytes)| RestoredSlots {
             slots: FarSlots::restored(&heap, &record),
@@ -245,7 +251,7 @@ impl FarHeap {
             lens_bytes,
         });
         let slots = slots.collect();
-        Ok((heap, record, slots))
+        Ok((SlotsHeap::of_owner(heap), record, slots))
     }
 }
 
@@ -351,7 +357,7 @@ mod tests {
     fn slots_hold_what_was_written_and_give_everything_back() {
         let heap = heap();
         let before = heap.stats();
-        let slots = FarSlots::new(&heap, 1500, 100).unwrap();
+        let slots = SlotsHeap::new(heap.clone()).unwrap().slots(1500, 100).unwrap();
         assert!(matches!(
             slots.read(7, 0, &mut [0; 4]),
             Err(Error::NotAllocated(_))

@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use varve_far::Dram;
 use varve_far_objects::{
-    CHECKPOINT_VERSION, CheckpointFile, Config, Error, Far, FarHeap, FarMap, FarSlots, FarVec,
-    RECORD_MAX_BYTES, Refusal,
+    CHECKPOINT_VERSION, CheckpointFile, Config, Error, Far, FarHeap, FarMap, FarVec, RECORD_MAX_BYTES,
+    Refusal, SlotsHeap,
 };
 
 const TAG: u64 = 7;
@@ -550,7 +550,7 @@ fn checkpoints_are_refused_where_they_cannot_be() {
     let heap = FarHeap::create(Recorded::default(), SLABS, TAG, &config()).unwrap();
     let long = heap.checkpoint(&[0; RECORD_MAX_BYTES + 1]);
     assert!(matches!(long, Err(Error::TooLarge { .. })));
-    assert!(matches!(FarSlots::new(&heap, 10, 10), Err(Error::Config(_))));
+    assert!(matches!(SlotsHeap::new(heap.clone()), Err(Error::Config(_))));
     let together = heap.together();
     assert!(matches!(heap.checkpoint(&[]), Err(Error::Config(_))));
     drop(together);

@@ -9,7 +9,7 @@ mod recorded;
 use recorded::Recorded;
 use std::cell::RefCell;
 use varve_far_objects::{
-    CHECKPOINT_VERSION, Config, Error, FarHeap, FarSlots, FarVec, Refusal, SlotsOut, SlotsOwner,
+    CHECKPOINT_VERSION, Config, Error, FarHeap, FarSlots, FarVec, Refusal, SlotsHeap, SlotsOut, SlotsOwner,
 };
 
 const TAG: u64 = 7;
@@ -48,7 +48,7 @@ impl<F: Fn(u32) -> Result<(), Error>> SlotsOwner for Owner<'_, F> {
 }
 
 fn checkpoint(
-    heap: &FarHeap,
+    heap: &SlotsHeap,
     slots: &FarSlots,
     after: impl Fn(u32) -> Result<(), Error>,
 ) -> Result<(), Error> {
@@ -60,7 +60,7 @@ fn checkpoint(
     heap.checkpoint_slots(b"record", &owner).map(drop)
 }
 
-fn restore(file: &Recorded) -> (FarHeap, FarSlots) {
+fn restore(file: &Recorded) -> (SlotsHeap, FarSlots) {
     let copy = Recorded::of(file.bytes());
     let (heap, record, mut slots) = FarHeap::restore_for_slots(copy, TAG, 100, &config()).unwrap();
     assert_eq!((&record[..], slots.len()), (&b"record"[..], 1));
@@ -76,9 +76,9 @@ fn read(slots: &FarSlots, slot: usize) -> Vec<u8> {
 }
 
 /// Slots that are empty, in the log, in memory, and newer in memory.
-fn filled(file: &Recorded) -> (FarHeap, FarSlots) {
+fn filled(file: &Recorded) -> (SlotsHeap, FarSlots) {
     let heap = FarHeap::create_for_slots(file.clone(), SLABS, TAG, 100, &config()).unwrap();
-    let slots = FarSlots::new(&heap, SLOTS, LEN).unwrap();
+    let slots = heap.slots(SLOTS, LEN).unwrap();
     for slot in 0..SLOTS {
         assert!(slots.occupy(slot, LEN).unwrap());
         if slot % 4 != 0 {
@@ -162,7 +162,7 @@ fn bytes_of_before_the_cut_are_in_its_checkpoint_wherever_the_object_was() {
 fn store_that_is_full_of_newer_objects_takes_the_owners_bytes() {
     let file = Recorded::default();
     let heap = FarHeap::create_for_slots(file.clone(), 11, TAG, 100, &config()).unwrap();
-    let slots = FarSlots::new(&heap, SLOTS, LEN).unwrap();
+    let slots = heap.slots(SLOTS, LEN).unwrap();
     (0..SLOTS).for_each(|slot| assert!(slots.occupy(slot, LEN).unwrap()));
     let others: FarVec<[u64; 128]> = FarVec::zeroed(&heap, 3600).unwrap();
     // All memory is newer than the store, which takes no more: the last checkpoint needs the rest.
@@ -226,7 +226,7 @@ fn slots_are_restored_as_they_were_and_end_with_their_owner() {
     drop(restored);
     assert_eq!(copy.stats().log.promised_bytes, 0);
     drop(slots);
-    let others = FarSlots::new(&heap, 3, LEN).unwrap();
+    let others = heap.slots(3, LEN).unwrap();
     checkpoint(&heap, &others, |_| Ok(())).unwrap();
     let (_copy, restored) = restore(&file);
     assert_eq!(restored.slots(), 3);
@@ -237,6 +237,8 @@ fn checkpoints_are_made_by_who_has_the_slots() {
     let file = Recorded::default();
     let (heap, slots) = filled(&file);
     assert!(matches!(heap.checkpoint(&[]), Err(Error::Config(_))));
+    // Who has the heap alone makes no slots that nobody would tell of.
+    assert!(matches!(SlotsHeap::new(heap.clone()), Err(Error::Config(_))));
     checkpoint(&heap, &slots, |_| Ok(())).unwrap();
     assert_eq!(u32::from(file.bytes()[4096 + 8]), CHECKPOINT_VERSION);
     let other = FarHeap::restore(Recorded::of(file.bytes()), TAG, &config());
@@ -253,7 +255,7 @@ fn checkpoints_are_made_by_who_has_the_slots() {
 fn note_that_is_larger_than_memory_is_not_read() {
     let file = Recorded::default();
     let heap = FarHeap::create_for_slots(file.clone(), 100, TAG, 100, &config()).unwrap();
-    let slots = FarSlots::new(&heap, SLOTS, LEN).unwrap();
+    let slots = heap.slots(SLOTS, LEN).unwrap();
     let owner = LongNote(&slots, 32 << 20);
     heap.checkpoint_slots(b"record", &owner).unwrap();
     let copy = Recorded::of(file.bytes());

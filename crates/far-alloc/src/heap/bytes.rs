@@ -41,10 +41,17 @@ fn units_of(size_bytes: usize) -> Result<u32, Error> {
     u32::try_from(size_bytes.div_ceil(UNIT_BYTES)).map_err(|_| Error::TooMany { count: 1, size_bytes })
 }
 
+/// Units of so many pages.
+pub(super) fn units_of_pages(pages: u64) -> u32 {
+    u32::try_from(pages)
+        .unwrap_or(u32::MAX)
+        .saturating_mul(PAGE_UNITS)
+}
+
 impl PageRange {
     /// Memory pages of a checkpoint, with these blocks. `None` where they overlap or a page is not there.
     pub(super) fn restored(range: Arc<Range>, used: &[(u32, u32)]) -> Option<Self> {
-        let units = u32::try_from(range.pages()).ok()?.saturating_mul(PAGE_UNITS);
+        let units = units_of_pages(range.pages());
         let blocks = Blocks::restored(units, used.iter().copied())?;
         let is_there = |(start, len): &(u32, u32)| {
             let mut pages = on_pages(&range, &(*start..start + len));

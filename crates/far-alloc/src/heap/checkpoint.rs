@@ -3,7 +3,7 @@
 //! Owns which records of ranges a checkpoint has not yet. A record is saved before it changes, as pages are:
 //! the cut itself copies none.
 
-use super::{Allocated, Config, Core, FarAlloc, PageRange, Pool, PoolTable};
+use super::{Allocated, Config, Core, FarAlloc, PageRange, Pool, PoolTable, bytes};
 use crate::blocks::Blocks;
 use crate::error::Error;
 use crate::notes::{self, HEAD_BYTES, Kind, Note};
@@ -340,7 +340,9 @@ impl Core {
         let allocated = &mut *allocated;
         let mut taken = Vec::new();
         for restored in slots {
-            let note = Note::parse(&restored.note, pages)?;
+            let mut note = Note::parse(&restored.note, pages)?;
+            drop(restored.note);
+            let used = note.used.take();
             let wrong = || Error::Malformed(format!("the range at page {}", note.first_page));
             let lens = match note.shape {
                 Shape::Small(len) => {
@@ -352,17 +354,20 @@ impl Core {
             };
             let found = restored.lens_bytes;
             let is_sound = found.is_empty() || (lens.contains(found.start()) && lens.contains(found.end()));
+            if !is_sound {
+                return Err(wrong());
+            }
+            allocated.make_room_for(&note)?;
             let first = base + u64::from(note.first_page);
-            let range = is_sound.then(|| {
-                Range::restored(
-                    first,
-                    note.objects as usize,
-                    note.shape,
-                    restored.slots,
-                    note.used.clone(),
-                )
-            });
-            let range = Arc::new(range.flatten().ok_or_else(wrong)?);
+            let range = Range::restored(
+                first,
+                note.objects as usize,
+                note.shape,
+                restored.slots,
+                used,
+                note.kind == Kind::Array,
+            );
+            let range = Arc::new(range.ok_or_else(wrong)?);
             taken.push((note.first_page, range.pages() as u32));
             allocated.ranges_bytes += range.memory_bytes();
             match note.kind {
@@ -377,10 +382,33 @@ impl Core {
             self.pages.ranges.add(range);
         }
         taken.sort_unstable();
+        let bytes = Blocks::restored_bytes(pages as u32, taken.iter().copied());
+        allocated.make_room_of(bytes)?;
         allocated.addresses = Blocks::restored(pages as u32, taken.into_iter())
             .ok_or_else(|| Error::Malformed("ranges that overlap".into()))?;
         self.pages.epoch.store(self.heap.epoch(), Ordering::Relaxed);
         allocated.make_records()
+    }
+}
+
+impl Allocated {
+    /// Has memory counted for a range that is to be restored.
+    fn make_room_for(&mut self, note: &Note) -> Result<(), Error> {
+        let units = bytes::units_of_pages(note.objects);
+        let blocks = match note.kind {
+            Kind::Bytes => Blocks::restored_bytes(units, note.blocks.iter().copied()),
+            Kind::Pool | Kind::Array => 0,
+        };
+        self.make_room_of(blocks + Range::memory_bytes_of(note.objects as usize, note.shape))
+    }
+
+    /// The same for so many bytes.
+    fn make_room_of(&mut self, bytes: u64) -> Result<(), Error> {
+        let needed = self.ranges_bytes + self.blocks_bytes + bytes;
+        if needed > self.records.bytes() {
+            self.records.resize(needed)?;
+        }
+        Ok(())
     }
 }
 

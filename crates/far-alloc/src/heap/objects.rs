@@ -63,7 +63,8 @@ impl Core {
         // Touches before this were SIGBUS, and may be so for a while.
         self.pages.discard(pages.clone());
         let address = pages.start * PAGE_BYTES as u64;
-        if !is_zero && let Err(error) = range.write(pages.start, &[0; PAGE_BYTES]) {
+        let mut all = pages.clone();
+        if !is_zero && let Err(error) = all.try_for_each(|page| range.write(page, &[0; PAGE_BYTES])) {
             // Freeing the last one of a range waits until nobody else has that.
             drop(range);
             self.free(address)?;

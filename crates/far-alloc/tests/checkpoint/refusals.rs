@@ -6,7 +6,7 @@ use crate::{TAG, config, create, numbers_of, record_of};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use varve_far_alloc::{CheckpointFile as _, Config, Error, FarAlloc, RECORD_MAX_BYTES};
-use varve_far_objects::{CHECKPOINT_VERSION, Error as StoreError, FarHeap, Refusal};
+use varve_far_objects::{CHECKPOINT_VERSION, Error as StoreError, FarHeap, Refusal, SlotsHeap};
 
 const SLABS: u32 = 40;
 
@@ -206,6 +206,9 @@ fn refusals_say_what_the_file_is() {
         heap.objects().unwrap().checkpoint(&[]),
         Err(StoreError::Config(_))
     ));
+    // Nor slots that no checkpoint is told of.
+    let others = SlotsHeap::new(heap.objects().unwrap().clone());
+    assert!(matches!(others, Err(StoreError::Config(_))));
     let together = heap.together().unwrap();
     assert!(matches!(
         heap.checkpoint(&[]),

@@ -42,7 +42,7 @@ pub(crate) use access::{Intent, Pin};
 pub(crate) use arrays::Array;
 pub use clean::Cleaned;
 pub(crate) use handles::MapState;
-pub use owner::{SlotsOut, SlotsOwner};
+pub use owner::{SlotsHeap, SlotsOut, SlotsOwner};
 pub use save::{Checkpointed, Together};
 
 use crate::budget::Budget;

@@ -61,6 +61,48 @@ impl SlotsOut<'_, '_> {
     }
 }
 
+/// The right to make slots in a heap, and its checkpoints, for who keeps track of the slots: a checkpoint
+/// with slots that nobody told of could not be restored. There is one for each heap with checkpoints; who has
+/// the heap alone can make none.
+#[derive(Debug)]
+pub struct SlotsHeap(FarHeap);
+
+impl SlotsHeap {
+    /// Of a heap without checkpoints.
+    ///
+    /// # Errors
+    /// `Config` of one with checkpoints.
+    pub fn new(heap: FarHeap) -> Result<Self, Error> {
+        if heap.core().has_checkpoints() {
+            return Err(Error::Config(
+                "slots of a heap with checkpoints are made by who made the heap for them".into(),
+            ));
+        }
+        Ok(Self(heap))
+    }
+
+    /// Of a heap that was just made, or restored, for slots.
+    pub(crate) fn of_owner(heap: FarHeap) -> Self {
+        Self(heap)
+    }
+
+    /// As [`FarHeap::checkpoint`]; `owner` has the slots.
+    ///
+    /// # Errors
+    /// As [`FarHeap::checkpoint`]; what the owner says.
+    pub fn checkpoint_slots(&self, record: &[u8], owner: &dyn SlotsOwner) -> Result<Checkpointed, Error> {
+        self.0.core().checkpoint(record, Some(owner))
+    }
+}
+
+impl std::ops::Deref for SlotsHeap {
+    type Target = FarHeap;
+
+    fn deref(&self) -> &FarHeap {
+        &self.0
+    }
+}
+
 /// What is known of the owner of a heap's slots.
 #[derive(Debug, Default)]
 pub(super) struct Owned {
@@ -76,6 +118,10 @@ impl Owned {
 }
 
 impl Core {
+    pub(crate) fn has_checkpoints(&self) -> bool {
+        self.saver.is_some()
+    }
+
     pub(crate) fn has_owner(&self) -> bool {
         self.owned.has_owner.load(Ordering::Relaxed)
     }
@@ -228,10 +274,10 @@ impl FarHeap {
         schema_tag: u64,
         newer_objects: usize,
         config: &Config,
-    ) -> Result<Self, Error> {
+    ) -> Result<SlotsHeap, Error> {
         let heap = save::create(Arc::new(file), capacity_slabs, schema_tag, true, config)?;
         heap.core().set_owner(newer_objects);
-        Ok(heap)
+        Ok(SlotsHeap::of_owner(heap))
     }
 
     /// As [`Self::restore`], with the records of the checkpoint's slots, and the lengths of their objects.
@@ -244,14 +290,6 @@ impl FarHeap {
         let (heap, loaded) = super::restore::restore(Arc::new(file), schema_tag, true, config)?;
         heap.core().set_owner(newer_objects);
         Ok((heap, loaded.record, loaded.slots))
-    }
-
-    /// As [`Self::checkpoint`], of a heap whose slots have an owner.
-    ///
-    /// # Errors
-    /// As [`Self::checkpoint`]; what the owner says.
-    pub fn checkpoint_slots(&self, record: &[u8], owner: &dyn SlotsOwner) -> Result<Checkpointed, Error> {
-        self.core().checkpoint(record, Some(owner))
     }
 
     /// Cuts that were made.
