@@ -178,18 +178,7 @@ fn wrong_rules_are_refused_at_the_start_and_keep_no_pool_away() {
     let output = varve().arg("rules").arg(pool.mnt()).output().unwrap();
     assert!(String::from_utf8_lossy(&output.stderr).contains("tape"));
     // Nor from being served by the next daemon, which says what is wrong.
-    let daemon = pool.child_pid("serve").unwrap();
-    common::kill(daemon);
-    wait_until("the next daemon", || {
-        pool.child_pid("serve").is_some_and(|next| next != daemon)
-            && varve()
-                .arg("status")
-                .arg(pool.dir())
-                .output()
-                .unwrap()
-                .status
-                .success()
-    });
+    pool.replace_daemon();
     let said = text_of(varve().arg("status").arg(pool.dir()));
     assert!(said.contains("rules are not applied"), "{said}");
     let output = varve()

@@ -123,7 +123,7 @@ fn data_on_several_devices_is_read_without_the_daemon_and_after_one_goes() {
     assert!(has_open("ssd.img") && has_open("ssd-2.img"));
     // A file that is open since before a restart keeps no device open.
     let kept = posix.open(b"/f", libc::O_RDONLY, 0).unwrap();
-    kill(pool.child_pid("serve").unwrap());
+    pool.replace_daemon();
     read_all(&posix, "/f", &body, 7);
     // One that is taken out is closed; what comes to a new one is the daemon's.
     run_ok(varve().args(["remove-device"]).arg(pool.dir()).arg("ssd-2.img"));

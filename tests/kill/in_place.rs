@@ -1,7 +1,7 @@
 //! Whole blocks that a linked program writes again and again, which the digest overwrites in place
 //! (`docs/adr/0033-overwrites-in-place-by-redo.md`), while its daemon, or everything, is killed.
 
-use crate::common::{Pool, alive, cannot_mount, kill, wait_until};
+use crate::common::{Pool, cannot_mount, wait_until};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -143,15 +143,6 @@ impl Drop for Writer {
     }
 }
 
-fn kill_daemon(pool: &Pool) {
-    let daemon = pool.child_pid("serve").expect("a daemon");
-    kill(daemon);
-    wait_until("the end of the daemon", || !alive(daemon));
-    wait_until("a new daemon", || {
-        pool.child_pid("serve").is_some_and(|pid| pid != daemon)
-    });
-}
-
 /// Each block is whole, no older than what had returned, and no newer than what was begun.
 fn judge(pool: &Pool, ledger: &Ledger) {
     let fs = mount(&pool.dir().join("sock"));
@@ -193,14 +184,14 @@ fn blocks_overwritten_in_place_are_whole_and_newest_when_the_daemon_or_everythin
         match round % 3 {
             // The program goes on with the next daemon.
             0 => {
-                kill_daemon(&pool);
+                pool.replace_daemon();
                 let by_then = written();
                 wait_until("writes after it", || written() >= by_then + WRITES_LEAST);
             }
             1 => {
-                kill_daemon(&pool);
+                pool.replace_daemon();
                 std::thread::sleep(Duration::from_millis(rng.below(100)));
-                kill_daemon(&pool);
+                pool.replace_daemon();
             }
             _ => {
                 pool.kill_all();
