@@ -25,6 +25,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 const STRIPES: usize = 64;
+/// Buckets that an insertion adds at most.
+const SPLITS_AT_ONCE: usize = 8;
 /// A chain that is longer is none that was stored: a device that forges checksums could link one to itself.
 const CHAIN_MAX: usize = 1 << 16;
 /// Memory that the list of free ones takes for each bucket of a chain.
@@ -330,19 +332,27 @@ impl<K: Plain, V: Plain> FarMap<K, V> {
         Ok(removed)
     }
 
-    /// Calls `each` with every entry that is there all the time, once; with others once or not at all. `each`
-    /// may
+    /// Calls `each` with every entry that is there all the time, once; with others once or not at all. `each` may
     /// use the map.
     ///
     /// # Errors
     /// `Io`, `Damaged`: what follows was not seen.
     pub fn for_each(&self, mut each: impl FnMut(K, V)) -> Result<(), Error> {
-        // Nothing is split meanwhile.
-        let buckets = self.buckets.read();
+        // Buckets are split meanwhile: many walks, one after the other, would else leave chains as long as
+        // they get. Number of buckets at the visits from each bucket on.
+        let mut lens: Vec<(usize, usize)> = Vec::new();
         let mut entries = Vec::new();
-        for bucket in 0..buckets.len() {
-            let (first, _) = buckets.place(bucket)?;
+        for bucket in 0.. {
             {
+                let buckets = self.buckets.read();
+                let len = buckets.len();
+                if bucket >= len {
+                    break;
+                }
+                if lens.last().is_none_or(|(_, before)| *before != len) {
+                    lens.push((bucket, len));
+                }
+                let (first, _) = buckets.place(bucket)?;
                 let _stripe = self.stripes[bucket % STRIPES].lock();
                 self.walk(first, |_, bytes| {
                     entries.extend(self.shape.entries(bytes).map(<[u8]>::to_vec));
@@ -351,6 +361,9 @@ impl<K: Plain, V: Plain> FarMap<K, V> {
             }
             for entry in entries.drain(..) {
                 let (key, value) = entry.split_at(size_of::<K>());
+                if self.was_visited(key, bucket, &lens) {
+                    continue;
+                }
                 if let (Ok(key), Ok(value)) = (K::read_from_bytes(key), V::read_from_bytes(value)) {
                     each(key, value);
                 }
@@ -359,18 +372,39 @@ impl<K: Plain, V: Plain> FarMap<K, V> {
         Ok(())
     }
 
-    /// Adds a bucket where chains get long. Where it cannot be done now it is done after a later insertion.
+    /// Whether a walk that has come to `bucket` has seen a key of it in a bucket from which that was split, when
+    /// the key was there still.
+    fn was_visited(&self, key: &[u8], bucket: usize, lens: &[(usize, usize)]) -> bool {
+        let mut before = bucket;
+        while before > 0 {
+            before -= 1 << before.ilog2();
+            let known = lens.partition_point(|(from, _)| *from <= before);
+            if known > 0 && self.bucket_of(key, lens[known - 1].1) == before {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Adds buckets where chains get long. Where it cannot be done now it is done after a later insertion, with
+    /// those that are missing by then.
     fn split_if_full(&self) {
         let Some(mut buckets) = self.buckets.try_write() else {
             return;
         };
-        if self.len().saturating_mul(4) < buckets.len() * self.shape.capacity() * 3 {
-            return;
-        }
-        let new = buckets.len();
-        let core = self.heap.core();
-        if buckets.grow(core, new + 1).is_ok() && self.split(&buckets, new).is_err() {
-            buckets.truncate(core, new);
+        for _ in 0..SPLITS_AT_ONCE {
+            if self.len().saturating_mul(4) < buckets.len() * self.shape.capacity() * 3 {
+                return;
+            }
+            let new = buckets.len();
+            let core = self.heap.core();
+            if buckets.grow(core, new + 1).is_err() {
+                return;
+            }
+            if self.split(&buckets, new).is_err() {
+                buckets.truncate(core, new);
+                return;
+            }
         }
     }
 

@@ -235,8 +235,13 @@ fn objects_of_threads_come_and_go() {
 
 #[test]
 fn map_of_threads_loses_no_entry() {
+    const STAYS: u64 = 300;
     let heap = FarHeap::new(Bad::new(16), &Config::new(MEMORY_MIN_BYTES)).unwrap();
     let map: FarMap<u64, [u64; 8]> = FarMap::new(&heap).unwrap();
+    for number in 0..STAYS {
+        let key = u64::MAX - number;
+        assert_eq!(map.insert(key, [key; 8]).unwrap(), None);
+    }
     let is_done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let writers: Vec<_> = (0..3u64)
@@ -256,7 +261,14 @@ fn map_of_threads_loses_no_entry() {
         let (map, is_done) = (&map, &is_done);
         scope.spawn(move || {
             while !is_done.load(Ordering::Relaxed) {
-                map.for_each(|key, value| assert_eq!(value, [key; 8])).unwrap();
+                let mut seen = std::collections::HashSet::new();
+                map.for_each(|key, value| {
+                    assert_eq!(value, [key; 8]);
+                    assert!(seen.insert(key), "{key} comes twice");
+                })
+                .unwrap();
+                // Those that are there all the time are all there.
+                assert!((0..STAYS).all(|number| seen.contains(&(u64::MAX - number))));
             }
         });
         for writer in writers {
@@ -264,7 +276,7 @@ fn map_of_threads_loses_no_entry() {
         }
         is_done.store(true, Ordering::Relaxed);
     });
-    assert_eq!(map.len(), 30_000);
+    assert_eq!(map.len(), 30_000 + STAYS as usize);
     for key in 0..60_000 {
         let is_there = key / 3 % 2 == 1;
         assert_eq!(map.get(&key).unwrap(), is_there.then_some([key; 8]));
