@@ -172,14 +172,13 @@ pub(crate) fn lock_held_long<'m, T>(clock: &dyn Clock, mutex: &'m Mutex<T>) -> M
 }
 
 /// A turn that one thread has at a time, across calls to the daemon.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Turn {
     taken: Mutex<bool>,
     free: Condvar,
 }
 
 /// A turn that is taken, until this is dropped.
-#[derive(Debug)]
 #[must_use]
 pub(crate) struct Taken<'t>(&'t Turn);
 
@@ -319,6 +318,10 @@ mod interleavings {
         /// Never times out: tested code must not rely on the timeout.
         pub(crate) fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, _timeout: Duration) {
             self.wait(guard);
+        }
+
+        pub(crate) fn notify_one(&self) {
+            self.0.notify_one();
         }
 
         pub(crate) fn notify_all(&self) {
