@@ -4,6 +4,9 @@
 
 mod common;
 
+#[path = "../../far-objects/tests/common/killed.rs"]
+mod killed;
+
 #[path = "../../far-objects/tests/common/recorded.rs"]
 mod recorded;
 
@@ -45,9 +48,20 @@ fn config() -> Config {
     config
 }
 
+/// [`config`] for a heap whose checkpoints' own thread writes, in the middle of their pages.
+fn without_thread() -> Config {
+    let mut config = config();
+    config.objects.has_thread = false;
+    config
+}
+
 /// A heap in a file; `None`, said aloud, where the kernel does not let faults be served.
 fn create(file: impl CheckpointFile + 'static, slabs: u32) -> Option<FarAlloc> {
-    match FarAlloc::create(file, slabs, TAG, &config()) {
+    create_with(file, slabs, &config())
+}
+
+fn create_with(file: impl CheckpointFile + 'static, slabs: u32, config: &Config) -> Option<FarAlloc> {
+    match FarAlloc::create(file, slabs, TAG, config) {
         Ok(heap) => Some(heap),
         Err(error @ Error::Userfault { .. }) => {
             eprintln!("SKIPPED: {error}");

@@ -2,14 +2,15 @@
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
+#[path = "common/killed.rs"]
+mod killed;
+
 #[path = "common/recorded.rs"]
 mod recorded;
 
 use recorded::Recorded;
 use std::fs::File;
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use varve_far::Dram;
@@ -258,36 +259,9 @@ fn killed_process_leaves_a_checkpoint() {
     let mut random = fastrand::Rng::with_seed(1);
     let (mut last, mut kills) = (0, 0);
     while kills < 100 {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "process_that_is_killed", "--nocapture"])
-            .env("VARVE_FAR_KILLED", &path)
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let out = BufReader::new(child.stdout.take().unwrap());
-        let (sender, made) = std::sync::mpsc::channel();
-        let reader = std::thread::spawn(move || {
-            let lines = out.lines().map_while(Result::ok);
-            let number = |line: String| {
-                line.strip_prefix("checkpoint ")
-                    .and_then(|number| number.parse().ok())
-            };
-            lines
-                .filter_map(number)
-                .inspect(|_| sender.send(()).unwrap_or_default())
-                .last()
-        });
-        if random.bool() {
-            // Some live until a checkpoint is made, however slow the machine is.
-            let _ = made.recv_timeout(Duration::from_secs(60));
-        }
-        std::thread::sleep(Duration::from_millis(random.u64(5..80)));
-        let has_ended = child.try_wait().unwrap();
-        assert!(has_ended.is_none(), "the process ended by itself");
-        child.kill().unwrap();
-        child.wait().unwrap();
+        let name = "process_that_is_killed";
+        let complete = killed::kill(&mut random, name, "VARVE_FAR_KILLED", &path, 80).unwrap_or(last);
         kills += 1;
-        let complete: u64 = reader.join().unwrap().unwrap_or(last);
         let file = File::options().read(true).write(true).open(&path);
         let Ok(file) = file else { continue };
         let (heap, record) = match FarHeap::restore(file, TAG, &config()) {

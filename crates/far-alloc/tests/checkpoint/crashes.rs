@@ -1,7 +1,7 @@
 //! A program that goes on while checkpoints are made, and every moment at which it may crash: what is
 //! restored is what it had after some of its steps.
 
-use crate::recorded::{Event, Recorded, SECTOR, apply};
+use crate::recorded::{Durable, Event, Recorded, crash_points};
 use crate::world::{Model, World};
 use crate::{Ends, TAG, config, create, numbers_of, record_of};
 use fastrand::Rng;
@@ -118,47 +118,12 @@ fn check(file: &Recorded, run: &mut Run, goes_on: bool) -> Result<u64, String> {
 
 fn explore(run: &mut Run, images: usize) -> Vec<String> {
     let mut random = Rng::with_seed(run.seed);
-    let mut points: Vec<usize> = (0..images)
-        .map(|_| random.usize(run.complete[0]..=run.events.len()))
-        .collect();
-    // The moments around each root, which are few.
-    for complete in run.complete.clone() {
-        points.extend((complete.saturating_sub(3)..=complete + 1).filter(|at| *at >= run.complete[0]));
-    }
-    points.retain(|at| *at <= run.events.len());
-    points.sort_unstable();
-    let (mut durable, mut next) = (std::mem::take(&mut run.base), 0);
+    let points = crash_points(run.events.len(), &run.complete, images, &mut random);
+    let mut durable = Durable::of(std::mem::take(&mut run.base));
     let mut wrong = Vec::new();
     let events = std::mem::take(&mut run.events);
     for point in points {
-        let synced = events[..point]
-            .iter()
-            .rposition(|event| matches!(event, Event::Sync))
-            .map_or(0, |at| at + 1)
-            .max(next);
-        for event in &events[next..synced] {
-            if let Event::Write { at, bytes } = event {
-                apply(&mut durable, *at, bytes);
-            }
-        }
-        next = synced;
-        let mut image = durable.clone();
-        for event in &events[synced..point] {
-            let Event::Write { at, bytes } = event else {
-                continue;
-            };
-            match random.u8(..4) {
-                0 => {}
-                1 | 2 => apply(&mut image, *at, bytes),
-                _ => {
-                    for (number, sector) in bytes.chunks(SECTOR).enumerate() {
-                        if random.bool() {
-                            apply(&mut image, at + (number * SECTOR) as u64, sector);
-                        }
-                    }
-                }
-            }
-        }
+        let image = durable.image(&events, point, &mut random);
         let last = run
             .complete
             .iter()

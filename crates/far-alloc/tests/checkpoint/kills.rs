@@ -1,13 +1,10 @@
 //! A process that is killed, and another one that goes on where it was.
 
 use crate::world::{Model, World};
-use crate::{TAG, config, numbers_of, record_of};
+use crate::{TAG, config, killed, numbers_of, record_of};
 use fastrand::Rng;
 use std::fs::File;
-use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Command, Stdio};
-use std::time::Duration;
 use varve_far_alloc::{Error, FarAlloc};
 use varve_far_objects::Error as StoreError;
 
@@ -69,35 +66,8 @@ fn killed_process_leaves_memory_as_it_was() {
     let mut random = Rng::with_seed(1);
     let mut last = 0;
     for _ in 0..rounds {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "kills::process_that_is_killed", "--nocapture"])
-            .env(PATH, &path)
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let out = BufReader::new(child.stdout.take().unwrap());
-        let (sender, made) = std::sync::mpsc::channel();
-        let reader = std::thread::spawn(move || {
-            let lines = out.lines().map_while(Result::ok);
-            let number = |line: String| {
-                line.strip_prefix("checkpoint ")
-                    .and_then(|number| number.parse().ok())
-            };
-            lines
-                .filter_map(number)
-                .inspect(|_| sender.send(()).unwrap_or_default())
-                .last()
-        });
-        if random.bool() {
-            // Some live until a checkpoint is made, however slow the machine is.
-            let _ = made.recv_timeout(Duration::from_secs(60));
-        }
-        std::thread::sleep(Duration::from_millis(random.u64(5..120)));
-        let has_ended = child.try_wait().unwrap();
-        assert!(has_ended.is_none(), "the process ended by itself");
-        child.kill().unwrap();
-        child.wait().unwrap();
-        let complete: u64 = reader.join().unwrap().unwrap_or(last);
+        let name = "kills::process_that_is_killed";
+        let complete = killed::kill(&mut random, name, PATH, &path, 120).unwrap_or(last);
         let Ok(file) = File::options().read(true).write(true).open(&path) else {
             continue;
         };

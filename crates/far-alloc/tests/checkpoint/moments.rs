@@ -3,7 +3,7 @@
 
 use crate::common::{at, load, store};
 use crate::recorded::Recorded;
-use crate::{Ends, TAG, config, create, numbers_of, record_of};
+use crate::{Ends, TAG, config, create, create_with, numbers_of, record_of, without_thread};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -344,15 +344,11 @@ fn pinned_pages_and_pages_of_small_objects_are_saved_and_stay() {
 #[test]
 fn records_that_change_before_the_checkpoint_comes_to_them_are_saved_first() {
     const PAGES: usize = 100;
-    let file = Recorded::default();
-    let mut config = config();
-    // So that the checkpoint's own thread writes, in the middle of its pages.
-    config.objects.has_thread = false;
-    let heap = match FarAlloc::create(file.clone(), SLABS, TAG, &config) {
-        Ok(heap) => Arc::new(heap),
-        Err(error @ Error::Userfault { .. }) => return eprintln!("SKIPPED: {error}"),
-        Err(error) => panic!("{error}"),
+    let (file, config) = (Recorded::default(), without_thread());
+    let Some(heap) = create_with(file.clone(), SLABS, &config) else {
+        return;
     };
+    let heap = Arc::new(heap);
     let pages = heap.malloc(PAGES * STRIDE).unwrap();
     heap.checkpoint(&[]).unwrap();
     let there = [heap.malloc(5000), heap.oalloc(1, 40), heap.oalloc(3, 40)].map(Result::unwrap);
@@ -395,15 +391,11 @@ fn ranges_that_ended_in_a_checkpoint_that_failed_are_not_in_the_next_one() {
     const PAGES: usize = 100;
     /// So many that the one over them is hardly told of last, whatever the order.
     const ENDS: usize = 60;
-    let file = Recorded::default();
-    let mut config = config();
-    // So that the checkpoint's own thread writes, in the middle of its pages.
-    config.objects.has_thread = false;
-    let heap = match FarAlloc::create(file.clone(), SLABS, TAG, &config) {
-        Ok(heap) => Arc::new(heap),
-        Err(error @ Error::Userfault { .. }) => return eprintln!("SKIPPED: {error}"),
-        Err(error) => panic!("{error}"),
+    let (file, config) = (Recorded::default(), without_thread());
+    let Some(heap) = create_with(file.clone(), SLABS, &config) else {
+        return;
     };
+    let heap = Arc::new(heap);
     let pages = heap.malloc(PAGES * STRIDE).unwrap();
     // The first one has all, the next ones what changed.
     assert!(heap.checkpoint(&[]).unwrap().is_whole);

@@ -10,7 +10,7 @@ use super::save::Fault;
 use super::{Config, FarHeap, ObjectId, save};
 use crate::{Error, Far, FarMap, FarVec};
 use fastrand::Rng;
-use recorded::{Event, Recorded, SECTOR, apply};
+use recorded::{Durable, Event, Recorded, crash_points};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
@@ -303,47 +303,12 @@ fn run(seed: u64, checkpoints: u64, fault: impl FnOnce(&Recorded, &FarHeap)) -> 
 /// wrong.
 fn explore(run: &Run, images: usize, seed: u64) -> (usize, usize, Vec<String>) {
     let mut random = Rng::with_seed(seed);
-    let mut points: Vec<usize> = (0..images)
-        .map(|_| random.usize(run.complete[0]..=run.events.len()))
-        .collect();
-    // The moments around each root, which are few.
-    for complete in &run.complete {
-        points.extend((complete.saturating_sub(3)..=complete + 1).filter(|at| *at >= run.complete[0]));
-    }
-    points.retain(|at| *at <= run.events.len());
-    points.sort_unstable();
-    let mut durable = Vec::new();
-    let mut next = 0;
+    let points = crash_points(run.events.len(), &run.complete, images, &mut random);
+    let mut durable = Durable::default();
     let mut distinct = BTreeSet::new();
     let mut wrong = Vec::new();
     for point in &points {
-        let synced = run.events[..*point]
-            .iter()
-            .rposition(|event| matches!(event, Event::Sync));
-        let synced = synced.map_or(0, |at| at + 1).max(next);
-        for event in &run.events[next..synced] {
-            if let Event::Write { at, bytes } = event {
-                apply(&mut durable, *at, bytes);
-            }
-        }
-        next = synced;
-        let mut image = durable.clone();
-        for event in &run.events[synced..*point] {
-            let Event::Write { at, bytes } = event else {
-                continue;
-            };
-            match random.u8(..4) {
-                0 => {}
-                1 | 2 => apply(&mut image, *at, bytes),
-                _ => {
-                    for (number, sector) in bytes.chunks(SECTOR).enumerate() {
-                        if random.bool() {
-                            apply(&mut image, at + (number * SECTOR) as u64, sector);
-                        }
-                    }
-                }
-            }
-        }
+        let image = durable.image(&run.events, *point, &mut random);
         distinct.insert(crc32c::crc32c(&image));
         let last = run
             .complete

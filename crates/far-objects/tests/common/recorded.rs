@@ -2,6 +2,7 @@
 
 #![allow(dead_code, clippy::unwrap_used)]
 
+use fastrand::Rng;
 use std::io;
 use std::sync::{Arc, Mutex};
 use varve_far_objects::CheckpointFile;
@@ -93,6 +94,65 @@ pub fn apply(bytes: &mut Vec<u8>, at: u64, part: &[u8]) {
         bytes.resize(end, 0);
     }
     bytes[at as usize..end].copy_from_slice(part);
+}
+
+/// Moments of a crash, sorted: `images` of them by chance, and those around each root, which are few. `complete`:
+/// number of events when each checkpoint was complete.
+pub fn crash_points(events: usize, complete: &[usize], images: usize, random: &mut Rng) -> Vec<usize> {
+    let mut points: Vec<usize> = (0..images).map(|_| random.usize(complete[0]..=events)).collect();
+    for complete_at in complete {
+        points.extend((complete_at.saturating_sub(3)..=complete_at + 1).filter(|at| *at >= complete[0]));
+    }
+    points.retain(|at| *at <= events);
+    points.sort_unstable();
+    points
+}
+
+/// What is on the device up to the last sync.
+#[derive(Default)]
+pub struct Durable {
+    pub bytes: Vec<u8>,
+    next: usize,
+}
+
+impl Durable {
+    /// What begins as `bytes`.
+    pub fn of(bytes: Vec<u8>) -> Self {
+        Self { bytes, next: 0 }
+    }
+
+    /// What a crash after the first `point` events may leave: of the writes since the last sync none, all or some
+    /// sectors. Points come in their order.
+    pub fn image(&mut self, events: &[Event], point: usize, random: &mut Rng) -> Vec<u8> {
+        let synced = events[..point]
+            .iter()
+            .rposition(|event| matches!(event, Event::Sync));
+        let synced = synced.map_or(0, |at| at + 1).max(self.next);
+        for event in &events[self.next..synced] {
+            if let Event::Write { at, bytes } = event {
+                apply(&mut self.bytes, *at, bytes);
+            }
+        }
+        self.next = synced;
+        let mut image = self.bytes.clone();
+        for event in &events[synced..point] {
+            let Event::Write { at, bytes } = event else {
+                continue;
+            };
+            match random.u8(..4) {
+                0 => {}
+                1 | 2 => apply(&mut image, *at, bytes),
+                _ => {
+                    for (number, sector) in bytes.chunks(SECTOR).enumerate() {
+                        if random.bool() {
+                            apply(&mut image, at + (number * SECTOR) as u64, sector);
+                        }
+                    }
+                }
+            }
+        }
+        image
+    }
 }
 
 impl CheckpointFile for Recorded {
