@@ -8,13 +8,14 @@
 //! stores `Sealed`, calls [`membarrier`], then reads the log's tail. The barrier runs on every thread of
 //! every registered process, so an entry whose writer saw `Live` is in memory before the tail is read.
 
+use once_cell::race::OnceBool;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use std::io;
 use std::path::Path;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use varve_format::{LogSeq, SessionId, TxId};
 
 /// Bytes of a page file.
@@ -299,18 +300,8 @@ pub fn register_for_membarrier() {
 /// first: in a child that is forked meanwhile, one that waited would wait for ever.
 #[inline]
 fn barriers_are_asymmetric() -> bool {
-    const YES: u8 = 1;
-    const NO: u8 = 2;
-    static FOUND: AtomicU8 = AtomicU8::new(0);
-    match FOUND.load(Ordering::Acquire) {
-        YES => true,
-        NO => false,
-        _ => {
-            let found = membarrier_command(CMD_REGISTER_PRIVATE_EXPEDITED);
-            FOUND.store(if found { YES } else { NO }, Ordering::Release);
-            found
-        }
-    }
+    static FOUND: OnceBool = OnceBool::new();
+    FOUND.get_or_init(|| membarrier_command(CMD_REGISTER_PRIVATE_EXPEDITED))
 }
 
 /// The cheap half of a pair of barriers between threads of this process: one thread stores, passes this,

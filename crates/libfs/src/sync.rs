@@ -171,24 +171,24 @@ pub(crate) fn lock_held_long<'m, T>(clock: &dyn Clock, mutex: &'m Mutex<T>) -> M
     mutex.lock()
 }
 
-/// A turn that one thread has at a time, across calls to the daemon.
+/// A lock that is held across calls to the daemon, and waited for with a limit.
 #[derive(Default)]
-pub(crate) struct Turn {
-    taken: Mutex<bool>,
+pub(crate) struct TimedLock {
+    held: Mutex<bool>,
     free: Condvar,
 }
 
-/// A turn that is taken, until this is dropped.
+/// A lock that is held until this is dropped.
 #[must_use]
-pub(crate) struct Taken<'t>(&'t Turn);
+pub(crate) struct TimedLockGuard<'t>(&'t TimedLock);
 
-impl Turn {
-    /// Takes the turn if it is free within `most`. Never times out where a test drives interleavings: tested
+impl TimedLock {
+    /// Takes the lock if it is free within `most`. Never times out where a test drives interleavings: tested
     /// code must not rely on the timeout.
-    pub(crate) fn take(&self, clock: &dyn Clock, most: Duration) -> Option<Taken<'_>> {
+    pub(crate) fn lock_within(&self, clock: &dyn Clock, most: Duration) -> Option<TimedLockGuard<'_>> {
         let began = clock.moment();
-        let mut taken = self.taken.lock();
-        while *taken {
+        let mut held = self.held.lock();
+        while *held {
             let left = most.saturating_sub(clock.moment().saturating_sub(began));
             if left.is_zero() && !cfg!(feature = "shuttle") {
                 return None;
@@ -198,16 +198,16 @@ impl Turn {
             } else {
                 left
             };
-            wait_for(clock, &self.free, &mut taken, look);
+            wait_for(clock, &self.free, &mut held, look);
         }
-        *taken = true;
-        Some(Taken(self))
+        *held = true;
+        Some(TimedLockGuard(self))
     }
 }
 
-impl Drop for Taken<'_> {
+impl Drop for TimedLockGuard<'_> {
     fn drop(&mut self) {
-        *self.0.taken.lock() = false;
+        *self.0.held.lock() = false;
         self.0.free.notify_one();
     }
 }

@@ -11,7 +11,7 @@ use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 use rustix::thread::{MembarrierCommand, membarrier, membarrier_query};
 
-use crate::found::Found;
+use once_cell::race::OnceBool;
 
 /// Returns the kernel's identifier of this boot, as 16 bytes: a live copy from another boot must not be used.
 ///
@@ -61,8 +61,9 @@ pub fn host_capacity(path: &Path) -> io::Result<HostCapacity> {
 
 /// Whether the kernel can run a barrier on the running threads of all registered processes.
 pub fn has_global_membarrier() -> bool {
-    static HAS: Found = Found::new();
-    HAS.get(|| u8::from(membarrier_query().contains_command(MembarrierCommand::GlobalExpedited))) != 0
+    // A `OnceLock` that a thread is filling would stay so in a forked child.
+    static HAS: OnceBool = OnceBool::new();
+    HAS.get_or_init(|| membarrier_query().contains_command(MembarrierCommand::GlobalExpedited))
 }
 
 /// Registers this process for [`membarrier_global`] and [`membarrier_private`]. To be called once before its

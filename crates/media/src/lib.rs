@@ -24,7 +24,6 @@ pub mod emulated;
 mod error;
 pub mod faulty;
 mod finding;
-mod found;
 pub mod host;
 mod latch;
 mod live_log;

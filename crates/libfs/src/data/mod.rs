@@ -23,7 +23,7 @@ use crate::inode::overlay::LOG_BYTES_MAX;
 use crate::inode::{Inode, InodeBody};
 use crate::lease::Appetite;
 use crate::log::{Log, LogHost, LogOptions, Slot, Stamp};
-use crate::sync::{Mutex, Turn};
+use crate::sync::{Mutex, TimedLock};
 use cache::ReadCache;
 use crossbeam_channel::Sender;
 use device::DeviceReads;
@@ -54,7 +54,7 @@ pub struct DataPlane {
     /// Reserved blocks that are in no lane.
     stock: Mutex<Stock>,
     /// Held by the one thread that asks for more.
-    asking: Turn,
+    asking: TimedLock,
     cache: ReadCache,
     /// What is being read into it.
     flights: Flights,
@@ -104,7 +104,7 @@ impl DataPlane {
             windowed: !welcome.privileged,
             recorded: AtomicBool::new(false),
             stock: Mutex::default(),
-            asking: Turn::default(),
+            asking: TimedLock::default(),
             cache: ReadCache::new(),
             flights: Flights::new(),
             device: None,

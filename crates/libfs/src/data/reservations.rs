@@ -81,7 +81,7 @@ impl DataPlane {
         }
         // One thread asks at a time, and most likely for all: if many threads have no blocks, each request
         // would have the daemon search again.
-        let _asking = self.asking.take(&*self.clock, ASKING_MOST);
+        let _asking = self.asking.lock_within(&*self.clock, ASKING_MOST);
         if self.stock.lock().pay(slot.reserved(), have, blocks) {
             return Ok(());
         }

@@ -14,9 +14,10 @@ mod trace;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
+use std::num::NonZeroUsize;
 use std::sync::atomic::{Ordering, fence as atomic_fence};
 
-use crate::found::Found;
+use once_cell::race::OnceNonZeroUsize;
 
 pub(crate) use trace::{Step, traced};
 
@@ -41,12 +42,13 @@ pub enum Kernel {
 impl Kernel {
     /// The best kernel of this processor, found once.
     pub fn best() -> Self {
-        static BEST: Found = Found::new();
-        let best = BEST.get(|| {
+        static BEST: OnceNonZeroUsize = OnceNonZeroUsize::new();
+        // How many there are up to the best one.
+        let best = BEST.get_or_init(|| {
             let best = Self::ALL.iter().rposition(|kernel| kernel.is_supported());
-            best.unwrap_or(0) as u8
+            NonZeroUsize::MIN.saturating_add(best.unwrap_or(0))
         });
-        Self::ALL[usize::from(best)]
+        Self::ALL[best.get() - 1]
     }
 
     /// All kernels, the plainest first.

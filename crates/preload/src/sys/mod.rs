@@ -19,5 +19,5 @@ pub mod signals;
 pub mod sites;
 pub mod start;
 pub mod thread;
-pub mod thread_ends;
+pub mod thread_exit;
 pub mod user;

@@ -1,7 +1,7 @@
 //! Runs when the library is loaded. Calls one function by which the modules above set themselves up.
 
 use super::handlers::{self, Handlers};
-use super::{entry, patch, signals, thread_ends};
+use super::{entry, patch, signals, thread_exit};
 use crate::syscalls;
 
 /// Returns the value of an environment variable and spoils it, so that programs that inherit it ignore it. To
@@ -49,7 +49,7 @@ pub(crate) use at_load;
 pub unsafe fn run(begin: fn() -> Option<Handlers>) {
     // A panic must not leave this function.
     let _ = std::panic::catch_unwind(|| {
-        if !thread_ends::begin() {
+        if !thread_exit::begin() {
             return;
         }
         let Some(handlers) = begin() else { return };

@@ -9,7 +9,8 @@ use std::arch::x86_64::{
 };
 
 use super::{LINE_BYTES, fold, portable};
-use crate::found::Found;
+use once_cell::race::OnceNonZeroUsize;
+use std::num::NonZeroUsize;
 
 /// Lengths for which the copy with 64-byte loads beats `memcpy` out of memory (by up to a fifth at 2 KiB);
 /// for other lengths they are equal.
@@ -303,13 +304,13 @@ impl WriteBack {
 
     /// The best of this processor, found once.
     pub(super) fn best() -> Self {
-        static FOUND: Found = Found::new();
-        let best = FOUND.get(|| {
+        static FOUND: OnceNonZeroUsize = OnceNonZeroUsize::new();
+        let number = FOUND.get_or_init(|| {
             let features = Self::features();
             let found = Self::ALL.iter().position(|by| by.is_in(features));
-            found.unwrap_or(Self::ALL.len() - 1) as u8
+            NonZeroUsize::MIN.saturating_add(found.unwrap_or(Self::ALL.len() - 1))
         });
-        Self::ALL[usize::from(best)]
+        Self::ALL[number.get() - 1]
     }
 
     /// Register EBX of CPUID's leaf 7; 0 where there is no such leaf.

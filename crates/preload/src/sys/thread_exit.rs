@@ -1,8 +1,8 @@
-//! What thread-local values have done at the end of their thread. The C library's own list calls `malloc` for
-//! each entry, which a signal handler that calls `write` may have interrupted. So the standard library, as it
-//! is linked here, finds this list instead. It is run when the C library destroys thread-specific data: after
-//! the destructors of the program's `thread_local` objects, which may make calls on a mount. Nothing is run
-//! in the main thread when the process exits.
+//! Destructors of thread-local values. The C library's list of them (`__cxa_thread_atexit_impl`) calls `malloc`
+//! for each entry, which a signal handler that calls `write` may have interrupted. So the standard library, as
+//! it is linked here, finds this list instead. It is run as the destructor of thread-specific data: after those
+//! of the program's `thread_local` objects, which may make calls on a mount. Nothing is run in the main thread
+//! when the process exits.
 
 use super::entry;
 use std::cell::Cell;
@@ -10,16 +10,16 @@ use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::sync::OnceLock;
 
-/// Runs `run` on `on`, then what `next` is.
-struct End {
+/// To be run on `on`; then comes `next`.
+struct Destructor {
     run: unsafe extern "C" fn(*mut u8),
     on: *mut u8,
     next: *mut Self,
 }
 
 thread_local! {
-    /// The thread's entries, the newest first.
-    static ENDS: Cell<*mut End> = const { Cell::new(null_mut()) };
+    /// The thread's destructors, the newest first.
+    static DESTRUCTORS: Cell<*mut Destructor> = const { Cell::new(null_mut()) };
 }
 
 static KEY: OnceLock<Option<libc::pthread_key_t>> = OnceLock::new();
@@ -59,7 +59,7 @@ fn key() -> Option<libc::pthread_key_t> {
 /// `run` may be called on `on` in this thread until that ends.
 unsafe extern "C" fn register(run: unsafe extern "C" fn(*mut u8), on: *mut u8, _library: *mut u8) -> i32 {
     let _inside = entry::stay_inside();
-    let next = ENDS.get();
+    let next = DESTRUCTORS.get();
     if next.is_null() {
         let Some(key) = key() else { return -1 };
         // SAFETY: a key of this process; the value only says that there are entries.
@@ -67,23 +67,23 @@ unsafe extern "C" fn register(run: unsafe extern "C" fn(*mut u8), on: *mut u8, _
             return -1;
         }
     }
-    ENDS.set(Box::into_raw(Box::new(End { run, on, next })));
+    DESTRUCTORS.set(Box::into_raw(Box::new(Destructor { run, on, next })));
     0
 }
 
-/// Runs this thread's entries, and those that they make.
+/// Runs this thread's destructors, and those that they register.
 unsafe extern "C" fn run_all(_: *mut c_void) {
     let _inside = entry::stay_inside();
     loop {
-        let first = ENDS.get();
+        let first = DESTRUCTORS.get();
         if first.is_null() {
             return;
         }
         // SAFETY: `register` made it from a box, and each is taken off the list once.
-        let end = unsafe { Box::from_raw(first) };
-        ENDS.set(end.next);
+        let first = unsafe { Box::from_raw(first) };
+        DESTRUCTORS.set(first.next);
         // SAFETY: the caller of `register`.
-        unsafe { (end.run)(end.on) };
+        unsafe { (first.run)(first.on) };
     }
 }
 
@@ -117,7 +117,7 @@ mod tests {
         let seen = std::thread::spawn(move || {
             FIRST.with_borrow_mut(|first| *first = Some(Says(Arc::clone(&said), 1)));
             SECOND.with_borrow_mut(|second| *second = Some(Says(said, 2)));
-            !super::ENDS.get().is_null()
+            !super::DESTRUCTORS.get().is_null()
         });
         assert!(
             seen.join().expect("it ends"),
