@@ -2,6 +2,7 @@
 //!
 //! Owns the offsets of slabs in the file. Knows neither objects nor what a checkpoint is.
 
+use crate::error::Error;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -139,5 +140,13 @@ impl Backend for FileStore {
             Err(error) if error.kind() == io::ErrorKind::StorageFull => Err(BackendError::Full),
             done => done.map_err(BackendError::Io),
         }
+    }
+}
+
+/// An error of the operating system on a file.
+pub(crate) fn io_error(file: &dyn CheckpointFile, error: io::Error) -> Error {
+    Error::Io {
+        device: file.name(),
+        error: BackendError::Io(error),
     }
 }

@@ -37,6 +37,7 @@ mod owner;
 mod refill;
 mod restore;
 mod save;
+mod segments;
 
 pub(crate) use access::{Intent, Pin};
 pub(crate) use arrays::Array;

@@ -5,7 +5,7 @@
 //! checkpoint has not come to yet, or straight into the checkpoint's blocks. That takes no memory, so that it
 //! works where everything is full of what only a checkpoint can let out.
 
-use super::save::Segments;
+use super::segments::SegmentWriter;
 use super::{Checkpointed, Config, Core, FarHeap, Intent, Shard, save};
 use crate::checkpoint::SlotsRecord;
 use crate::error::Error;
@@ -43,7 +43,7 @@ pub trait SlotsOwner {
 pub(crate) type LoadedSlots = (SlotsRecord, RangeInclusive<usize>);
 
 /// Where an owner tells of its slots.
-pub struct SlotsOut<'a, 'b>(&'a mut Segments<'b>);
+pub struct SlotsOut<'a, 'b>(&'a mut SegmentWriter<'b>);
 
 impl std::fmt::Debug for SlotsOut<'_, '_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -299,7 +299,7 @@ impl FarHeap {
     }
 }
 
-impl<'b> Segments<'b> {
+impl<'b> SegmentWriter<'b> {
     pub(super) fn for_owner(&mut self) -> SlotsOut<'_, 'b> {
         SlotsOut(self)
     }

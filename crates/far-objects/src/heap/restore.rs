@@ -5,14 +5,15 @@
 
 use super::arrays::TABLE_SLOTS;
 use super::handles::{Handles, Shapes};
-use super::save::{self, Segment};
+use super::save;
+use super::segments::{Part, Segment, SegmentReader, read_ahead};
 use super::{Config, Core, FarHeap};
 use crate::checkpoint::{
-    self, ArrayRecord, BlockRow, Failure, HEAD_BYTES, Head, Malformed, MapRecord, NO_PLACE, PAYLOAD_BYTES,
-    PoolRow, ROOT_BYTES, ROOT_SLOTS, Root, Row, SegmentRef, Sink, SlotsRecord, TableRow,
+    self, ArrayRecord, BlockRow, Failure, HEAD_BYTES, Malformed, MapRecord, PAYLOAD_BYTES, PoolRow,
+    ROOT_BYTES, ROOT_SLOTS, Root, Row, SegmentRef, Sink, SlotsRecord, TableRow,
 };
 use crate::error::{Error, Refusal};
-use crate::file::{CheckpointFile, SLABS_AT};
+use crate::file::{CheckpointFile, io_error};
 use crate::layout::{self, BLOCK_BYTES, BLOCK_PAYLOAD_BYTES, OBJECT_MAX_BYTES};
 use crate::log::{self, Restored};
 use crate::pools;
@@ -20,7 +21,7 @@ use crate::table::{Entry, Now, SLOTS_TABLE_SLOTS, Table};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, sync_channel};
 
 /// Parts of tables that are read ahead at most, and the part of memory that they may have.
 const AHEAD: u64 = 64;
@@ -104,126 +105,21 @@ pub(super) fn restore(
 fn make_durable(file: &dyn CheckpointFile, slot: usize, root: &Root) -> Result<(), Error> {
     file.write_at((slot * ROOT_BYTES) as u64, &root.to_bytes())
         .and_then(|()| file.sync())
-        .map_err(|error| save::io(file, error))
+        .map_err(|error| io_error(file, error))
 }
 
 /// The slot of the newest root, and the root.
 fn read_root(file: &dyn CheckpointFile) -> Result<(usize, Root), Error> {
-    let len = file.len_bytes().map_err(|error| save::io(file, error))?;
+    let len = file.len_bytes().map_err(|error| io_error(file, error))?;
     let mut bytes = vec![0; ROOT_SLOTS * ROOT_BYTES];
     let there = len.min(bytes.len() as u64) as usize;
     file.read_at(0, &mut bytes[..there])
-        .map_err(|error| save::io(file, error))?;
+        .map_err(|error| io_error(file, error))?;
     let (first, second) = bytes.split_at(ROOT_BYTES);
     checkpoint::choose([first, second]).map_err(|reason| Error::Refused {
         file: file.name(),
         reason,
     })
-}
-
-/// A part of the tables: its bytes, where the payload ends, whether it is the segment's last.
-struct Part {
-    bytes: Vec<u8>,
-    len: usize,
-    is_last: bool,
-}
-
-/// Reads all parts in order.
-fn read_ahead(
-    file: &dyn CheckpointFile,
-    root: &Root,
-    sender: &SyncSender<Part>,
-) -> Result<Vec<Segment>, Failure> {
-    let places = log::places(root.given_slabs);
-    let mut seen = HashSet::new();
-    let mut all = Vec::new();
-    for segment in &root.segments {
-        let mut of_segment = Vec::new();
-        let mut place = segment.first;
-        let mut head = Head {
-            file_id: root.file_id,
-            generation: segment.generation,
-            index: 0,
-            next: NO_PLACE,
-        };
-        let mut left = segment.len_bytes;
-        while place != NO_PLACE {
-            if u64::from(place) >= places || !seen.insert(place) {
-                return Err(Malformed::new(format!("place {place} of a table")).into());
-            }
-            of_segment.push(place);
-            let wanted = HEAD_BYTES + left.min(PAYLOAD_BYTES as u64) as usize;
-            let mut bytes = vec![0; wanted];
-            file.read_at(SLABS_AT + log::place_offset(place), &mut bytes)
-                .map_err(|error| match error.kind() {
-                    std::io::ErrorKind::UnexpectedEof => {
-                        Failure::from(Malformed::new("the file ends before its tables"))
-                    }
-                    _ => Failure::Other(save::io(file, error)),
-                })?;
-            let (next, payload) = head.open(&bytes)?;
-            let len = payload.len();
-            left = left
-                .checked_sub(len as u64)
-                .ok_or_else(|| Malformed::new("a segment is too long"))?;
-            head.index += 1;
-            place = next;
-            let part = Part {
-                bytes,
-                len,
-                is_last: next == NO_PLACE,
-            };
-            if sender.send(part).is_err() {
-                // Who takes them found an error.
-                return Ok(all);
-            }
-        }
-        if left != 0 || of_segment.len() != segment.places as usize {
-            return Err(Malformed::new("a segment is too short").into());
-        }
-        all.push(Segment {
-            at: *segment,
-            places: of_segment,
-        });
-    }
-    Ok(all)
-}
-
-/// The parts of one segment as one run of bytes.
-struct Stream<'a> {
-    parts: &'a Receiver<Part>,
-    part: Option<Part>,
-    at: usize,
-}
-
-impl Stream<'_> {
-    fn read(&mut self, mut out: &mut [u8]) -> Result<(), Failure> {
-        while !out.is_empty() {
-            let rest = self.part.as_ref().map(|part| part.len - self.at);
-            match (rest, &self.part) {
-                (Some(rest), Some(part)) if rest != 0 => {
-                    let now = rest.min(out.len());
-                    let from = HEAD_BYTES + self.at;
-                    let (head, tail) = out.split_at_mut(now);
-                    head.copy_from_slice(&part.bytes[from..from + now]);
-                    self.at += now;
-                    out = tail;
-                }
-                (_, part) => {
-                    let is_end = part.as_ref().is_some_and(|part| part.is_last);
-                    let next = if is_end { None } else { self.parts.recv().ok() };
-                    self.part = Some(next.ok_or_else(|| Malformed::new("records end in their middle"))?);
-                    self.at = 0;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn is_at_end(&self) -> bool {
-        let part = self.part.as_ref();
-        part.is_some_and(|part| part.is_last && self.at == part.len)
-    }
 }
 
 fn load(core: &Core, file: &dyn CheckpointFile, root: &Root) -> Result<Loaded, Failure> {
@@ -237,7 +133,7 @@ fn load(core: &Core, file: &dyn CheckpointFile, root: &Root) -> Result<Loaded, F
     let segments = std::thread::scope(|scope| {
         let reader = std::thread::Builder::new()
             .spawn_scoped(scope, move || read_ahead(file, root, &sender))
-            .map_err(|error| Failure::Other(save::io(file, error)))?;
+            .map_err(|error| Failure::Other(io_error(file, error)))?;
         let read = loading.read(&root.segments, &parts);
         drop(parts);
         let segments = match reader.join() {
@@ -440,11 +336,7 @@ impl<'a> Loading<'a> {
     fn read(&mut self, segments: &[SegmentRef], parts: &Receiver<Part>) -> Result<(), Failure> {
         for _ in segments {
             self.anew.clear();
-            let mut stream = Stream {
-                parts,
-                part: None,
-                at: 0,
-            };
+            let mut stream = SegmentReader::new(parts);
             checkpoint::decode(&mut |out: &mut [u8]| stream.read(out), self)?;
             if !stream.is_at_end() {
                 return Err(Malformed::new("bytes follow the records").into());

@@ -8,13 +8,11 @@
 use super::gate::{Gate, Inside};
 use super::handles::{Handles, Shapes, Snapshot};
 use super::owner::SlotsOwner;
+use super::segments::{Segment, SegmentWriter, segment_bytes, wants_all};
 use super::{Core, FarHeap, Shard, frames_data_bytes};
-use crate::checkpoint::{
-    HEAD_BYTES, Head, NO_PLACE, Out, PAYLOAD_BYTES, PoolRow, RECORD_MAX_BYTES, ROOT_BYTES, ROOT_SLOTS, Root,
-    Row, SEGMENTS_MAX, SegmentRef, SlotsRecord, TableRow,
-};
+use crate::checkpoint::{PoolRow, RECORD_MAX_BYTES, ROOT_BYTES, ROOT_SLOTS, Root, Row, TableRow};
 use crate::error::{Error, Refusal};
-use crate::file::{CheckpointFile, FileStore};
+use crate::file::{CheckpointFile, FileStore, io_error};
 use crate::layout::{BLOCK_BYTES, BLOCK_PAYLOAD_BYTES};
 use crate::log::{NoRoom, Stream};
 use crate::table::{Entry, Key};
@@ -32,21 +30,9 @@ pub(super) const FIXED_BYTES: u64 = 6 * BLOCK_BYTES as u64;
 const STEP_SLOTS: usize = 128;
 /// Memory of an entry that is put aside.
 const SAVED_BYTES: u64 = size_of::<(Key, Row)>() as u64;
-/// Parts that changes may have before all is written anew, beside half of what that has.
-const CHANGES_MIN_BYTES: u64 = 4 * PAYLOAD_BYTES as u64;
-/// Tables of a heap that has next to nothing.
-const EMPTY_BYTES: u64 = 1 << 10;
-
 /// Blocks that checkpoints need at most while nothing else can be written: all of memory, and tables.
 pub(super) fn reserve_blocks(memory_limit_bytes: u64) -> usize {
     (memory_limit_bytes / BLOCK_PAYLOAD_BYTES as u64) as usize * 9 / 8 + 16
-}
-
-/// A segment of the last complete checkpoint.
-#[derive(Debug, Clone)]
-pub(super) struct Segment {
-    pub(super) at: SegmentRef,
-    pub(super) places: Vec<u32>,
 }
 
 /// What is known of the last complete checkpoint.
@@ -434,7 +420,7 @@ impl Core {
         let before = self.log.stats().device_write_bytes;
         let is_whole = wants_all(&progress.segments, saver.capacity_slabs);
         let cut = self.cut(saver, is_whole, owner)?;
-        let mut out = Segments::new(self, saver.file_id, progress.generation + 1);
+        let mut out = SegmentWriter::new(self, saver.file_id, progress.generation + 1);
         let done = self.save(saver, progress, &cut, (record, owner), &mut out);
         match done {
             Ok(mut stats) => {
@@ -477,7 +463,7 @@ impl Core {
         progress: &mut Progress,
         cut: &Cut,
         (record, owner): (&[u8], Option<&dyn SlotsOwner>),
-        out: &mut Segments<'_>,
+        out: &mut SegmentWriter<'_>,
     ) -> Result<Checkpointed, Error> {
         out.records.tables(&cut.tables);
         if let Some(owner) = owner {
@@ -559,7 +545,7 @@ impl Core {
     }
 
     /// Saves what the checkpoint needs of one shard.
-    fn save_shard(&self, number: usize, out: &mut Segments<'_>, entries: &mut u64) -> Result<(), Error> {
+    fn save_shard(&self, number: usize, out: &mut SegmentWriter<'_>, entries: &mut u64) -> Result<(), Error> {
         let tables = self.shards[number].lock().tables.len();
         let mut saved = SavedRows::default();
         // First what came before the owner of slots had stored all: tables may tell of a later version.
@@ -577,7 +563,12 @@ impl Core {
         Ok(())
     }
 
-    fn write_rows(&self, out: &mut Segments<'_>, table: u32, saved: &mut SavedRows) -> Result<(), Error> {
+    fn write_rows(
+        &self,
+        out: &mut SegmentWriter<'_>,
+        table: u32,
+        saved: &mut SavedRows,
+    ) -> Result<(), Error> {
         let SavedRows { rows, len_bytes } = saved;
         if rows.is_empty() {
             return Ok(());
@@ -653,7 +644,12 @@ impl Core {
     }
 
     /// Writes what threads put aside in a shard.
-    fn write_aside(&self, number: usize, out: &mut Segments<'_>, entries: &mut u64) -> Result<(), Error> {
+    fn write_aside(
+        &self,
+        number: usize,
+        out: &mut SegmentWriter<'_>,
+        entries: &mut u64,
+    ) -> Result<(), Error> {
         let (mut saved, copies) = {
             let mut shard = self.shards[number].lock();
             (
@@ -696,105 +692,6 @@ impl Core {
             out.write_full()?;
         }
         Ok(())
-    }
-}
-
-/// Whether the next checkpoint is to write all tables anew: changes have come to half of what that was. And
-/// where that was next to nothing, all that there is has changed, and would be written again soon.
-fn wants_all(segments: &[Segment], capacity_slabs: u32) -> bool {
-    let Some((whole, changes)) = segments.split_first() else {
-        return false;
-    };
-    let changed: u64 = changes.iter().map(|segment| segment.at.len_bytes).sum();
-    if changes.is_empty() && whole.at.len_bytes <= EMPTY_BYTES {
-        return true;
-    }
-    // Each has a place at least.
-    let most = (crate::log::places(capacity_slabs) as usize / 64).clamp(4, SEGMENTS_MAX - 1);
-    segments.len() >= most || changed > (whole.at.len_bytes / 2).max(CHANGES_MIN_BYTES)
-}
-
-fn segment_bytes(segments: &[Segment]) -> u64 {
-    segments.last().map_or(0, |segment| {
-        segment.at.len_bytes + segment.places.len() as u64 * HEAD_BYTES as u64
-    })
-}
-
-/// A segment that is being written.
-pub(super) struct Segments<'a> {
-    core: &'a Core,
-    records: Out,
-    head: Head,
-    part: Vec<u8>,
-    places: Vec<u32>,
-    len_bytes: u64,
-}
-
-impl<'a> Segments<'a> {
-    fn new(core: &'a Core, file_id: u64, generation: u64) -> Self {
-        Self {
-            core,
-            records: Out::default(),
-            head: Head {
-                file_id,
-                generation,
-                index: 0,
-                next: NO_PLACE,
-            },
-            part: Vec::new(),
-            places: Vec::new(),
-            len_bytes: 0,
-        }
-    }
-
-    fn place(&mut self) -> Result<u32, Error> {
-        let place = self.core.log.take_place()?;
-        self.places.push(place);
-        Ok(place)
-    }
-
-    pub(super) fn slots(&mut self, record: &SlotsRecord) -> Result<(), Error> {
-        self.records.slots(record);
-        self.write_full()
-    }
-
-    /// Writes all parts that are full, and are not the last.
-    fn write_full(&mut self) -> Result<(), Error> {
-        while self.records.bytes.len() > PAYLOAD_BYTES {
-            self.write_part(PAYLOAD_BYTES, false)?;
-        }
-        Ok(())
-    }
-
-    fn write_part(&mut self, len: usize, is_last: bool) -> Result<(), Error> {
-        let place = match self.places.last() {
-            Some(place) => *place,
-            None => self.place()?,
-        };
-        self.head.next = if is_last { NO_PLACE } else { self.place()? };
-        self.part.clear();
-        self.part.resize(HEAD_BYTES, 0);
-        self.part.extend_from_slice(&self.records.bytes[..len]);
-        self.head.seal(&mut self.part, len);
-        self.core.log.write_place(place, &self.part)?;
-        self.records.bytes.drain(..len);
-        self.head.index += 1;
-        self.len_bytes += len as u64;
-        Ok(())
-    }
-
-    fn finish(&mut self) -> Result<Segment, Error> {
-        self.write_full()?;
-        self.write_part(self.records.bytes.len(), true)?;
-        Ok(Segment {
-            at: SegmentRef {
-                generation: self.head.generation,
-                len_bytes: self.len_bytes,
-                first: self.places.first().copied().unwrap_or(NO_PLACE),
-                places: self.places.len() as u32,
-            },
-            places: self.places.clone(),
-        })
     }
 }
 
@@ -887,7 +784,7 @@ pub(super) fn create(
     config: &super::Config,
 ) -> Result<FarHeap, Error> {
     lock(&*file)?;
-    let len_bytes = file.len_bytes().map_err(|error| io(&*file, error))?;
+    let len_bytes = file.len_bytes().map_err(|error| io_error(&*file, error))?;
     if len_bytes != 0 {
         return Err(Error::Refused {
             file: file.name(),
@@ -911,7 +808,7 @@ pub(super) fn create(
     bytes.resize(ROOT_SLOTS * ROOT_BYTES, 0);
     file.write_at(0, &bytes)
         .and_then(|()| file.sync())
-        .map_err(|error| io(&*file, error))?;
+        .map_err(|error| io_error(&*file, error))?;
     core.start(config)
 }
 
@@ -921,13 +818,6 @@ pub(super) fn lock(file: &dyn CheckpointFile) -> Result<(), Error> {
             file: file.name(),
             reason: Refusal::InUse,
         },
-        _ => io(file, error),
+        _ => io_error(file, error),
     })
-}
-
-pub(super) fn io(file: &dyn CheckpointFile, error: std::io::Error) -> Error {
-    Error::Io {
-        device: file.name(),
-        error: BackendError::Io(error),
-    }
 }
