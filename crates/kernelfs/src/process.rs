@@ -1,5 +1,8 @@
 //! Whether a client's process still lives. Reads `/proc`; decides nothing.
 
+use std::fs;
+use varve_media::numa::{self, Node};
+
 /// A process, distinct from a later one with the same number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ProcessId {
@@ -19,6 +22,16 @@ impl ProcessId {
         }
     }
 
+    /// The NUMA node on which its first thread ran last; `None` where all memory is on one.
+    #[must_use]
+    pub fn node(&self) -> Option<Node> {
+        if !numa::are_several() {
+            return None;
+        }
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid)).ok()?;
+        Node::of_processor(processor_of(&stat)?)
+    }
+
     /// Whether the process still exists. A process that cannot be looked up counts as gone.
     #[must_use]
     pub fn is_alive(&self) -> bool {
@@ -26,11 +39,21 @@ impl ProcessId {
     }
 }
 
+/// The fields of `/proc/PID/stat` from the third on.
+fn fields_from_state(stat: &str) -> Option<std::str::SplitAsciiWhitespace<'_>> {
+    // The name in brackets may hold anything, so count from its last bracket.
+    Some(stat.rsplit_once(')')?.1.split_ascii_whitespace())
+}
+
+/// Field 39 of `/proc/PID/stat`: the processor that the process ran on last.
+fn processor_of(stat: &str) -> Option<usize> {
+    fields_from_state(stat)?.nth(36)?.parse().ok()
+}
+
 /// Returns field 22 of `/proc/PID/stat`; `None` if there is no such process or it is a zombie.
 fn start_time(pid: u32) -> Option<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name in brackets may hold anything, so count from its last bracket.
-    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let mut fields = fields_from_state(&stat)?;
     let state = fields.next()?;
     if matches!(state, "Z" | "X") {
         return None;
@@ -42,7 +65,7 @@ fn start_time(pid: u32) -> Option<u64> {
 /// that connected and ended may be another user's by now.
 #[must_use]
 pub fn groups_of(pid: u32, uid: u32) -> Option<(u32, Vec<u32>)> {
-    groups_in(&std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?, uid)
+    groups_in(&fs::read_to_string(format!("/proc/{pid}/status")).ok()?, uid)
 }
 
 fn groups_in(status: &str, uid: u32) -> Option<(u32, Vec<u32>)> {
@@ -64,7 +87,17 @@ fn groups_in(status: &str, uid: u32) -> Option<(u32, Vec<u32>)> {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use super::{ProcessId, groups_in, groups_of};
+    use super::{ProcessId, groups_in, groups_of, processor_of};
+
+    #[test]
+    fn processor_is_found_behind_any_name() {
+        let before = "7 (a) b) S 1 7 7 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 99 0 0 18446744073709551615 ";
+        let stat = format!("{before}1 1 0 0 0 0 0 0 0 0 0 0 17 3 0 0 0");
+        assert_eq!(processor_of(&stat), Some(3));
+        assert_eq!(processor_of("7 (a"), None);
+        let own = std::fs::read_to_string("/proc/self/stat").unwrap();
+        assert!(processor_of(&own).is_some());
+    }
 
     #[test]
     fn groups_are_those_of_a_process_of_the_same_user_only() {

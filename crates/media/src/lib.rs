@@ -7,7 +7,7 @@
 //! - Only [`pmem::persist`] stores to, flushes or fences the mapping of a region.
 //! - `unsafe` appears in `pmem/*` (mappings, copy kernels, guarded accesses), `aio.rs` and `block/ring.rs`
 //!   (buffers lent to the kernel), `block/nvme/sys` (registers and memory of devices), `block/ng/ioctl.rs`,
-//!   `block/spdk/sys` (calls of a loaded library and its memory), and `sys.rs` (the allocator's housekeeping, the start of a write-out, extents and locks of files),
+//!   `block/spdk/sys` (calls of a loaded library and its memory), and `sys.rs` (the allocator's housekeeping, the start of a write-out, memory policies, extents and locks of files),
 //!   nowhere else.
 //! - No Rust reference is ever made into memory that another process may write: raw copies and atomics only.
 //! - A backend that has lost a write latches ([`DeviceState::Failed`]); want of space never does.
@@ -29,6 +29,7 @@ mod latch;
 mod live_log;
 pub mod lock;
 mod mapped;
+pub mod numa;
 #[allow(unsafe_code)]
 pub mod pmem;
 pub mod sim;

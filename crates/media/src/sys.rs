@@ -1,5 +1,5 @@
 //! System calls without a safe wrapper: housekeeping of the C library's allocator (no effect with other
-//! libraries), the start of a write-out, and where a file lies on its device. Raw copies from and to memory
+//! libraries), the start of a write-out, memory policies, and where a file lies on its device. Raw copies from and to memory
 //! that a device has.
 
 use std::fs::File;
@@ -14,6 +14,54 @@ pub(crate) fn begin_write_out(file: &File, off: u64, len: u64) {
     // SAFETY: takes no pointer; the descriptor is open as long as `file` is borrowed.
     unsafe {
         libc::sync_file_range(file.as_raw_fd(), off, len, libc::SYNC_FILE_RANGE_WRITE);
+    }
+}
+
+/// The kind of the calling thread's memory policy; `None` where the kernel has none.
+pub(crate) fn memory_policy() -> Option<i32> {
+    let mut mode: i32 = 0;
+    // SAFETY: the kernel writes one number, which lives through the call; no mask is asked for.
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_get_mempolicy,
+            &raw mut mode,
+            std::ptr::null_mut::<u64>(),
+            0_u64,
+            0_u64,
+            0_u64,
+        )
+    };
+    (done == 0).then_some(mode)
+}
+
+/// Has the memory that the calling thread allocates come from a node, if nobody has chosen a policy for it.
+/// Returns whether that is so now: then [`prefer_near_node`] ends it.
+pub(crate) fn prefer_node(node: u32) -> bool {
+    const BITS: u32 = u64::BITS;
+    let mut mask = [0_u64; 16];
+    let Some(word) = mask.get_mut((node / BITS) as usize) else {
+        return false;
+    };
+    *word |= 1 << (node % BITS);
+    if memory_policy() != Some(libc::MPOL_DEFAULT) {
+        return false;
+    }
+    // The kernel takes one bit less than it is told.
+    let bits = u64::from(BITS) * mask.len() as u64 + 1;
+    // SAFETY: the kernel reads the mask, which lives through the call.
+    unsafe { libc::syscall(libc::SYS_set_mempolicy, libc::MPOL_PREFERRED, mask.as_ptr(), bits) == 0 }
+}
+
+/// Has the memory that the calling thread allocates come from the node that it runs on, as by default.
+pub(crate) fn prefer_near_node() {
+    // SAFETY: takes no mask.
+    unsafe {
+        libc::syscall(
+            libc::SYS_set_mempolicy,
+            libc::MPOL_DEFAULT,
+            std::ptr::null::<u64>(),
+            0_u64,
+        );
     }
 }
 

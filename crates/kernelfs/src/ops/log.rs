@@ -76,7 +76,7 @@ impl<'k> LogRequests<'k> {
         let grown = self
             .health
             .log_work(session.id, &session.log_faults, "growing the log", || {
-                log.grow(len_bytes)
+                session.allocate_near(|| log.grow(len_bytes))
             });
         grown.map_err(|error| no_log(&error))?;
         Ok(log.len_bytes())

@@ -55,7 +55,7 @@ impl<'k> Records<'k> {
         let started = self
             .health
             .log_work(session.id, &session.log_faults, "starting the log", || {
-                self.logs.start(session.id, &**log, len_bytes)
+                session.allocate_near(|| self.logs.start(session.id, &**log, len_bytes))
             });
         started.map_err(|error| {
             tracing::error!("no room for a session's log: {error}");

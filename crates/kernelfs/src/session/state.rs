@@ -179,6 +179,14 @@ pub(crate) struct SessionParts {
 }
 
 impl Session {
+    /// Runs `allocate`; the memory of it comes from the NUMA node that the client runs on.
+    pub(crate) fn allocate_near<T>(&self, allocate: impl FnOnce() -> T) -> T {
+        match self.process.node() {
+            Some(node) => node.prefer(allocate),
+            None => allocate(),
+        }
+    }
+
     /// Whether its client may keep copies of data it reads for its maps. The client makes their file itself,
     /// in the live directory.
     pub(crate) fn keeps_copies(&self) -> bool {
