@@ -446,6 +446,37 @@ fn refusals_say_what_the_file_is() {
 }
 
 #[test]
+fn damage_to_either_copy_of_a_root_loses_nothing() {
+    // More than memory holds, so that places are used again.
+    const COUNT: usize = 40_000;
+    let file = Recorded::default();
+    let heap = FarHeap::create(file.clone(), SLABS, TAG, &config()).unwrap();
+    let all: FarVec<[u64; 16]> = FarVec::zeroed(&heap, COUNT).unwrap();
+    for round in 1..=4 {
+        for index in 0..COUNT {
+            all.set(index, [round; 16]).unwrap();
+        }
+        heap.checkpoint(&record_of(&[all.name().unwrap(), round]))
+            .unwrap();
+        // Far into what comes after it.
+        for index in 0..COUNT / 2 {
+            all.set(index, [1000 + round; 16]).unwrap();
+        }
+        for slot in [0, 4096] {
+            let copy = Recorded::of(file.bytes());
+            copy.change(slot + 30, 1);
+            let (heap, record) = FarHeap::restore(copy, TAG, &config()).unwrap();
+            let numbers = numbers_of(&record);
+            assert_eq!(numbers[1], round, "slot at {slot}");
+            let all: FarVec<[u64; 16]> = FarVec::open(&heap, numbers[0]).unwrap();
+            for index in 0..COUNT {
+                assert_eq!(all.get(index).unwrap(), [round; 16], "round {round}, {index}");
+            }
+        }
+    }
+}
+
+#[test]
 fn handles_are_opened_once_and_as_what_they_are() {
     let file = small();
     let (heap, record) = FarHeap::restore(file, TAG, &config()).unwrap();

@@ -101,10 +101,14 @@ pub(super) fn restore(
 }
 
 /// Makes the root that was chosen durable: it may be in memory of the kernel alone, after a failed sync or a
-/// kill before one. From here on places are used again that only the root before it needs.
+/// kill before one. From here on places are used again that only the root before it needs, so its copy takes
+/// the place of that one.
 fn make_durable(file: &dyn CheckpointFile, slot: usize, root: &Root) -> Result<(), Error> {
-    file.write_at((slot * ROOT_BYTES) as u64, &root.to_bytes())
+    let bytes = root.to_bytes();
+    let write = |slot: usize| file.write_at((slot * ROOT_BYTES) as u64, &bytes);
+    write(slot)
         .and_then(|()| file.sync())
+        .and_then(|()| write((slot + 1) % ROOT_SLOTS))
         .map_err(|error| io_error(file, error))
 }
 

@@ -429,7 +429,8 @@ impl Core {
                 if let Some(owner) = owner {
                     owner.end(true);
                 }
-                stats.written_bytes = self.log.stats().device_write_bytes - before + ROOT_BYTES as u64;
+                stats.written_bytes =
+                    self.log.stats().device_write_bytes - before + (ROOT_SLOTS * ROOT_BYTES) as u64;
                 Ok(stats)
             }
             Err(error) => {
@@ -513,9 +514,9 @@ impl Core {
         };
         self.sync(saver, progress)?;
         let slot = (progress.slot + 1) % ROOT_SLOTS;
-        let at = (slot * ROOT_BYTES) as u64;
+        let bytes = root.to_bytes();
         self.log.root();
-        let written = saver.file.write_at(at, &root.to_bytes());
+        let written = saver.file.write_at((slot * ROOT_BYTES) as u64, &bytes);
         written.map_err(|error| self.file_error(error))?;
         self.sync(saver, progress)?;
         let old = std::mem::replace(&mut progress.segments, segments);
@@ -526,6 +527,10 @@ impl Core {
             }
         }
         (progress.generation, progress.slot, progress.epoch) = (root.generation, slot, cut.epoch);
+        // In place of the root before it, whose places are used again from now on: damage to one of both loses
+        // nothing. An error changes nothing: the checkpoint is complete, and the next one begins with this slot.
+        let copy = (slot + 1) % ROOT_SLOTS;
+        let _ = saver.file.write_at((copy * ROOT_BYTES) as u64, &bytes);
         Ok(Checkpointed {
             generation: root.generation,
             stopped: cut.stopped,
@@ -804,9 +809,7 @@ pub(super) fn create(
         segments: Vec::new(),
     };
     let core = FarHeap::open_core(Arc::clone(&file), &root, 0, config)?;
-    let mut bytes = root.to_bytes();
-    bytes.resize(ROOT_SLOTS * ROOT_BYTES, 0);
-    file.write_at(0, &bytes)
+    file.write_at(0, &root.to_bytes().repeat(ROOT_SLOTS))
         .and_then(|()| file.sync())
         .map_err(|error| io_error(&*file, error))?;
     core.start(config)
