@@ -6,22 +6,53 @@ use crate::out::Progress;
 use anyhow::Context;
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 use varve_format::Tier;
 use varve_ipc::{Admin, IpcError};
 use varve_kernelfs::pool::{HostPool, NvmSpec, PoolSpec, TOML, TierSpec, create_pool};
 use varve_media::block::{BlockOptions, explain};
 
+/// How long a command waits for the daemon of a pool that is up: `up` starts one that died again.
+const RESTART_WAIT: Duration = Duration::from_secs(5);
+const RESTART_POLL: Duration = Duration::from_millis(20);
+
 /// Error: no daemon serves the pool.
 #[derive(Debug)]
-pub struct NoDaemon(PathBuf);
+pub struct NoDaemon {
+    pool: PathBuf,
+    missing: Missing,
+}
+
+/// Why nothing answers.
+#[derive(Debug)]
+enum Missing {
+    /// The pool is not up.
+    Down,
+    /// `up` runs, and its daemon is not ready.
+    Starting,
+    /// The daemon ended before it answered.
+    Ended,
+}
 
 impl fmt::Display for NoDaemon {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "no daemon serves {0}; start one with `varve up {0}` or `varve serve {0}`",
-            self.0.display()
-        )
+        let pool = self.pool.display();
+        match self.missing {
+            Missing::Down => write!(
+                f,
+                "no daemon serves {pool}; start one with `varve up {pool}` or `varve serve {pool}`"
+            ),
+            Missing::Starting => write!(
+                f,
+                "the daemon of {pool} is not ready; `varve up` runs and starts it again. Try again in a moment, \
+                 or see what it says in {pool}/varve.log"
+            ),
+            Missing::Ended => write!(
+                f,
+                "the daemon of {pool} ended before it answered; whether it did what it was asked for is not \
+                 known. Look at `varve status {pool}`, then try again"
+            ),
+        }
     }
 }
 
@@ -199,26 +230,73 @@ impl Pool {
         std::os::unix::net::UnixStream::connect(self.socket()).is_ok()
     }
 
-    /// Fails if no daemon serves the pool.
+    /// Whether `up` runs for the pool, which starts a daemon that died again. Only a hint: its pid file may be
+    /// left over.
+    fn is_up(&self) -> bool {
+        let pid = std::fs::read_to_string(self.up_pid());
+        let name = pid.and_then(|pid| std::fs::read_to_string(format!("/proc/{}/comm", pid.trim())));
+        let own = std::fs::read_to_string("/proc/self/comm");
+        matches!((name, own), (Ok(name), Ok(own)) if name == own)
+    }
+
+    /// Waits for the daemon of a pool that is up, for a moment; fails if none serves the pool.
     pub fn require_daemon(&self) -> Result<(), NoDaemon> {
-        if self.has_daemon() {
-            Ok(())
-        } else {
-            Err(NoDaemon(self.dir().to_owned()))
+        let until = Instant::now() + RESTART_WAIT;
+        while !self.has_daemon() {
+            let missing = match self.is_up() {
+                false => Missing::Down,
+                true if Instant::now() >= until => Missing::Starting,
+                true => {
+                    std::thread::sleep(RESTART_POLL);
+                    continue;
+                }
+            };
+            return Err(self.no_daemon(missing));
+        }
+        Ok(())
+    }
+
+    fn no_daemon(&self, missing: Missing) -> NoDaemon {
+        NoDaemon {
+            pool: self.dir().to_owned(),
+            missing,
         }
     }
 
-    /// Sends a request to the daemon; returns its JSON answer.
+    /// Sends a request to the daemon; returns its JSON answer. What may be asked again is, if the daemon of a
+    /// pool that is up ends meanwhile.
     pub fn ask(&self, request: Admin) -> anyhow::Result<String> {
-        self.require_daemon()?;
-        match varve_ipc::socket::admin(&self.socket(), request) {
-            Ok(json) => Ok(json),
-            Err(IpcError::Gone(_)) => Err(NoDaemon(self.dir().to_owned()).into()),
-            Err(error) => {
-                Err(error).with_context(|| format!("the daemon of {} refused", self.dir().display()))
+        let until = Instant::now() + RESTART_WAIT;
+        loop {
+            self.require_daemon()?;
+            match varve_ipc::socket::admin(&self.socket(), request.clone()) {
+                Ok(json) => return Ok(json),
+                Err(IpcError::Gone(_)) if may_be_repeated(&request) && Instant::now() < until => {
+                    std::thread::sleep(RESTART_POLL);
+                }
+                Err(IpcError::Gone(_)) => return Err(self.no_daemon(Missing::Ended).into()),
+                Err(error) => {
+                    return Err(error)
+                        .with_context(|| format!("the daemon of {} refused", self.dir().display()));
+                }
             }
         }
     }
+}
+
+/// Whether a request done twice comes to the same as once.
+const fn may_be_repeated(request: &Admin) -> bool {
+    matches!(
+        request,
+        Admin::Status
+            | Admin::DigestAll
+            | Admin::Sync
+            | Admin::Fsck
+            | Admin::Scrub
+            | Admin::Session(_)
+            | Admin::Placed { .. }
+            | Admin::Jobs
+    )
 }
 
 /// Returns the pool's spec, overridden by the command line.

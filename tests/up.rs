@@ -65,6 +65,8 @@ fn mount_goes_on_when_only_the_daemon_is_killed() {
         file.write_all(&[round; 5000]).unwrap();
         let daemon = pool.child_pid("serve").expect("a daemon");
         kill(daemon);
+        // Neither do commands fail: they wait for the next one.
+        run_ok(varve().arg("status").arg(pool.dir()));
         file.write_all(&[round + 100; 3000]).unwrap();
         std::fs::write(pool.mnt().join(format!("new{round}")), b"hello").unwrap();
         wait_until("a new daemon", || {

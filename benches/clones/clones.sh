@@ -37,7 +37,8 @@ image() { # KIND MKFS...
     local kind=$1
     shift
     command -v "$1" >/dev/null || { echo "left out: $kind ($1 is not there)"; return 0; }
-    truncate -s $((mib * 2 + 4096))M "$work/$kind.img"
+    # With its space allocated, as that of a pool is.
+    fallocate -l $((mib * 2 + 4096))M "$work/$kind.img"
     loop=$(losetup --find --show --direct-io=on "$work/$kind.img")
     "$@" "$loop" >/dev/null 2>&1
     mkdir "$work/$kind"

@@ -144,18 +144,14 @@ impl Pool {
             })
     }
 
-    /// Kills the daemon, and waits until the next one answers: until then commands that ask it fail.
+    /// Kills the daemon, and waits until the next one answers.
     pub fn replace_daemon(&self) {
         let daemon = self.child_pid("serve").expect("a daemon");
         kill(daemon);
         wait_until("the next daemon", || {
             self.child_pid("serve").is_some_and(|next| next != daemon)
-                && varve()
-                    .arg("status")
-                    .arg(self.dir())
-                    .output()
-                    .is_ok_and(|output| output.status.success())
         });
+        run_ok(varve().arg("status").arg(self.dir()));
     }
 
     /// Stops it with `varve down`.
