@@ -35,8 +35,16 @@ pub fn clone(args: &CloneArgs) -> anyhow::Result<()> {
     let ended = pool_session::end(&posix);
     let bytes = cloned.map_err(|errno| describe(errno, args, &target))?;
     ended?;
+    let Some(bytes) = bytes else {
+        bail!(
+            "{} and {} are the same file",
+            args.source.display(),
+            target.display()
+        );
+    };
     if args.json {
-        let value = serde_json::json!({"source": args.source, "target": target, "bytes": bytes});
+        let (source, target) = (args.source.to_string_lossy(), target.to_string_lossy());
+        let value = serde_json::json!({"source": source, "target": target, "bytes": bytes});
         out::line(&format!("{value:#}"));
     } else {
         out::line(&format!(
@@ -48,11 +56,23 @@ pub fn clone(args: &CloneArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Makes the clone under a temporary name, and renames it when it is whole. Returns its size in bytes.
-fn clone_file(posix: &Posix, source: &[u8], target: &[u8], replace: bool) -> Result<u64, Errno> {
+/// Makes the clone under a temporary name, and renames it when it is whole. Returns its size in bytes; `None`:
+/// the target is the source.
+fn clone_file(posix: &Posix, source: &[u8], target: &[u8], replace: bool) -> Result<Option<u64>, Errno> {
     let from = posix.open(source, libc::O_RDONLY, 0)?;
     let attr = posix.fstat(from)?;
-    let part = [target, format!(".varve-clone-{}", std::process::id()).as_bytes()].concat();
+    if posix.lstat(target).is_ok_and(|there| there.key == attr.key) {
+        return Ok(None);
+    }
+    let dir = target
+        .iter()
+        .rposition(|byte| *byte == b'/')
+        .map_or(0, |at| at + 1);
+    let part = [
+        &target[..dir],
+        format!(".varve-clone-{}", std::process::id()).as_bytes(),
+    ]
+    .concat();
     let flags = libc::O_CREAT | libc::O_EXCL | libc::O_WRONLY;
     let to = posix.open(&part, flags, attr.mode & 0o777)?;
     let flags = RenameFlags {
@@ -67,7 +87,7 @@ fn clone_file(posix: &Posix, source: &[u8], target: &[u8], replace: bool) -> Res
         let _ = posix.unlink(&part);
         return Err(errno);
     }
-    Ok(attr.size_bytes)
+    Ok(Some(attr.size_bytes))
 }
 
 /// The message for a clone that failed.
@@ -78,7 +98,7 @@ fn describe(errno: Errno, args: &CloneArgs, target: &Path) -> anyhow::Error {
         libc::EOPNOTSUPP => anyhow::anyhow!(
             "the pool is of an older format, which has no shared blocks; stop it and run `varve upgrade POOL`"
         ),
-        libc::EISDIR | libc::EINVAL => anyhow::anyhow!("{source} is not a regular file"),
+        libc::EISDIR | libc::EINVAL | libc::ENXIO => anyhow::anyhow!("{source} is not a regular file"),
         libc::EMLINK => {
             anyhow::anyhow!("a block of {source} has as many owners as a block can have; copy it instead")
         }

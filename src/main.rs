@@ -75,7 +75,10 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) => {
             out::note(&format!("varve: {}", message(&error)));
-            let no_daemon = error.chain().any(|cause| cause.is::<pool::NoDaemon>());
+            let no_daemon = error.chain().any(|cause| {
+                let missing = cause.downcast_ref::<pool::NoDaemon>();
+                missing.is_some_and(pool::NoDaemon::is_absent)
+            });
             let usage = error.chain().any(|cause| cause.is::<exit::Usage>());
             ExitCode::from(match (no_daemon, usage) {
                 (true, _) => NO_DAEMON,

@@ -32,6 +32,15 @@ enum Missing {
     Starting,
     /// The daemon ended before it answered.
     Ended,
+    /// The socket is not this user's to use.
+    Closed,
+}
+
+impl NoDaemon {
+    /// Whether there is none; else there may be one for others.
+    pub const fn is_absent(&self) -> bool {
+        !matches!(self.missing, Missing::Closed)
+    }
 }
 
 impl fmt::Display for NoDaemon {
@@ -52,11 +61,21 @@ impl fmt::Display for NoDaemon {
                 "the daemon of {pool} ended before it answered; whether it did what it was asked for is not \
                  known. Look at `varve status {pool}`, then try again"
             ),
+            Missing::Closed => f.write_str(&not_open(&self.pool)),
         }
     }
 }
 
 impl std::error::Error for NoDaemon {}
+
+/// The text for a pool that this user may not use.
+pub fn not_open(pool: &Path) -> String {
+    format!(
+        "the pool {} is not open to user {} (`users` in its varve.toml)",
+        pool.display(),
+        rustix::process::geteuid().as_raw()
+    )
+}
 
 /// An existing pool.
 #[derive(Debug, Clone)]
@@ -227,7 +246,11 @@ impl Pool {
 
     /// Whether a daemon listens on the socket.
     pub fn has_daemon(&self) -> bool {
-        std::os::unix::net::UnixStream::connect(self.socket()).is_ok()
+        self.connect().is_ok()
+    }
+
+    fn connect(&self) -> std::io::Result<()> {
+        std::os::unix::net::UnixStream::connect(self.socket()).map(drop)
     }
 
     /// Whether `up` runs for the pool, which starts a daemon that died again. Only a hint: its pid file may be
@@ -242,7 +265,10 @@ impl Pool {
     /// Waits for the daemon of a pool that is up, for a moment; fails if none serves the pool.
     pub fn require_daemon(&self) -> Result<(), NoDaemon> {
         let until = Instant::now() + RESTART_WAIT;
-        while !self.has_daemon() {
+        while let Err(error) = self.connect() {
+            if error.kind() == std::io::ErrorKind::PermissionDenied {
+                return Err(self.no_daemon(Missing::Closed));
+            }
             let missing = match self.is_up() {
                 false => Missing::Down,
                 true if Instant::now() >= until => Missing::Starting,

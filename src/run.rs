@@ -3,7 +3,7 @@
 
 use crate::cli::RunArgs;
 use crate::out;
-use crate::pool::Pool;
+use crate::pool::{Pool, not_open};
 use anyhow::{Context, bail};
 use serde_json::{Map, json};
 use std::ffi::{OsStr, OsString};
@@ -125,11 +125,7 @@ fn served(chosen: Chosen, program: &OsStr) -> anyhow::Result<Vec<Served>> {
         if is_closed_to_us(&pool) {
             // Of pools that nobody named, others' are no news.
             if chosen.is_named || is_only {
-                through_mount(format!(
-                    "the pool {} is not open to user {} (`users` in its varve.toml)",
-                    pool.dir().display(),
-                    rustix::process::geteuid().as_raw()
-                ));
+                through_mount(not_open(pool.dir()));
             }
         } else if let Err(error) = pool.require_daemon() {
             if chosen.is_named || is_only {

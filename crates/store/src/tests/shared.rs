@@ -170,6 +170,35 @@ fn move_of_a_run_is_seen_by_all_its_owners() {
 }
 
 #[test]
+fn move_of_numbers_that_were_freed_meanwhile_is_none() {
+    let rig = prepared(SimMedium::Dax);
+    let store = &rig.store;
+    let source = file(store, "f9");
+    let clone = new_file(store, "clone").unwrap();
+    share(store, whole(store, source, clone)).unwrap();
+    let parts = store
+        .owned_parts(source, FileBlock(0)..FileBlock(1 << 20), 1)
+        .unwrap();
+    let (part, number) = (&parts[0], parts[0].number.unwrap());
+    let at = store.map(source, FileBlock(0), 1).unwrap()[0];
+    for ino in [source, clone] {
+        let mut tx = store.begin().unwrap();
+        tx.truncate(ino, 0).unwrap();
+        commit(tx, store).unwrap();
+    }
+    let mut tx = store.begin().unwrap();
+    let moved = tx.migrate_shared(
+        number,
+        part.blocks,
+        (at.tier, at.block),
+        DataTarget::only(Tier::Hdd),
+    );
+    assert!(!moved.unwrap());
+    drop(tx);
+    assert_clean(store);
+}
+
+#[test]
 fn ranges_that_cannot_be_shared_are_refused_and_change_nothing() {
     let rig = prepared(SimMedium::Dax);
     let store = &rig.store;

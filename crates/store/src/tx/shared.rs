@@ -15,7 +15,7 @@ use crate::reader::{file_root, is_shared};
 use crate::seeded::{Bug, armed};
 use crate::space::Span;
 use crate::{DataTarget, OP_ROOM, Result, StoreError, Tx};
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use varve_extent_tree::{ExtentTree, Mapping, SharedRuns, TreeError};
 use varve_format::features::{Features, Incompat};
 use varve_format::inode::Content;
@@ -323,14 +323,21 @@ impl TxState<'_> {
         from: (Tier, BlockNo),
         to: DataTarget,
     ) -> Result<bool> {
+        // Numbers may have been freed since the move was planned: no run has these then.
         let root = self.reader().shared_root()?;
-        let mut next = numbers.start;
-        for run in SHARED.runs(self, &root, numbers.clone(), STEP_RUNS)? {
-            if (run.tier, run.block.0) != (from.0, from.1.0 + (run.first - numbers.start)) {
-                return Ok(false);
+        let (mut next, mut runs) = (numbers.start, 0);
+        SHARED.for_each(self, &root, numbers.clone(), |run| {
+            let Some(run) = run.clip(numbers.start, numbers.end) else {
+                return ControlFlow::Continue(());
+            };
+            let at = (from.0, from.1.0 + (run.first - numbers.start));
+            runs += 1;
+            if runs > STEP_RUNS || run.first != next || (run.tier, run.block.0) != at {
+                return ControlFlow::Break(());
             }
             next = run.end();
-        }
+            ControlFlow::Continue(())
+        })?;
         if next != numbers.end {
             return Ok(false);
         }
