@@ -114,6 +114,8 @@ clean_up() {
   if [ -n "${KEEP:-}" ] && [ "$code" -ne 0 ]; then
     say "kept: $work"
   else
+    # Wipes a device of persistent memory; other devices keep their first bytes.
+    if [ -f "$pool/varve.toml" ]; then "$varve" destroy --yes "$pool" >/dev/null 2>&1; fi
     rm -rf "$work"
   fi
   exit "$code"

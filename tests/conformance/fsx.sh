@@ -9,6 +9,8 @@
 # served until its first map and the mount's from then on, so the file passes from one to the other and back. fsx needs nothing for that: it asks for
 # `msync` after each mapped write, and the mount, by which the process reads then, has the same pages. Ends with 1 when nothing was served.
 #
+# PIN="ssd hdd": the files lie in directories that are pinned to these tiers, by turns; data must have been there at a remount.
+#
 #   SEEDS=8 OPS=200000 FIRST=1 VARVE=path/to/varve tests/conformance/fsx.sh
 . "$(dirname "$0")/common.sh"
 
@@ -51,9 +53,14 @@ shape large 4194304 'max = 262144' 3
 shape aligned 262144 'min = 512\nalign = 512\nmax = 65536' 0
 
 # SSD: the SSD tier, such as `spdk:/PATH.json`; NVM: small enough that data goes there.
-make_pool --nvm "${NVM:-64M}" --ssd "${SSD:-128M}" --hdd 256M
+make_pool --nvm "${NVM:-64M}" --ssd "${SSD:-128M}" --hdd "${HDD:-256M}"
 start_daemon
 start_mount
+read -ra pins <<<"${PIN:-}"
+for tier in "${pins[@]}"; do
+  mkdir "$mnt/$tier"
+  "$varve" pin --tier "$tier" "$mnt/$tier" >/dev/null
+done
 ways=10
 if [ -n "${SERVED:-}" ]; then
   under=("$varve" run --stats --session-after 0 --mount "$mnt" --)
@@ -76,7 +83,11 @@ number() { tail -n 1 "$work/fsx.err" | sed -n "s/.*\"$1\":\([0-9]*\).*/\1/p"; }
 
 # play SEED SHAPE PARTS MAPS: all operations of a seed.
 play() {
-  local seed=$1 shape=$2 parts=$3 maps=$4 served=0 fell=0 counted= part from to before after at file=$mnt/fsx$1-maps$4
+  local seed=$1 shape=$2 parts=$3 maps=$4 served=0 fell=0 counted= part from to before after at tier= seen=0 file=$mnt/fsx$1-maps$4
+  if [ ${#pins[@]} -gt 0 ]; then
+    tier=${pins[$((seed % ${#pins[@]}))]}
+    file=$mnt/$tier/fsx$1-maps$4
+  fi
   at=$(date +%s)
   for part in $(seq "$parts"); do
     from=$(((part - 1) * ops / parts + 1))
@@ -95,10 +106,15 @@ play() {
     remount
     after=$(sha256sum <"$file")
     [ "$before" = "$after" ] || die "seed $seed: the file is another one after the remount at operation $to"
+    if [ -n "$tier" ] && "$varve" which-tier "$file" | grep -q " on $tier"; then seen=$((seen + 1)); fi
   done
   # Without maps there is hardly a call that is the kernel's.
   if [ "$maps" = 0 ] && [ "$served" -lt $((fell * 9)) ]; then die "seed $seed ($shape): of $((served + fell)) calls $fell fell back"; fi
   if [ "$maps" != 0 ]; then shape="$shape, maps"; fi
+  if [ -n "$tier" ]; then
+    [ "$seen" -gt 0 ] || die "seed $seed ($shape): no data was ever on $tier: $("$varve" which-tier "$file")"
+    counted="$counted, on $tier at $seen of $parts remounts"
+  fi
   say "seed $seed ($shape): $ops operations, $parts remounts, $(($(date +%s) - at)) s$counted"
   # Its last state stays and is compared at the end.
   sha256sum "$file" >>"$work/sums"

@@ -4,6 +4,7 @@
 
 pub(crate) mod demotion_state;
 pub(crate) mod fetch;
+mod first_devices;
 pub(crate) mod in_place;
 mod open;
 mod query;

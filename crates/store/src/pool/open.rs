@@ -30,7 +30,7 @@ impl Store {
     /// earlier become free at once.
     ///
     /// # Errors
-    /// No pool, a newer version, devices that do not fit, `JournalDamaged`, or damaged tables.
+    /// No pool, a newer version, devices that do not fit or are another pool's, `JournalDamaged`, or damaged tables.
     pub fn open(devices: Devices, options: OpenOptions) -> Result<(Self, OpenReport)> {
         let media_stats = PoolMediaStats::default();
         let devices = media_stats.over(devices);
@@ -72,10 +72,12 @@ impl Store {
         }
         let rows = read_rows(&*devices.nvm, &sb)?;
         let spans = attach(&devices, &layout, rows.as_ref())?;
+        let given = devices.clone();
         let devices = with_spans(devices, &spans, &media_stats);
         let mut store = Self::assemble(devices, layout, journal, &options);
         store.media_stats = media_stats;
         store.spans = spans;
+        store.check_first_devices(&given)?;
         store.load_space(rows.as_ref())?;
         store.load_rows()?;
         store.note_torn()?;

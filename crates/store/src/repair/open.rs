@@ -43,6 +43,7 @@ impl Store {
         if let Err(error @ StoreError::Superblock { .. }) = store.snapshot().reader().state() {
             return Err(error);
         }
+        store.check_first_devices(devices)?;
         if !bad.is_empty() {
             crate::pool::write_superblocks(devices, sb, &bad)?;
             report.mended(format!("superblock: {} restored from the other copy", bad.len()));

@@ -372,14 +372,54 @@ fn missing_wrong_foreign_and_small_devices_are_named() {
     assert_clean(&store);
 }
 
+#[test]
+fn first_device_of_another_pool_is_refused_and_a_new_one_is_not() {
+    let filled = |seed: u64| {
+        let rig = Rig::new();
+        for number in 0..4_u64 {
+            write(
+                &rig.store,
+                &format!("f{number}"),
+                &pattern(500_000, seed + number),
+                SSD,
+            )
+            .unwrap();
+        }
+        assert_clean(&rig.store);
+        rig.world
+    };
+    let (ours, other) = (filled(1), filled(100));
+    let (whole, before, others) = (devices_of(&ours), all_bytes(&ours), all_bytes(&other));
+    let given = |ssd: Arc<dyn BlockDevice>| Devices {
+        ssd: Some(ssd),
+        ..whole.clone()
+    };
+    let foreign = refusal(&given(device(&other, "ssd")));
+    assert!(
+        foreign.contains("is not the ssd of this pool") && foreign.contains("/dev/disk/by-id"),
+        "{foreign}"
+    );
+    assert_eq!(
+        (all_bytes(&ours), all_bytes(&other)),
+        (before, others),
+        "a refusal changes nothing"
+    );
+    // What was on a device that was lost cannot be read, and the rest can.
+    ours.add_block("new", 8 << 20);
+    let (store, _) = Store::open(given(device(&ours, "new")), OpenOptions::default()).unwrap();
+    assert!(!store.check_data().unwrap().is_empty());
+    drop(store);
+    assert_clean(&open(&ours).unwrap());
+}
+
 /// The bytes of the pool's media, but for the journal.
 fn all_bytes(world: &SimWorld) -> Vec<u8> {
     let nvm = world.region("nvm").unwrap();
     let mut bytes = vec![0; NVM_BYTES as usize];
     varve_media::Region::read(&*nvm, 0, &mut bytes).unwrap();
-    for name in ["ssd", "ssd-2"] {
+    for device in ["ssd", "ssd-2"].into_iter().filter_map(|name| world.block(name)) {
         let mut device_bytes = vec![0; 8 << 20];
-        device(world, name).read(0, &mut device_bytes).unwrap();
+        device.read(0, &mut device_bytes).unwrap();
         bytes.extend(device_bytes);
     }
     bytes
