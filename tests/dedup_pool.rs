@@ -661,7 +661,7 @@ fn defrag_moves_together_what_files_have_alone_and_leaves_what_they_share() {
     let Some(mut pool) = pool("512M") else { return };
     let dir = pool.mnt().join("images");
     std::fs::create_dir(&dir).unwrap();
-    run_ok(command(&["pin", "--tier", "ssd"], &dir));
+    run_ok(&mut command(&["pin", "--tier", "ssd"], &dir));
     let base = noise(1, 16 << 20);
     std::fs::write(dir.join("a"), &base).unwrap();
     // Every other 64 KiB is its own.
@@ -672,7 +672,7 @@ fn defrag_moves_together_what_files_have_alone_and_leaves_what_they_share() {
     }
     std::fs::write(dir.join("b"), &parts).unwrap();
     run_ok(varve().arg("digest").arg(pool.dir()));
-    run_ok(command(&["dedup", "apply"], &dir));
+    run_ok(&mut command(&["dedup", "apply"], &dir));
     let before = tree(&dir);
     let shared = |path: &Path| bytes(&json(&["dedup", "status"], path), "shared_bytes");
     let shares = shared(&dir);
@@ -722,7 +722,7 @@ fn defrag_moves_together_what_files_have_alone_and_leaves_what_they_share() {
         (bytes(&again, "bytes_moved"), bytes(&again, "pieces_after")),
         (0, left)
     );
-    let told = String::from_utf8(run_ok(command(&["defrag"], &dir)).stdout).unwrap();
+    let told = String::from_utf8(run_ok(&mut command(&["defrag"], &dir)).stdout).unwrap();
     assert!(told.contains("2 files; pieces on the devices: "), "{told}");
     assert!(told.contains("; 0 B moved, of 0 files"), "{told}");
     assert!(tree(&dir) == before);
