@@ -11,12 +11,13 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use varve_embed::{Embedded, SimPool};
-use varve_format::BLOCK_SIZE;
+use varve_format::{BLOCK_SIZE, FileBlock, Tier};
 use varve_ipc::{Cred, Peer};
 use varve_kernelfs::{Config, DedupScope, Users};
 use varve_libfs::posix::{Fd, FdRanges};
 use varve_libfs::{Deduped, Errno, Fs, FsOptions, OwnedBlocks, Posix};
 use varve_media::sim::{SimMedium, SimWorld};
+use varve_store::DataTarget;
 
 const POOL: SimPool = SimPool {
     medium: SimMedium::Dax,
@@ -555,34 +556,35 @@ fn defrag_some(posix: &Posix, rng: &mut Rng, counts: &Counts) {
 fn defragmentation_by_another_session_changes_nothing_that_readers_and_writers_see() {
     let embedded = start(Config {
         idle_digest_ms: 60_000,
-        placement_high_percent: 2,
-        placement_low_percent: 1,
         ..Config::default()
     });
-    let (posix, other) = (root(&embedded), root(&embedded));
-    let between = put(&posix, "/between", b"");
+    let maker = root(&embedded);
     let mut data = bytes(200 * BLOCK_SIZE, 1);
-    let fd = put(&posix, "/a", &data);
-    // Every other block goes down alone, and then the rest.
-    for odd in [0, 1] {
-        for at in (odd..200).step_by(2) {
-            let block = bytes(BLOCK_SIZE, at as u8);
-            posix.pwrite(fd, &block, at as u64 * BLOCK).unwrap();
-            posix.pwrite(between, &block, at as u64 * BLOCK).unwrap();
-            data[at * BLOCK_SIZE..][..BLOCK_SIZE].copy_from_slice(&block);
-            if at % 8 == odd {
-                embedded.kernel().digest_all().unwrap();
-                while embedded.kernel().place() > 0 {}
-            }
+    let inos = ["/a", "/between"].map(|name| {
+        let fd = put(&maker, name, &data);
+        maker.fstat(fd).unwrap().key.ino
+    });
+    maker.fs().unmount().unwrap();
+    // Blocks of the two lie on the SSD by turns; no session knows them.
+    let mut tx = embedded.kernel().store().begin().unwrap();
+    for at in 0..200 {
+        let block = &data[at * BLOCK_SIZE..][..BLOCK_SIZE];
+        for ino in inos {
+            let target = DataTarget::only(Tier::Ssd);
+            tx.write_data(ino, FileBlock(at as u64), block, true, target)
+                .unwrap();
         }
     }
+    tx.commit().unwrap();
+    let (posix, other) = (root(&embedded), root(&embedded));
+    let fd = posix.open(b"/a", libc::O_RDWR, 0).unwrap();
     let mut seen = vec![0; data.len()];
     posix.pread(fd, &mut seen, 0).unwrap();
     assert!(seen == data);
     let before = posix.fstat(fd).unwrap();
     let places = |posix: &Posix, fd| {
         let mut parts = owned(posix, fd).unwrap();
-        parts.retain(|part| part.tier != varve_format::Tier::Nvm);
+        parts.retain(|part| part.tier != Tier::Nvm);
         let end = |part: &OwnedBlocks| part.block.0 + u64::from(part.blocks);
         let joins = |two: &[OwnedBlocks]| end(&two[0]) == two[1].block.0 && two[0].tier == two[1].tier;
         parts.len() - parts.windows(2).filter(|two| joins(two)).count()
