@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use varve_embed::{Embedded, SimPool};
-use varve_format::{BLOCK_SIZE, FileBlock, Tier};
+use varve_format::{BLOCK_SIZE, FileBlock, Pin, PinTo, ROOT_INO, Tier};
 use varve_ipc::{Cred, Peer};
 use varve_kernelfs::{Config, DedupScope, Users};
 use varve_libfs::posix::{Fd, FdRanges};
@@ -615,6 +615,17 @@ fn defragmentation_by_another_session_changes_nothing_that_readers_and_writers_s
 
 #[test]
 fn writers_truncates_unlinks_and_moves_beside_apply_and_undo_lose_nothing() {
+    beside_apply_and_undo(None);
+}
+
+#[test]
+fn writers_beside_apply_undo_and_defragmentations_on_flash_lose_nothing() {
+    let gathered = beside_apply_and_undo(Some(Tier::Ssd));
+    assert!(gathered > 0);
+}
+
+/// All files go to the tier, or where the policy puts them; blocks that were moved together.
+fn beside_apply_and_undo(tier: Option<Tier>) -> u64 {
     let seconds = std::env::var("VARVE_DEDUP_SECONDS").map_or(4, |text| text.parse().unwrap());
     let embedded = start(Config {
         idle_digest_ms: 50,
@@ -622,6 +633,12 @@ fn writers_truncates_unlinks_and_moves_beside_apply_and_undo_lose_nothing() {
         placement_low_percent: 10,
         ..Config::default()
     });
+    if let Some(tier) = tier {
+        let mut tx = embedded.kernel().store().begin().unwrap();
+        let to = PinTo::Tier(tier);
+        tx.set_pin(ROOT_INO, Pin { to, ..Pin::default() }).unwrap();
+        tx.commit().unwrap();
+    }
     let stop = AtomicBool::new(false);
     let counts = Counts::default();
     let used_before = used(&embedded);
@@ -705,4 +722,5 @@ fn writers_truncates_unlinks_and_moves_beside_apply_and_undo_lose_nothing() {
         after <= used_before + 64,
         "{after} blocks are used, {used_before} before"
     );
+    counts[6]
 }
