@@ -59,6 +59,8 @@ pub enum Command {
     Clone(CloneArgs),
     /// Say what files of a mounted pool take: bytes that are theirs alone, and bytes that they share
     Usage(crate::dedup::args::UsageArgs),
+    /// Move together what files of a mounted pool have alone on SSD or HDD; what they share stays shared
+    Defrag(crate::dedup::args::DefragArgs),
     /// Want the data of files and directories on one tier, for good
     Pin(crate::pin_args::PinArgs),
     /// Let the policy place data again that was pinned or excluded

@@ -117,6 +117,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Replace(args) => devices::replace(&args).map(done),
         Command::Jobs(args) => jobs::jobs(&args).map(done),
         Command::Usage(args) => share::usage(&args).map(done),
+        Command::Defrag(args) => share::defrag(&args).map(done),
         Command::Fsck(args) => Ok(check::fsck(&args)),
         Command::Scrub(args) => check::scrub(&args),
         Command::Debug(args) => debug::debug(&args.what).map(done),

@@ -656,6 +656,83 @@ fn run_that_is_stopped_or_loses_its_daemon_says_so_and_the_next_one_goes_on() {
     pool.fsck_clean();
 }
 
+#[test]
+fn defrag_moves_together_what_files_have_alone_and_leaves_what_they_share() {
+    let Some(mut pool) = pool("512M") else { return };
+    let dir = pool.mnt().join("images");
+    std::fs::create_dir(&dir).unwrap();
+    run_ok(&mut command(&["pin", "--tier", "ssd"], &dir));
+    let base = noise(1, 16 << 20);
+    std::fs::write(dir.join("a"), &base).unwrap();
+    // Every other 64 KiB is its own.
+    let mut parts = Vec::new();
+    for (at, part) in base.chunks(64 << 10).enumerate() {
+        parts.extend_from_slice(part);
+        parts.extend_from_slice(&noise(at as u64 + 100, 64 << 10));
+    }
+    std::fs::write(dir.join("b"), &parts).unwrap();
+    run_ok(varve().arg("digest").arg(pool.dir()));
+    run_ok(&mut command(&["dedup", "apply"], &dir));
+    let before = tree(&dir);
+    let shared = |path: &Path| bytes(&json(&["dedup", "status"], path), "shared_bytes");
+    let shares = shared(&dir);
+    assert!(shares >= 2 * (15 << 20), "{shares}");
+    let look = |path: &Path| bytes(&json(&["defrag", "--dry-run"], path), "pieces_before");
+    let scattered = look(&dir);
+    assert!(scattered >= 200, "{scattered}");
+    assert!(tree(&dir) == before && look(&dir) == scattered);
+
+    // Stopped, and bereft of its daemon.
+    let start = || {
+        let mut defrag = command(&["defrag", "--rate", "2M"], &dir);
+        defrag
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
+    };
+    let defrag = start();
+    wait_until("some has moved", || look(&dir) < scattered);
+    kill_softly(defrag.id());
+    let output = defrag.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(
+        said.contains("stopped by a signal; what was done stays done"),
+        "{said}"
+    );
+    let some = look(&dir);
+    assert!(some > 8, "{some}");
+    let defrag = start();
+    kill(pool.child_pid("serve").unwrap());
+    let output = defrag.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    println!("daemon killed: {:?} {said}", output.status.code());
+    wait_until("the mount answers", || std::fs::read_dir(&dir).is_ok());
+    assert!(tree(&dir) == before);
+
+    let done = json(&["defrag"], &dir);
+    assert_eq!(done["complete"], true, "{done}");
+    let left = bytes(&done, "pieces_after");
+    assert!(left <= 8, "{done}");
+    assert_eq!((look(&dir), shared(&dir)), (left, shares));
+    // Again: nothing is left to do.
+    let again = json(&["defrag"], &dir);
+    assert_eq!(
+        (bytes(&again, "bytes_moved"), bytes(&again, "pieces_after")),
+        (0, left)
+    );
+    let told = String::from_utf8(run_ok(&mut command(&["defrag"], &dir)).stdout).unwrap();
+    assert!(told.contains("2 files; pieces on the devices: "), "{told}");
+    assert!(told.contains("; 0 B moved, of 0 files"), "{told}");
+    assert!(tree(&dir) == before);
+    let elsewhere = refused(command(&["defrag"], Path::new("/etc/hostname")));
+    assert!(elsewhere.contains("is not in a mount of a pool"), "{elsewhere}");
+    run_ok(varve().args(["defrag", "--help"]));
+    pool.down();
+    pool.fsck_clean();
+}
+
 /// As Ctrl-C does.
 fn kill_softly(pid: u32) {
     run_ok(Command::new("kill").arg("-INT").arg(pid.to_string()));

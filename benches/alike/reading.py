@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Ten images read cold through the mount, in turn and at once, from an emulated SSD and HDD: apart, after `varve dedup apply`, after
-its undo, and with what they share placed in NVM (`varve dedup place`).
+its undo, with what they share placed in NVM (`varve dedup place`), and with what each has alone gathered (`varve defrag`).
   benches/alike/reading.py DIR-OF-IMAGES [MIB]        the first MIB (32) of each image, ten at most
 Half of the NVM is filled while the images are written, so that they lie on the slower tier; then what is read often has room to
 move up. `in turn`
 reads one image after the other; `again` does it once more after ten seconds, with the kernel's pages dropped. Seconds: of the
 first image, of the others on average, of all at once. `requests` and `MiB` are what the slow device read for the images after the
 first, on average. `writes`: 4,000 random writes of 4 KiB to the second image, until they are digested, in seconds. VARVE names the
-program; VARVE_BEFORE another one that is run by turns; WHAT the states (apart shared undone placed), TIERS the tiers (ssd hdd), SETTINGS further lines of varve.toml."""
+program; VARVE_BEFORE another one that is run by turns; WHAT the states (apart shared undone placed gathered placed+gathered), TIERS the tiers (ssd hdd), SETTINGS further lines of varve.toml."""
 import glob
 import json
 import os
@@ -125,8 +125,10 @@ def side(name, varve, tier, what, images, mib, work):
             run(varve, "dedup", "apply", *files)
         if what == "undone":
             run(varve, "dedup", "undo", *files)
-        if what == "placed":
+        if what.startswith("placed"):
             run(varve, "dedup", "place", "--tier", "nvm", "--wait", *files)
+        if what.endswith("gathered"):
+            print(run(varve, "defrag", *files).strip(), file=sys.stderr)
         pool.again()
         before = on_nvm(varve, pool.dir)
         counts = []
@@ -163,7 +165,7 @@ def main():
     print("| --- | --- | --- |" + " ---: |" * 9)
     for tier in os.environ.get("TIERS", "ssd hdd").split():
         states = os.environ.get("WHAT", "apart shared undone placed").split()
-        for what, name, varve in [(what, name, varve) for what in states for name, varve in sides if (what, name) != ("placed", "before")]:
+        for what, name, varve in [(what, name, varve) for what in states for name, varve in sides if name != "before" or what in ("apart", "shared", "undone")]:
             with tempfile.TemporaryDirectory(prefix="varve-reading.", dir=os.environ.get("TMPDIR", "/var/tmp")) as work:
                 side(name, varve, tier, what, images, mib, work)
     print(f"load {os.getloadavg()[0]:.1f} at the end")

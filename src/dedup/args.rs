@@ -278,6 +278,43 @@ pub struct UndoArgs {
     pub pool: PoolArgs,
 }
 
+/// Arguments of `defrag`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  varve defrag ./pool/mnt/images
+  varve defrag ./pool/mnt/db --dry-run            only says in how many pieces it lies
+  varve dedup apply ./pool/mnt/images && varve defrag ./pool/mnt/images
+
+What a file has alone on SSD or HDD in pieces of less than 1 MiB that lie apart is copied to one
+place of the same tier, in the order of the file: a disk reads it without a seek for each piece.
+What files share is neither moved nor copied, and stays shared: after `varve dedup apply` it lies
+where the first file has it, and this moves together what the others have besides. Use it for
+files that random writes have scattered, too. NVM is left: there is nothing to gain.
+
+A piece lies directly behind the one before it in the file, of what the file has alone on the
+tier; holes and shared blocks between them do not count. On a tier of several devices a piece
+ends where the turn of the next device begins. Pieces stay where free space lies apart as much.
+
+Done by the daemon, 4 MiB in a transaction: at no moment is a byte missing, also at a crash.
+Bytes, times (mtime, ctime), modes and tiers stay. Programs may read and write the files
+meanwhile. Needs as much free space on the tier as is moved at once (16 MiB). If space runs out,
+or the command is stopped, what was done stays done. A second run moves nothing that lies well.
+For the owner of a file, who may write it, and root.
+
+Exit status: 0 if all files were looked at, but for those that are named; 1 if it was refused or
+stopped.")]
+pub struct DefragArgs {
+    /// Change nothing; say in how many pieces the files lie, and what would be moved at most
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Which files, and how they are read.
+    #[command(flatten)]
+    pub files: FileArgs,
+    /// Files of the pool, and the form of the output.
+    #[command(flatten)]
+    pub pool: PoolArgs,
+}
+
 /// Arguments of `dedup place`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:

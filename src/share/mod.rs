@@ -1,9 +1,11 @@
-//! Blocks that files of a running pool share: `varve dedup apply`, `status` and `undo`, and `varve usage`.
+//! Blocks that files of a running pool share: `varve dedup apply`, `status` and `undo`, and `varve usage`; and
+//! `varve defrag`, which moves together what they do not share.
 //! Where they are placed is asked for by `pin`.
 //! Finds what is the same by `dedup`; the pool's daemon tells checksums, compares, shares and undoes.
 
 mod apply;
 mod dedupe;
+mod defrag;
 mod in_use;
 mod interruption;
 mod open_files;
@@ -13,6 +15,7 @@ mod sums;
 mod tally;
 mod undo;
 
+pub use defrag::defrag;
 pub use status::{sums_of, usage};
 
 use crate::dedup::args::{DedupCommand, PoolCommand};

@@ -123,7 +123,7 @@ impl Tally {
 #[cfg(test)]
 mod tests {
     use super::{Sums, Tally};
-    use varve_format::{BLOCK_BYTES, FileBlock, Tier};
+    use varve_format::{BLOCK_BYTES, BlockNo, FileBlock, Tier};
     use varve_libfs::OwnedBlocks;
 
     fn part(number: Option<u64>, blocks: u32, owners: u32) -> OwnedBlocks {
@@ -133,6 +133,7 @@ mod tests {
             number,
             owners,
             tier: Tier::Nvm,
+            block: BlockNo(0),
         }
     }
 

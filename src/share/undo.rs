@@ -9,7 +9,7 @@ use crate::out;
 use crate::pool_session::PoolSession;
 use crate::signals::Stop;
 use anyhow::{Context, bail};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use varve_format::BLOCK_BYTES;
 use varve_kernelfs::pool::size;
@@ -24,20 +24,20 @@ const GAP_BYTES: u64 = 1 << 20;
 
 /// What was done.
 #[derive(Debug, Default)]
-struct Report {
-    files: u64,
-    bytes: u64,
+pub struct Report {
+    pub files: u64,
+    pub bytes: u64,
     /// Files that were left, each with the reason.
-    skipped: Vec<(PathBuf, String)>,
+    pub skipped: Vec<(PathBuf, String)>,
 }
 
 impl Report {
-    fn skip(&mut self, path: &Path, why: String) {
+    pub fn skip(&mut self, path: &Path, why: String) {
         self.skipped.push((path.to_owned(), why));
     }
 
     /// Skips a file for which the daemon has refused a call; fails if the whole command must end.
-    fn refuse(&mut self, path: &Path, errno: Errno) -> Result<(), Interruption> {
+    pub fn refuse(&mut self, path: &Path, errno: Errno) -> Result<(), Interruption> {
         let why = match errno.0 {
             libc::ENOSPC => return Err(Interruption::NoSpace(path.to_owned())),
             libc::ENOENT | libc::ESTALE => "it is gone",
@@ -48,6 +48,19 @@ impl Report {
         };
         self.skip(path, why.into());
         Ok(())
+    }
+
+    /// The files that were left, for JSON.
+    pub fn left(&self) -> Vec<Value> {
+        let reason = |(path, why): &(PathBuf, String)| json!({"path": path.to_string_lossy(), "why": why});
+        self.skipped.iter().map(reason).collect()
+    }
+
+    /// Says which files were left.
+    pub fn tell_left(&self) {
+        for (path, why) in &self.skipped {
+            out::line(&format!("left {}: {why}", path.display()));
+        }
     }
 }
 
@@ -88,18 +101,23 @@ pub fn undo(args: &UndoArgs) -> anyhow::Result<()> {
         }
     }
     tell(args, &set, sums, free, &report, undone.is_ok());
-    match undone {
+    end(pool, undone, "is shared")
+}
+
+/// Ends the session of a command; `rest` says what holds of the files that it did not get to.
+pub fn end(pool: PoolSession, done: Result<(), Interruption>, rest: &str) -> anyhow::Result<()> {
+    match done {
         Ok(()) => pool.end(),
         Err(Interruption::Signal) => {
-            bail!("stopped by a signal; what was done stays done, the rest is shared: run it again")
+            bail!("stopped by a signal; what was done stays done, the rest {rest}: run it again")
         }
         Err(Interruption::NoSpace(path)) => bail!(
-            "no space was left at {}; what was done stays done, the rest is shared, and nothing is lost: free \
+            "no space was left at {}; what was done stays done, the rest {rest}, and nothing is lost: free \
             some space and run it again",
             path.display()
         ),
         Err(Interruption::Daemon(path, errno)) => bail!(
-            "the pool's daemon went away or failed at {}: {}; what was done stays done, the rest is shared: \
+            "the pool's daemon went away or failed at {}: {}; what was done stays done, the rest {rest}: \
             see `varve status {}`, and run it again",
             path.display(),
             std::io::Error::from_raw_os_error(errno.0),
@@ -112,7 +130,6 @@ pub fn undo(args: &UndoArgs) -> anyhow::Result<()> {
 /// Says what was done, or would be.
 fn tell(args: &UndoArgs, set: &SetUsage, sums: Sums, free: u64, report: &Report, is_done: bool) {
     if args.pool.json {
-        let reason = |(path, why): &(PathBuf, String)| json!({"path": path.to_string_lossy(), "why": why});
         let value = json!({
             "dry_run": args.dry_run,
             "files": set.files,
@@ -122,15 +139,13 @@ fn tell(args: &UndoArgs, set: &SetUsage, sums: Sums, free: u64, report: &Report,
             "free_bytes": free,
             "files_undone": report.files,
             "bytes_undone": report.bytes,
-            "left": report.skipped.iter().map(reason).collect::<Vec<_>>(),
+            "left": report.left(),
             "errors": set.found.errors,
             "complete": is_done && report.skipped.is_empty() && !args.dry_run,
         });
         out::line(&format!("{value:#}"));
     } else {
-        for (path, why) in &report.skipped {
-            out::line(&format!("left {}: {why}", path.display()));
-        }
+        report.tell_left();
         if args.dry_run {
             out::line(&format!(
                 "{} of {} files have shared blocks, {}; an undo copies up to {}, and {} are free",

@@ -527,7 +527,7 @@ impl<'a, V: View> Fold<'a, V> {
                 Ok(())
             }
             // The daemon does it without a log.
-            LogOp::Share { .. } | LogOp::Unshare { .. } => {
+            LogOp::Share { .. } | LogOp::Unshare { .. } | LogOp::Defrag { .. } => {
                 let op = op.op.code() as u8;
                 Err(Refusal::Malformed(LogFormatError::UnknownOp(op)).into())
             }

@@ -11,12 +11,13 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use varve_embed::{Embedded, SimPool};
-use varve_format::BLOCK_SIZE;
+use varve_format::{BLOCK_SIZE, FileBlock, Pin, PinTo, ROOT_INO, Tier};
 use varve_ipc::{Cred, Peer};
 use varve_kernelfs::{Config, DedupScope, Users};
 use varve_libfs::posix::{Fd, FdRanges};
 use varve_libfs::{Deduped, Errno, Fs, FsOptions, OwnedBlocks, Posix};
 use varve_media::sim::{SimMedium, SimWorld};
+use varve_store::DataTarget;
 
 const POOL: SimPool = SimPool {
     medium: SimMedium::Dax,
@@ -272,7 +273,10 @@ fn owners_are_told_to_the_files_owner_and_undo_takes_the_right_to_write() {
     assert_eq!(told(&all, fd), Ok(sums_of(&data)));
     assert_eq!(b.unshare_range(theirs, 0, 0), Err(Errno(libc::EACCES)));
     let dir = b.open(b"/", libc::O_RDONLY, 0).unwrap();
+    assert_eq!(b.defrag_range(theirs, 0, 0), Err(Errno(libc::EACCES)));
     assert_eq!(b.unshare_range(dir, 0, 0), Err(Errno(libc::EISDIR)));
+    assert_eq!(b.defrag_range(dir, 0, 0), Err(Errno(libc::EISDIR)));
+    assert_eq!(a.defrag_range(mine, 0, 0), Ok(0));
     let top = all.open(b"/", libc::O_RDONLY, 0).unwrap();
     assert_eq!(told(&all, top), Err(Errno(libc::EINVAL)));
     // A owns it, and need not be allowed to write it.
@@ -374,6 +378,8 @@ struct Counts {
     shared: AtomicU64,
     different: AtomicU64,
     undone: AtomicU64,
+    /// Blocks that were moved together.
+    gathered: AtomicU64,
     moved: AtomicU64,
     /// Files that could not be made for lack of space.
     full: AtomicU64,
@@ -532,8 +538,94 @@ fn undo_some(posix: &Posix, rng: &mut Rng, counts: &Counts) {
     std::thread::sleep(Duration::from_millis(1));
 }
 
+/// Moves together what a file has alone in a range.
+fn defrag_some(posix: &Posix, rng: &mut Rng, counts: &Counts) {
+    let file = any_name(rng);
+    if let Ok(fd) = posix.open(file.as_bytes(), libc::O_RDONLY, 0) {
+        let (at, len) = (rng.below(FILE_BLOCKS / 2) * BLOCK, rng.below(60) * BLOCK);
+        match posix.defrag_range(fd, at, len) {
+            Ok(moved) => drop(counts.gathered.fetch_add(moved / BLOCK, Ordering::Relaxed)),
+            Err(Errno(errno)) => assert!(is_expected(errno), "{file}: {errno}"),
+        }
+        posix.close(fd).unwrap();
+    }
+    std::thread::sleep(Duration::from_millis(1));
+}
+
+#[test]
+fn defragmentation_by_another_session_changes_nothing_that_readers_and_writers_see() {
+    let embedded = start(Config {
+        idle_digest_ms: 60_000,
+        ..Config::default()
+    });
+    let maker = root(&embedded);
+    let mut data = bytes(200 * BLOCK_SIZE, 1);
+    let inos = ["/a", "/between"].map(|name| {
+        let fd = put(&maker, name, &data);
+        maker.fstat(fd).unwrap().key.ino
+    });
+    maker.fs().unmount().unwrap();
+    // Blocks of the two lie on the SSD by turns; no session knows them.
+    let mut tx = embedded.kernel().store().begin().unwrap();
+    for at in 0..200 {
+        let block = &data[at * BLOCK_SIZE..][..BLOCK_SIZE];
+        for ino in inos {
+            let target = DataTarget::only(Tier::Ssd);
+            tx.write_data(ino, FileBlock(at as u64), block, true, target)
+                .unwrap();
+        }
+    }
+    tx.commit().unwrap();
+    let (posix, other) = (root(&embedded), root(&embedded));
+    let fd = posix.open(b"/a", libc::O_RDWR, 0).unwrap();
+    let mut seen = vec![0; data.len()];
+    posix.pread(fd, &mut seen, 0).unwrap();
+    assert!(seen == data);
+    let before = posix.fstat(fd).unwrap();
+    let places = |posix: &Posix, fd| {
+        let mut parts = owned(posix, fd).unwrap();
+        parts.retain(|part| part.tier != Tier::Nvm);
+        let end = |part: &OwnedBlocks| part.block.0 + u64::from(part.blocks);
+        let joins = |two: &[OwnedBlocks]| end(&two[0]) == two[1].block.0 && two[0].tier == two[1].tier;
+        parts.len() - parts.windows(2).filter(|two| joins(two)).count()
+    };
+    // A write that is in the log only.
+    posix.pwrite(fd, b"x", 7 * BLOCK).unwrap();
+    data[7 * BLOCK_SIZE] = b'x';
+    let theirs = other.open(b"/a", libc::O_RDONLY, 0).unwrap();
+    let scattered = places(&other, theirs);
+    assert!(scattered > 20, "{scattered}");
+    assert!(other.defrag_range(theirs, 0, 0).unwrap() > 0);
+    assert!(
+        places(&other, theirs) <= scattered / 4,
+        "{}",
+        places(&other, theirs)
+    );
+    for posix in [&posix, &other] {
+        let fd = posix.open(b"/a", libc::O_RDONLY, 0).unwrap();
+        posix.pread(fd, &mut seen, 0).unwrap();
+        assert!(seen == data);
+    }
+    posix.pread(fd, &mut seen, 0).unwrap();
+    assert!(seen == data);
+    let after = posix.fstat(fd).unwrap();
+    assert_eq!((after.mode, after.size_bytes), (before.mode, before.size_bytes));
+    check(&embedded);
+}
+
 #[test]
 fn writers_truncates_unlinks_and_moves_beside_apply_and_undo_lose_nothing() {
+    beside_apply_and_undo(None);
+}
+
+#[test]
+fn writers_beside_apply_undo_and_defragmentations_on_flash_lose_nothing() {
+    let gathered = beside_apply_and_undo(Some(Tier::Ssd));
+    assert!(gathered > 0);
+}
+
+/// All files go to the tier, or where the policy puts them; blocks that were moved together.
+fn beside_apply_and_undo(tier: Option<Tier>) -> u64 {
     let seconds = std::env::var("VARVE_DEDUP_SECONDS").map_or(4, |text| text.parse().unwrap());
     let embedded = start(Config {
         idle_digest_ms: 50,
@@ -541,6 +633,12 @@ fn writers_truncates_unlinks_and_moves_beside_apply_and_undo_lose_nothing() {
         placement_low_percent: 10,
         ..Config::default()
     });
+    if let Some(tier) = tier {
+        let mut tx = embedded.kernel().store().begin().unwrap();
+        let to = PinTo::Tier(tier);
+        tx.set_pin(ROOT_INO, Pin { to, ..Pin::default() }).unwrap();
+        tx.commit().unwrap();
+    }
     let stop = AtomicBool::new(false);
     let counts = Counts::default();
     let used_before = used(&embedded);
@@ -559,6 +657,11 @@ fn writers_truncates_unlinks_and_moves_beside_apply_and_undo_lose_nothing() {
                 undo_some(posix, rng, counts);
             });
         });
+        scope.spawn(move || {
+            with_sessions(embedded, stop, seed() << 8 | 0x83, |posix, rng| {
+                defrag_some(posix, rng, counts);
+            });
+        });
         let until = Instant::now() + Duration::from_secs(seconds);
         while Instant::now() < until && !writers.iter().any(|writer| writer.is_finished()) {
             counts
@@ -575,11 +678,12 @@ fn writers_truncates_unlinks_and_moves_beside_apply_and_undo_lose_nothing() {
         shared,
         different,
         undone,
+        gathered,
         moved,
         full,
     } = counts;
-    let counts = [steps, shared, different, undone, moved, full].map(AtomicU64::into_inner);
-    println!("seconds {seconds}; steps, shared, different, undone, moved, full: {counts:?}");
+    let counts = [steps, shared, different, undone, moved, full, gathered].map(AtomicU64::into_inner);
+    println!("seconds {seconds}; steps, shared, different, undone, moved, full, gathered: {counts:?}");
     assert!(counts[0] > 50 && counts[1] > 5 && counts[3] > 5, "{counts:?}");
     check(&embedded);
     // All again, before and after everything is undone.
@@ -618,4 +722,5 @@ fn writers_truncates_unlinks_and_moves_beside_apply_and_undo_lose_nothing() {
         after <= used_before + 64,
         "{after} blocks are used, {used_before} before"
     );
+    counts[6]
 }

@@ -48,7 +48,7 @@ pub fn charge(op: &LogOp<'_>) -> u32 {
         | LogOp::Unlink { .. }
         | LogOp::Forget { .. } => 0,
         // The daemon knows how many extents it takes.
-        LogOp::Share { .. } | LogOp::Unshare { .. } => 2 * TREE_BLOCKS,
+        LogOp::Share { .. } | LogOp::Unshare { .. } | LogOp::Defrag { .. } => 2 * TREE_BLOCKS,
     }
 }
 

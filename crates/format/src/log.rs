@@ -152,6 +152,8 @@ pub enum OpCode {
     Share = 13,
     /// Shared blocks of a range become the file's own again. Only as a forwarded operation, as `Share`.
     Unshare = 14,
+    /// What a file has alone in a range moves together. Only as a forwarded operation, as `Share`.
+    Defrag = 15,
 }
 
 impl OpCode {
@@ -173,6 +175,7 @@ impl OpCode {
             12 => Self::Forget,
             13 => Self::Share,
             14 => Self::Unshare,
+            15 => Self::Defrag,
             _ => return None,
         })
     }

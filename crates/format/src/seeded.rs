@@ -205,6 +205,10 @@ pub enum Bug {
     ShareSeesCommitted,
     /// An undo of shares that copies neighbouring pieces to one place frees blocks that other extents name.
     RejoinFreesShared,
+    /// A defragmentation moves and frees blocks that other extents name.
+    DefragMovesShared,
+    /// The copies of a defragmentation are not flushed before the record that names them.
+    DefragNotFlushed,
 
     // Names and attributes in the kernel above a mount.
     /// A lease is released though the kernel may still use cached replies that depend on it.

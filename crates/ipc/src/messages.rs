@@ -9,7 +9,7 @@ use varve_format::{
 };
 
 /// Version of this protocol; it must be equal on both sides.
-pub const PROTOCOL_VERSION: u32 = 25;
+pub const PROTOCOL_VERSION: u32 = 26;
 
 /// Most processes in [`Owned::users`].
 pub const USERS_MAX: usize = 16;
@@ -356,6 +356,8 @@ pub struct OwnedBlocks {
     pub owners: u32,
     /// Medium of the blocks.
     pub tier: Tier,
+    /// The first of them there.
+    pub block: BlockNo,
 }
 
 /// Answer to [`Request::Owners`].

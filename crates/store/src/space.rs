@@ -103,6 +103,9 @@ impl Bits {
 /// A run shorter than this (and than wanted) is passed over for space that was never used.
 const LONG_RUN: u64 = 64;
 
+/// Most runs at the end of a unit that are passed over for a better place.
+const PASSED_RUNS: usize = 16;
+
 /// Whether a device takes new blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Service {
@@ -478,8 +481,8 @@ impl Space {
 
     /// Returns the unit of a device to open next: an empty one while the tier has more than the reserved one,
     /// else the device's with most holes.
-    pub(crate) fn next_unit(&mut self, tier: Tier, lane: usize, reserve: bool) -> Option<NextUnit> {
-        let space = self.tier(tier)?;
+    pub(crate) fn next_unit(&self, tier: Tier, lane: usize, reserve: bool) -> Option<NextUnit> {
+        let space = self.tiers[tier as usize].as_ref()?;
         let Lane {
             first, end, cursor, ..
         } = *space.lanes.get(lane)?;
@@ -496,6 +499,90 @@ impl Space {
             .filter(|(unit, _)| !space.is_open(*unit) && !space.empty.contains(unit))
             .min_by_key(|(_, live)| **live)?;
         (u64::from(*live) < space.unit_data).then_some(NextUnit::Holes(unit))
+    }
+
+    /// Returns in how many runs the next `blocks` blocks of a slower tier would lie if they were allocated
+    /// now; one run if the open unit is to be [passed over](Self::passes_over). `None`: there is not so much
+    /// room in the units that are open or would be opened next. With `reopen` a sealed unit with holes may be
+    /// opened. A tier that is evacuated has no room.
+    pub(crate) fn runs_ahead(&self, tier: Tier, blocks: u64, long: u64, reopen: bool) -> Option<u64> {
+        let space = self.tiers[tier as usize].as_ref()?;
+        if self.is_avoided(tier) {
+            return None;
+        }
+        if self.passes_over(tier, blocks, long) {
+            return Some(1);
+        }
+        let lanes = self.lanes(tier, false);
+        let each = blocks.div_ceil((lanes.len() as u64).max(1));
+        let runs = lanes
+            .iter()
+            .map(|lane| self.runs_on_lane(space, tier, *lane, each, reopen));
+        runs.sum::<Option<u64>>().filter(|runs| *runs > 0)
+    }
+
+    /// Whether `blocks` blocks lie better in the next unit of a tier with one device: it is an empty one, and
+    /// all that is left of the open one is a few runs of less than `long` blocks, or less than are wanted.
+    pub(crate) fn passes_over(&self, tier: Tier, blocks: u64, long: u64) -> bool {
+        let lanes = self.lanes(tier, false);
+        let (Some(space), [lane]) = (&self.tiers[tier as usize], &lanes[..]) else {
+            return false;
+        };
+        let Lane { open, cursor, .. } = space.lanes[*lane];
+        let Some(unit) = open.filter(|_| blocks <= space.unit_data) else {
+            return false;
+        };
+        let end = unit * space.unit_blocks + space.unit_data;
+        let (mut at, mut runs) = (cursor, 0);
+        while let Some(start) = space.busy.next_clear(at, end) {
+            let len = space.busy.clear_run(start, end);
+            (at, runs) = (start + len, runs + 1);
+            if len >= blocks.min(long) || runs > PASSED_RUNS {
+                return false;
+            }
+        }
+        runs > 0 && matches!(self.next_unit(tier, *lane, false), Some(NextUnit::Empty(_)))
+    }
+
+    fn runs_on_lane(
+        &self,
+        space: &TierSpace,
+        tier: Tier,
+        lane: usize,
+        blocks: u64,
+        reopen: bool,
+    ) -> Option<u64> {
+        let Lane {
+            first,
+            end,
+            open,
+            cursor,
+            ..
+        } = *space.lanes.get(lane)?;
+        let (mut runs, mut left) = (0, blocks);
+        let mut count = |mut at: u64, unit: u64, left: &mut u64| {
+            let end = unit * space.unit_blocks + space.unit_data;
+            while let Some(start) = space.busy.next_clear(at, end).filter(|_| *left > 0) {
+                let len = space.busy.clear_run(start, end.min(start + *left));
+                (at, *left, runs) = (start + len, *left - len, runs + 1);
+            }
+        };
+        if let Some(unit) = open {
+            count(cursor, unit, &mut left);
+        }
+        if left > 0 {
+            match self.next_unit(tier, lane, false)? {
+                NextUnit::Empty(_) => {
+                    let units = left.div_ceil(space.unit_data.max(1));
+                    let empty = (space.empty.range(first..end).count() as u64).min(space.empty_units() - 1);
+                    left = if units > empty { left } else { 0 };
+                    runs += units;
+                }
+                NextUnit::Holes(unit) if reopen => count(unit * space.unit_blocks, unit, &mut left),
+                NextUnit::Holes(_) => {}
+            }
+        }
+        (left == 0).then_some(runs)
     }
 
     pub(crate) fn save(&self) -> Saved {

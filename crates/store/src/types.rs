@@ -339,6 +339,8 @@ pub struct OwnedPart {
     pub owners: u32,
     /// Medium of the blocks.
     pub tier: Tier,
+    /// The first of them there.
+    pub block: BlockNo,
 }
 
 /// Checksums of successive blocks of a file.

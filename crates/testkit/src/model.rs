@@ -420,7 +420,7 @@ impl Model {
                     _ => Err(libc::EINVAL),
                 }
             }
-            Op::Unshare { path, .. } => {
+            Op::Unshare { path, .. } | Op::Defrag { path, .. } => {
                 let id = self.file(path)?;
                 match &self.node(id).body {
                     Body::File(_) => Ok(()),

@@ -147,6 +147,15 @@ pub enum Op {
         /// Bytes.
         len: u64,
     },
+    /// Moves together what a file has alone in a range; `len` 0: up to its end.
+    Defrag {
+        /// File.
+        path: Path,
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+    },
     /// Another name for a file.
     Link(Path, Path),
     /// Removes a name that is not a directory.
@@ -280,6 +289,9 @@ impl fmt::Display for Op {
             ),
             Self::Unshare { path, offset, len } => {
                 write!(f, "unshare {} offset={offset} len={len}", show(path))
+            }
+            Self::Defrag { path, offset, len } => {
+                write!(f, "defrag {} offset={offset} len={len}", show(path))
             }
             Self::Append { path, len, seed } => write!(f, "append {} len={len} seed={seed}", show(path)),
             Self::Truncate { path, size } => write!(f, "truncate {} size={size}", show(path)),

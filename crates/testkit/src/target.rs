@@ -172,6 +172,7 @@ pub fn apply(fs: &Fs, op: &Op) -> Outcome<()> {
             OpenFile::dedupe_ranges(&pairs, false, &root).map(drop)
         }
         Op::Unshare { path, offset, len } => open(fs, path)?.unshare_range(*offset, *len, &root),
+        Op::Defrag { path, offset, len } => open(fs, path)?.defrag_range(*offset, *len, &root).map(drop),
         Op::Link(from, to) => {
             let attr = find(fs, from)?;
             let (dir, name) = parent(fs, to)?;

@@ -207,7 +207,9 @@ impl Model {
         };
         match op.op {
             LogOp::Noop => {}
-            LogOp::Share { .. } | LogOp::Unshare { .. } => unreachable!("no log has it"),
+            LogOp::Share { .. } | LogOp::Unshare { .. } | LogOp::Defrag { .. } => {
+                unreachable!("no log has it")
+            }
             LogOp::Write { key, offset, data } => {
                 let file = self.regular(key)?;
                 let (start, end) = (offset as usize, offset as usize + data.len());

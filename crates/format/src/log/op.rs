@@ -116,6 +116,16 @@ pub enum LogOp<'a> {
         /// Bytes; 0: up to the end.
         len: u64,
     },
+    /// What the file has alone in a range moves together, on each slower tier by itself. No byte and no
+    /// attribute changes.
+    Defrag {
+        /// File.
+        key: InodeKey,
+        /// First byte.
+        offset: u64,
+        /// Bytes; 0: up to the end.
+        len: u64,
+    },
     /// Mode, owner, times. ctime becomes the entry's time.
     SetAttr {
         /// Inode.
@@ -298,6 +308,7 @@ impl<'a> LogOp<'a> {
             Self::Fallocate { .. } => OpCode::Fallocate,
             Self::Share { .. } => OpCode::Share,
             Self::Unshare { .. } => OpCode::Unshare,
+            Self::Defrag { .. } => OpCode::Defrag,
             Self::SetAttr { .. } => OpCode::SetAttr,
             Self::SetXattr { .. } => OpCode::SetXattr,
             Self::RemoveXattr { .. } => OpCode::RemoveXattr,
@@ -343,7 +354,9 @@ impl<'a> LogOp<'a> {
                 }
                 .as_bytes(),
             ),
-            Self::Unshare { len, .. } => out.extend_from_slice(&len.to_le_bytes()),
+            Self::Unshare { len, .. } | Self::Defrag { len, .. } => {
+                out.extend_from_slice(&len.to_le_bytes());
+            }
             Self::SetAttr { attr, .. } => out.extend_from_slice(
                 SetAttrBody {
                     mask: U32::new(attr.mask.bits()),
@@ -437,7 +450,8 @@ impl<'a> LogOp<'a> {
             Self::Write { key, offset, .. }
             | Self::Fallocate { key, offset, .. }
             | Self::Share { key, offset, .. }
-            | Self::Unshare { key, offset, .. } => (key, offset),
+            | Self::Unshare { key, offset, .. }
+            | Self::Defrag { key, offset, .. } => (key, offset),
             Self::Truncate { key, size } => (key, size),
             Self::SetAttr { key, .. }
             | Self::SetXattr { key, .. }
@@ -590,12 +604,16 @@ impl<'a> LogOp<'a> {
                     compare: body.compare.get() == 1,
                 })
             }
-            OpCode::Unshare => {
+            OpCode::Unshare | OpCode::Defrag => {
                 let len = u64::from_le_bytes(body.try_into().map_err(|_| bad_length)?);
-                match offset.checked_add(len) {
-                    Some(end) if end <= crate::FILE_SIZE_MAX => Ok(Self::Unshare { key, offset, len }),
-                    _ => Err(bad_value),
+                let end = offset.checked_add(len);
+                if end.is_none_or(|end| end > crate::FILE_SIZE_MAX) {
+                    return Err(bad_value);
                 }
+                Ok(match code {
+                    OpCode::Defrag => Self::Defrag { key, offset, len },
+                    _ => Self::Unshare { key, offset, len },
+                })
             }
             OpCode::SetAttr => {
                 let body = SetAttrBody::read_from_bytes(body).map_err(|_| bad_length)?;

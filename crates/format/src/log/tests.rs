@@ -110,6 +110,11 @@ fn operations_come_back_equal_when_parsed() {
             offset: 12_288,
             len: 1 << 33,
         },
+        LogOp::Defrag {
+            key,
+            offset: 4096,
+            len: 16 << 20,
+        },
         LogOp::Share {
             key,
             offset: 8192,

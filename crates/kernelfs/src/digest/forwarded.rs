@@ -12,14 +12,16 @@ use super::permission::{Caller, MAY_SEARCH, check_dir, live, need};
 use super::share;
 use super::types::{Applied, Check, Client, Environment, ForwardError, refuse};
 use super::view::{SessionGrants, TxView};
+use std::ops::Range;
 use varve_digest::{Fold, Grants, Need, Op, Refusal};
 use varve_format::log::HEADER_SIZE;
 use varve_format::session::SessionState;
 use varve_format::{
-    EntryFlags, EntryHeader, FILE_SIZE_MAX, InodeAttr, InodeKey, LastForwarded, LogOp, LogSeq,
+    BLOCK_BYTES, EntryFlags, EntryHeader, FILE_SIZE_MAX, FileBlock, InodeAttr, InodeKey, LastForwarded,
+    LogOp, LogSeq, Tier,
 };
 use varve_ipc::{Cred, ForwardedOp, ForwardedResult};
-use varve_store::{Store, StoreError, Tx};
+use varve_store::{Defragmented, Fetched, Store, StoreError, Tx};
 use zerocopy::FromBytes;
 
 /// Most rounds of preparing one operation before it fits into a record.
@@ -64,12 +66,15 @@ fn in_rounds(
     env: &Environment<'_>,
     (filled, spent): (&mut Option<Filled>, Spent<'_>),
 ) -> Result<(Applied, Outcome), ForwardError> {
-    let (mut rounds, mut shared) = (0, 0);
+    let (mut rounds, mut shared, mut moved) = (0, 0, Moved::default());
     while rounds < ROUNDS {
+        let fetched = fetch_fragments(store, op, &moved)?;
         let mut tx = store.begin_with_room()?;
+        tx.use_fetched(&fetched);
         let so_far = SoFar {
             filled: filled.is_some(),
             shared,
+            moved,
         };
         match attempt(store, &mut tx, client, op, named, env, so_far) {
             Ok((mut applied, result, unfinished)) => {
@@ -92,6 +97,14 @@ fn in_rounds(
             },
             Err(Failed::Unshared(copied)) => match tx.commit() {
                 Ok(_) => spent(copied),
+                Err(error) if error.is_device_lost() => {}
+                Err(error) => return Err(error.into()),
+            },
+            Err(Failed::Moved(now)) => match tx.commit() {
+                Ok(_) => {
+                    spent(now.blocks - moved.blocks);
+                    moved = now;
+                }
                 Err(error) if error.is_device_lost() => {}
                 Err(error) => return Err(error.into()),
             },
@@ -126,6 +139,67 @@ struct SoFar {
     filled: bool,
     /// Blocks of its range that are shared.
     shared: u64,
+    moved: Moved,
+}
+
+/// Progress of a defragmentation.
+#[derive(Debug, Clone, Copy)]
+struct Moved {
+    /// The tier to go on with, and the block to go on from.
+    tier: Tier,
+    from: FileBlock,
+    /// Blocks that have a new place.
+    blocks: u64,
+    /// The caller's rights were checked.
+    is_begun: bool,
+}
+
+impl Default for Moved {
+    fn default() -> Self {
+        Self {
+            tier: Tier::Ssd,
+            from: FileBlock(0),
+            blocks: 0,
+            is_begun: false,
+        }
+    }
+}
+
+impl Moved {
+    /// Returns what is left of a range on the tier.
+    fn rest(&self, blocks: &Range<FileBlock>) -> Range<FileBlock> {
+        self.from.max(blocks.start)..blocks.end
+    }
+
+    /// After a step; `None`: all is done.
+    fn after(&self, step: Defragmented, end: FileBlock) -> (u64, Option<Self>) {
+        let blocks = self.blocks + step.moved;
+        let next = match (step.next < end, self.tier) {
+            (true, tier) => Some((tier, step.next)),
+            (false, Tier::Ssd) => Some((Tier::Hdd, FileBlock(0))),
+            (false, _) => None,
+        };
+        let next = next.map(|(tier, from)| Self {
+            tier,
+            from,
+            blocks,
+            is_begun: true,
+        });
+        (blocks, next)
+    }
+}
+
+/// Reads what the next step of a defragmentation is to copy before its transaction begins: others go on
+/// meanwhile.
+fn fetch_fragments<'s>(store: &'s Store, op: &ForwardedOp, moved: &Moved) -> Check<Fetched<'s>> {
+    let LogOp::Defrag { key, offset, len } = parse(op)?.1 else {
+        return Ok(Fetched::default());
+    };
+    Ok(match share::blocks_of(store, key, (offset, len)) {
+        // Who may not have it done has nothing read.
+        Ok(blocks) if moved.is_begun => store.fetch_fragments(key.ino, moved.rest(&blocks), moved.tier),
+        _ => Fetched::default(),
+    })
 }
 
 enum Failed {
@@ -134,6 +208,8 @@ enum Failed {
     Shared(u64),
     /// A part of an undo of shares is done, which copied this number of blocks; there is more.
     Unshared(u64),
+    /// A step of a defragmentation is done; there is more.
+    Moved(Moved),
     Error(ForwardError),
 }
 
@@ -189,7 +265,11 @@ fn attempt(
     op: &ForwardedOp,
     named: Option<InodeKey>,
     env: &Environment<'_>,
-    SoFar { filled, shared }: SoFar,
+    SoFar {
+        filled,
+        shared,
+        moved,
+    }: SoFar,
 ) -> Result<(Applied, Outcome, Vec<InodeKey>), Failed> {
     let mut row = tx
         .session(client.session)?
@@ -258,7 +338,7 @@ fn attempt(
         LogOp::Create { key, .. } => Some(key),
         _ => None,
     };
-    let outcome = Outcome {
+    let mut outcome = Outcome {
         of: subject(&parsed),
         offset,
         victim: victim(&parsed),
@@ -306,7 +386,7 @@ fn attempt(
     if let LogOp::Unshare { key, .. } = parsed {
         remapped = Some(key);
         wished = share::is_placed(tx, &[key])?;
-        if let Some(blocks) = share::check_unshare(tx, &parsed)? {
+        if let Some(blocks) = share::check_copies(tx, &parsed)? {
             let end = blocks.end;
             let done = match env.rejoin {
                 true => tx.unshare_joined(key.ino, blocks),
@@ -319,6 +399,28 @@ fn attempt(
             if done.next < end {
                 return Err(Failed::Unshared(done.copied));
             }
+        }
+        parsed = LogOp::Noop;
+    }
+    if let LogOp::Defrag { key, .. } = parsed {
+        remapped = Some(key);
+        if let Some(blocks) = share::check_copies(tx, &parsed)? {
+            let end = blocks.end;
+            if !moved.is_begun {
+                let is_begun = true;
+                return Err(Failed::Moved(Moved { is_begun, ..moved }));
+            }
+            let step = tx.defrag(key.ino, moved.rest(&blocks), moved.tier);
+            let step = step.map_err(|error| match error {
+                StoreError::Unfinished(ino) => Failed::PreStep(PreStep::Finish(ino)),
+                error => error.into(),
+            })?;
+            let (blocks, next) = moved.after(step, end);
+            if let Some(next) = next {
+                return Err(Failed::Moved(next));
+            }
+            offset = blocks * BLOCK_BYTES;
+            outcome.offset = offset;
         }
         parsed = LogOp::Noop;
     }
@@ -397,6 +499,7 @@ const fn subject(op: &LogOp<'_>) -> Option<InodeKey> {
         | LogOp::Fallocate { key, .. }
         | LogOp::Share { key, .. }
         | LogOp::Unshare { key, .. }
+        | LogOp::Defrag { key, .. }
         | LogOp::SetAttr { key, .. }
         | LogOp::SetXattr { key, .. }
         | LogOp::RemoveXattr { key, .. }

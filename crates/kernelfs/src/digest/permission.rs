@@ -77,7 +77,7 @@ impl Caller<'_, '_> {
             LogOp::Share {
                 key, source, compare, ..
             } => self.share(key, source, compare)?,
-            LogOp::Unshare { key, .. } => {
+            LogOp::Unshare { key, .. } | LogOp::Defrag { key, .. } => {
                 let attr = live(self.tx, key)?;
                 // Who owns the file may, as with a comparison: no byte of it changes.
                 if !owner(&attr, self.cred) || attr.kind() != FileKind::Regular {

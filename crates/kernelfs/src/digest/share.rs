@@ -1,6 +1,6 @@
 //! Shares of a range of a file with another one, as `FICLONERANGE` and `FIDEDUPERANGE` define them: which
 //! ranges may be shared, and the comparison of their bytes; and in which range of a file such shares are
-//! undone. The store shares the blocks.
+//! undone, or what it has alone moves together. The store shares the blocks.
 
 use super::commit::free_tail;
 use super::forwarded::parse;
@@ -16,7 +16,7 @@ use varve_store::{OwnedPart, ShareRange, Store, StoreError, Tx};
 const COMPARE_BYTES: u64 = 1 << 20;
 /// Most bytes that one operation compares, as in Linux: no other transaction runs meanwhile.
 pub(super) const COMPARE_MAX: u64 = 16 << 20;
-/// Most bytes whose shares one operation undoes: they may all be copied.
+/// Most bytes whose shares one operation undoes, or that it defragments: they may all be copied.
 const UNSHARE_MAX: u64 = 16 << 20;
 /// Parts of a file that are read from the store at once.
 const PARTS_AT_ONCE: usize = 256;
@@ -114,13 +114,13 @@ fn end_of(size: u64, offset: u64, len: u64) -> u64 {
     }
 }
 
-/// Checks an undo of shares and returns its blocks; `None`: it is another operation, or has no bytes. The
-/// file is a live regular file.
+/// Checks an undo of shares, or a defragmentation, and returns its blocks; `None`: it is another operation, or
+/// has no bytes. The file is a live regular file.
 ///
 /// # Errors
 /// `EINVAL` if more than [`UNSHARE_MAX`] bytes are in the range.
-pub(super) fn check_unshare(tx: &Tx<'_>, op: &LogOp<'_>) -> Result<Option<Range<FileBlock>>, ForwardError> {
-    let LogOp::Unshare { key, offset, len } = *op else {
+pub(super) fn check_copies(tx: &Tx<'_>, op: &LogOp<'_>) -> Result<Option<Range<FileBlock>>, ForwardError> {
+    let (LogOp::Unshare { key, offset, len } | LogOp::Defrag { key, offset, len }) = *op else {
         return Ok(None);
     };
     let end = end_of(tx.get_key(key)?.attr.size_bytes, offset, len);
@@ -129,6 +129,17 @@ pub(super) fn check_unshare(tx: &Tx<'_>, op: &LogOp<'_>) -> Result<Option<Range<
     }
     let range = FileBlock(offset / BLOCK_BYTES)..FileBlock(end.div_ceil(BLOCK_BYTES));
     Ok((offset < end).then_some(range))
+}
+
+/// Returns the blocks of a range of a file, as digested; `len` 0: up to the file's end.
+pub(super) fn blocks_of(
+    store: &Store,
+    key: InodeKey,
+    (offset, len): (u64, u64),
+) -> Result<Range<FileBlock>, StoreError> {
+    let end =
+        end_of(store.get_key(key)?.attr.size_bytes, offset, len).min(offset.saturating_add(UNSHARE_MAX));
+    Ok(FileBlock(offset / BLOCK_BYTES)..FileBlock(end.div_ceil(BLOCK_BYTES)))
 }
 
 /// Calls `each` with the parts of a range of a file, in order, until it breaks.
@@ -163,10 +174,15 @@ pub struct SharedCount {
     pub blocks: u64,
     /// Parts in which it lies.
     pub parts: u64,
+    /// Blocks on slower tiers that it has alone.
+    pub alone: u64,
+    /// Places in which these lie.
+    pub places: u64,
 }
 
 /// Counts the blocks of a range of a file, as digested: an undo of its shares copies at most those that have
-/// other owners, and one that joins pieces all. `len` 0: up to the file's end.
+/// other owners, one that joins pieces all, and a defragmentation those on slower tiers that it has alone.
+/// `len` 0: up to the file's end.
 ///
 /// # Errors
 /// The store's.
@@ -175,15 +191,19 @@ pub fn count_shared(
     key: InodeKey,
     (offset, len): (u64, u64),
 ) -> Result<SharedCount, StoreError> {
-    let end =
-        end_of(store.get_key(key)?.attr.size_bytes, offset, len).min(offset.saturating_add(UNSHARE_MAX));
-    let range = FileBlock(offset / BLOCK_BYTES)..FileBlock(end.div_ceil(BLOCK_BYTES));
+    let range = blocks_of(store, key, (offset, len))?;
     let mut count = SharedCount::default();
+    let mut last = None;
     for_each_part(store, key.ino, range, |part| {
+        let blocks = u64::from(part.blocks);
         count.parts += 1;
-        count.blocks += u64::from(part.blocks);
+        count.blocks += blocks;
         if part.owners > 1 {
-            count.shared += u64::from(part.blocks);
+            count.shared += blocks;
+        } else if part.tier != Tier::Nvm {
+            count.alone += blocks;
+            count.places += u64::from(last != Some((part.tier, part.block.0)));
+            last = Some((part.tier, part.block.0 + blocks));
         }
         ControlFlow::Continue(())
     })?;

@@ -57,7 +57,7 @@ pub(super) fn unshared(source: Extents<'_>, target: Extents<'_>, blocks: u64) ->
 #[cfg(test)]
 mod tests {
     use super::{Unshared, unshared};
-    use varve_format::{FileBlock, Tier};
+    use varve_format::{BlockNo, FileBlock, Tier};
     use varve_store::OwnedPart;
 
     fn part(at: u64, blocks: u32, number: Option<u64>) -> OwnedPart {
@@ -67,6 +67,7 @@ mod tests {
             number,
             owners: if number.is_some() { 2 } else { 1 },
             tier: Tier::Nvm,
+            block: BlockNo(0),
         }
     }
 

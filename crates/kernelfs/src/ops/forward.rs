@@ -54,6 +54,7 @@ fn touched(op: &LogOp<'_>) -> Touched {
         | LogOp::Truncate { key, .. }
         | LogOp::Fallocate { key, .. }
         | LogOp::Unshare { key, .. }
+        | LogOp::Defrag { key, .. }
         | LogOp::SetAttr { key, .. }
         | LogOp::SetXattr { key, .. }
         | LogOp::RemoveXattr { key, .. }
@@ -86,7 +87,7 @@ fn touched(op: &LogOp<'_>) -> Touched {
 const fn looks_at_extents(op: &LogOp<'_>) -> bool {
     matches!(
         op,
-        LogOp::Fallocate { .. } | LogOp::Share { .. } | LogOp::Unshare { .. }
+        LogOp::Fallocate { .. } | LogOp::Share { .. } | LogOp::Unshare { .. } | LogOp::Defrag { .. }
     )
 }
 
@@ -310,8 +311,13 @@ impl<'k> Forwarding<'k> {
                 Err(error) => Err(self.core.refused(&error)),
             };
         }
-        if let Some((count, beside)) = self.undone(parsed)? {
-            return Ok(count.shared + beside);
+        if let Some((count, beside)) = self.counted(parsed)? {
+            return Ok(match parsed {
+                LogOp::Unshare { .. } => count.shared + beside,
+                // What lies together does not move.
+                _ if count.places < 2 => 0,
+                _ => count.alone + beside,
+            });
         }
         match digest::blocks_missing(self.core.store, parsed) {
             Ok(Some(holes)) => Ok(holes + FALLOCATE_BESIDE),
@@ -320,9 +326,10 @@ impl<'k> Forwarding<'k> {
         }
     }
 
-    /// Returns the blocks of the range of an undo of shares, and the most blocks of trees that it takes.
-    fn undone(&self, parsed: &LogOp<'_>) -> Result<Option<(SharedCount, u64)>, IpcError> {
-        let LogOp::Unshare { key, offset, len } = *parsed else {
+    /// Returns the blocks of the range of an undo of shares, or of a defragmentation, and the most blocks of
+    /// trees that it takes.
+    fn counted(&self, parsed: &LogOp<'_>) -> Result<Option<(SharedCount, u64)>, IpcError> {
+        let (LogOp::Unshare { key, offset, len } | LogOp::Defrag { key, offset, len }) = *parsed else {
             return Ok(None);
         };
         match digest::count_shared(self.core.store, key, (offset, len)) {
@@ -524,8 +531,10 @@ impl<'k> Forwarding<'k> {
             return Err(IpcError::Sealed);
         }
         // Pieces are joined where that takes no space which others need.
-        let rejoin = match self.undone(parsed)? {
-            Some((count, beside)) if count.parts > 1 => space.fit(count.blocks + beside),
+        let rejoin = match (parsed, self.counted(parsed)?) {
+            (LogOp::Unshare { .. }, Some((count, beside))) if count.parts > 1 => {
+                space.fit(count.blocks + beside)
+            }
             _ => false,
         };
         // Under the lease the allocated blocks and the extents are known.
@@ -551,7 +560,9 @@ impl<'k> Forwarding<'k> {
         let (applied, result) = match done {
             Ok(done) => done,
             Err(error) => {
-                if let LogOp::Share { key, .. } | LogOp::Unshare { key, .. } = parsed {
+                if let LogOp::Share { key, .. } | LogOp::Unshare { key, .. } | LogOp::Defrag { key, .. } =
+                    parsed
+                {
                     // Records before the one that failed may have replaced blocks.
                     self.digests.take_over(&Applied {
                         tx: self.core.store.newest_tx(),

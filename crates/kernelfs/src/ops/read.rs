@@ -445,6 +445,7 @@ impl<'k> Reads<'k> {
                 part.owners.min(2)
             },
             tier: part.tier,
+            block: part.block,
         };
         Ok(Owned {
             complete: max > 0 && parts.len() < max,

@@ -1,14 +1,14 @@
-//! Owners of a file's blocks: which it shares, which programs use it, and the undo of shares; and their
-//! checksums. Finds no duplicates.
+//! Owners of a file's blocks: which it shares, which programs use it, the undo of shares, and moving together
+//! what is not shared; and their checksums. Finds no duplicates.
 
-use varve_format::{BLOCK_BYTES, FileBlock, LogOp};
+use varve_format::{BLOCK_BYTES, EntryFlags, FileBlock, LogOp};
 use varve_ipc::{Cred, Owned, OwnedBlocks, Request, Response, SUMS_MAX, Summed, SummedBlocks};
 
 use super::open::OpenFile;
 use crate::errno::{Errno, OpError, OpResult, Result};
-use crate::session::Session;
+use crate::session::{Asks, Forwarded, Session};
 
-/// Most bytes whose shares the daemon undoes in one operation.
+/// Most bytes whose shares the daemon undoes, or that it defragments, in one operation.
 const UNSHARE_MAX: u64 = 16 << 20;
 /// Parts of a file in one reply.
 const PARTS_AT_ONCE: u32 = 512;
@@ -172,5 +172,42 @@ impl OpenFile {
             start += step;
         }
         Ok(())
+    }
+
+    /// Moves together what this file has alone in the range on SSD or HDD, in the order of the file; `len` 0:
+    /// up to its end. What is shared stays where it is. Returns the bytes that have a new place. Bytes, times
+    /// and set-id bits stay. What is done of it before an error or a crash stays done; at no moment does the
+    /// file lack its bytes. Durable as a write is: after `fsync`.
+    ///
+    /// # Errors
+    /// `EACCES` unless the caller owns the file or may write it; `EINVAL`, `EISDIR`, `ENOSPC`, `EROFS`.
+    pub fn defrag_range(&self, offset: u64, len: u64, cred: &Cred) -> Result<u64> {
+        let size = self.getattr()?.size_bytes;
+        let end = match len {
+            0 => size,
+            len => offset.checked_add(len).ok_or(Errno(libc::EINVAL))?.min(size),
+        };
+        let (mut start, mut moved) = (offset, 0);
+        while start < end {
+            let step = (end - start).min(UNSHARE_MAX);
+            let op = LogOp::Defrag {
+                key: self.key(),
+                offset: start,
+                len: step,
+            };
+            moved += self.mount().with_session(|session, attempt| {
+                let (flags, asks) = (EntryFlags::empty(), Asks::NOTHING);
+                let done = session.forward(attempt, &[self.key()], &op, flags, asks, cred)?;
+                self.settle(
+                    session,
+                    match done {
+                        Forwarded::Done(result) => result.offset,
+                        Forwarded::DoneBefore(done) => done.offset,
+                    },
+                )
+            })?;
+            start += step;
+        }
+        Ok(moved)
     }
 }

@@ -439,6 +439,18 @@ impl Posix {
         open.file.unshare_range(offset, len, &self.cred())
     }
 
+    /// As [`OpenFile::defrag_range`](crate::OpenFile::defrag_range).
+    ///
+    /// # Errors
+    /// As that; `EBADF`.
+    pub fn defrag_range(&self, fd: Fd, offset: u64, len: u64) -> Result<u64> {
+        let open = self.table.get(fd)?;
+        if open.is_dir {
+            return Err(Errno(libc::EISDIR));
+        }
+        open.file.defrag_range(offset, len, &self.cred())
+    }
+
     /// As [`OpenFile::for_each_owned`](crate::OpenFile::for_each_owned).
     ///
     /// # Errors

@@ -53,6 +53,7 @@ pub fn touched(op: &LogOp<'_>) -> Vec<InodeKey> {
         | LogOp::Truncate { key, .. }
         | LogOp::Fallocate { key, .. }
         | LogOp::Unshare { key, .. }
+        | LogOp::Defrag { key, .. }
         | LogOp::SetAttr { key, .. }
         | LogOp::SetXattr { key, .. }
         | LogOp::RemoveXattr { key, .. }
@@ -129,7 +130,9 @@ impl Tree {
         match *op {
             LogOp::Noop | LogOp::Forget { .. } => {}
             // This daemon has no shared blocks.
-            LogOp::Share { .. } | LogOp::Unshare { .. } => return Err(libc::EOPNOTSUPP),
+            LogOp::Share { .. } | LogOp::Unshare { .. } | LogOp::Defrag { .. } => {
+                return Err(libc::EOPNOTSUPP);
+            }
             LogOp::Write { key, offset, data } => {
                 let file = self.get_mut(key)?;
                 let end = offset as usize + data.len();

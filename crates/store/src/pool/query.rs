@@ -153,6 +153,7 @@ impl Store {
                     number: None,
                     owners: 1,
                     tier: extent.tier,
+                    block: extent.block,
                 });
                 continue;
             }
@@ -166,6 +167,7 @@ impl Store {
                     number: Some(run.first),
                     owners: run.refs,
                     tier: run.tier,
+                    block: run.block,
                 });
             }
         }

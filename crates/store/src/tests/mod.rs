@@ -3,6 +3,7 @@
 
 mod basic;
 mod crash;
+mod defrag;
 mod demotion;
 mod demotion_damage;
 mod demotion_full;

@@ -21,6 +21,8 @@ enum Op {
     Share(u8, u8, u8, u8, u8),
     /// First block, blocks.
     Unshare(u8, u8, u8),
+    /// On SSD, or on HDD.
+    Defrag(u8, bool),
     Commit,
     Abort,
     Reopen,
@@ -43,6 +45,7 @@ fn op() -> impl Strategy<Value = Op> {
         1 => (name.clone(), 0_u16..50_000, 1_u16..15_000).prop_map(|(n, o, l)| Op::Allocate(n, o, l)),
         3 => (name.clone(), 0_u8..3).prop_map(|(n, t)| Op::Migrate(n, t)),
         3 => (name.clone(), 0_u8..12, 1_u8..16).prop_map(|(n, at, len)| Op::Unshare(n, at, len)),
+        5 => (name.clone(), any::<bool>()).prop_map(|(n, ssd)| Op::Defrag(n, ssd)),
         6 => (name.clone(), name, 0_u8..12, 0_u8..12, 1_u8..16)
             .prop_map(|(a, b, from, to, len)| Op::Share(a, b, from, to, len)),
         4 => Just(Op::Commit),
@@ -154,6 +157,34 @@ fn apply(tx: &mut Tx<'_>, model: &mut Model, op: &Op) {
             let after = tx.get(ino).unwrap().attr;
             assert!((sectors..=sectors + 8 * u64::from(len)).contains(&after.sectors));
             assert_eq!(InodeAttr { sectors, ..after }, before);
+        }
+        Op::Defrag(n, ssd) => {
+            let Some(ino) = ino(tx, n) else { return };
+            let tier = if ssd { Tier::Ssd } else { Tier::Hdd };
+            let shared = |tx: &Tx<'_>| {
+                let mut extents = tx.map(ino, FileBlock(0), 99).unwrap();
+                extents.retain(|extent| !extent.flags.is_empty());
+                extents
+            };
+            let (before, kept) = (tx.get(ino).unwrap().attr, shared(tx));
+            let (mut at, end) = (FileBlock(0), FileBlock(64));
+            while at < end {
+                at = tx.defrag(ino, at..end, tier).unwrap().next;
+            }
+            let sectors = before.sectors;
+            let after = tx.get(ino).unwrap().attr;
+            assert!(after.sectors <= sectors + 8 * 4);
+            assert_eq!(InodeAttr { sectors, ..after }, before);
+            // Unless a run has one owner left.
+            let still = shared(tx);
+            assert!(still.iter().all(|extent| {
+                let covers = |old: &varve_format::Extent| {
+                    old.file_block <= extent.file_block
+                        && extent.end() <= old.end()
+                        && old.block.0 + (extent.file_block.0 - old.file_block.0) == extent.block.0
+                };
+                kept.iter().any(covers)
+            }));
         }
         _ => {
             let (n, offset, len) = match *op {

@@ -256,7 +256,7 @@ fn blocks_of(pieces: &[(u64, Payload<'_>)]) -> u64 {
 
 /// Blocks of a file that are written to new places: all in one run if there is one, even if they are not
 /// adjacent in the file.
-struct NewBlocks {
+pub(super) struct NewBlocks {
     target: DataTarget,
     /// Number of blocks without an allocated place.
     left: u64,
@@ -270,7 +270,7 @@ struct NewBlocks {
 
 impl NewBlocks {
     /// Prepares for `blocks` blocks in all.
-    const fn new(target: DataTarget, blocks: u64) -> Self {
+    pub(super) const fn new(target: DataTarget, blocks: u64) -> Self {
         Self {
             target,
             left: blocks,
@@ -281,6 +281,14 @@ impl NewBlocks {
             },
             sums: Vec::new(),
             extents: Vec::new(),
+        }
+    }
+
+    /// Prepares for as many blocks as a place has that was allocated for them.
+    pub(super) fn placed(span: Span) -> Self {
+        Self {
+            span,
+            ..Self::new(DataTarget::prefer(span.tier), 0)
         }
     }
 }
@@ -400,7 +408,7 @@ impl TxState<'_> {
 
     /// Writes whole blocks of a file, from block `at` on, to their new places. All calls together write
     /// ascending blocks, no more than `new` was made for.
-    fn put_new(&mut self, new: &mut NewBlocks, at: u64, data: Payload<'_>) -> Result<()> {
+    pub(super) fn put_new(&mut self, new: &mut NewBlocks, at: u64, data: Payload<'_>) -> Result<()> {
         let (mut at, mut data) = (at, data);
         while !data.is_empty() {
             if new.sums.len() as u64 == new.span.len {
@@ -453,7 +461,7 @@ impl TxState<'_> {
     }
 
     /// Maps the written blocks, and frees the blocks that they replace.
-    fn map_new(&mut self, inode: &mut Inode, new: NewBlocks) -> Result<()> {
+    pub(super) fn map_new(&mut self, inode: &mut Inode, new: NewBlocks) -> Result<()> {
         if new.left > 0 || new.sums.len() as u64 != new.span.len {
             // These blocks would be in use without an owner.
             return Err(StoreError::Damaged(

@@ -2,11 +2,12 @@
 //! transaction leaves no trace.
 //!
 //! From the ground up: `state` (dirty blocks), `alloc`, `units`, `relocate`, `in_place`, `commit`, `inode`,
-//! `shared`, `data`, `migrate`, `unshare`, `session_rows`.
+//! `shared`, `data`, `migrate`, `unshare`, `defrag`, `session_rows`.
 
 mod alloc;
 mod commit;
 mod data;
+mod defrag;
 pub(crate) mod devices;
 mod in_place;
 mod inode;
@@ -20,6 +21,7 @@ mod state;
 mod units;
 mod unshare;
 
+pub use defrag::Defragmented;
 pub use shared::ShareRange;
 pub(crate) use state::TxState;
 pub use unshare::Unshared;

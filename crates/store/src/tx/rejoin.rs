@@ -7,17 +7,17 @@
 //! - *Long pieces stay*: only pieces of less than [`LONG_BLOCKS`] that others share not are moved.
 
 use super::TxState;
+use super::data::NewBlocks;
+use super::defrag::LONG_BLOCKS;
 use crate::reader::file_root;
 use crate::seeded::{Bug, armed};
 use crate::space::Span;
 use crate::{DataTarget, MappedPart, Result, StoreError};
 use std::ops::Range;
-use varve_format::{BLOCK_SIZE, BlockNo, Extent, ExtentFlags, FileBlock, Ino, Tier};
+use varve_format::{ExtentFlags, FileBlock, Ino, Tier};
 
 /// Most blocks of one copy.
 const COPY_BLOCKS: u64 = 1024;
-/// A piece of as many blocks is read as fast where it is.
-const LONG_BLOCKS: u64 = 256;
 /// Pieces that are looked at.
 const PIECES_MAX: usize = 128;
 
@@ -45,28 +45,18 @@ impl TxState<'_> {
             return Ok(None);
         }
         let copied = from..from + span.len;
-        let mut bytes = vec![0; span.len as usize * BLOCK_SIZE];
-        let clipped = |piece: &MappedPart| piece.extent.clip(FileBlock(copied.start), FileBlock(copied.end));
-        for piece in pieces.iter().filter_map(clipped) {
-            let at = (piece.file_block.0 - from) as usize * BLOCK_SIZE;
-            let out = &mut bytes[at..at + piece.len as usize * BLOCK_SIZE];
-            self.read_verified(piece.tier, piece.block.0, out)?;
-        }
-        self.write_new(span, &bytes)?;
-        let plain = Extent {
-            file_block: FileBlock(from),
-            len: span.len as u32,
-            tier: span.tier,
-            block: BlockNo(span.start),
-            flags: ExtentFlags::empty(),
+        let clipped = |piece: &MappedPart| {
+            let extent = piece
+                .extent
+                .clip(FileBlock(copied.start), FileBlock(copied.end))?;
+            Some(MappedPart { extent, ..*piece })
         };
-        let mut inode = self.reader().get(ino)?;
-        self.replace(&mut inode, copied.start, copied.end, &[plain])?;
-        self.put(&inode)?;
+        let pieces: Vec<_> = pieces.iter().filter_map(clipped).collect();
+        self.copy_together(ino, &pieces, NewBlocks::placed(span))?;
         if armed(Bug::RejoinFreesShared) {
             let others = pieces.iter().filter(|piece| piece.owners > 1);
-            for piece in others.filter_map(clipped) {
-                let (tier, start, len) = (piece.tier, piece.block.0, piece.len.into());
+            for piece in others {
+                let (tier, start, len) = (piece.extent.tier, piece.extent.block.0, piece.extent.len.into());
                 self.free_span(Span { tier, start, len }, true)?;
             }
         }

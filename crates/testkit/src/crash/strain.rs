@@ -544,7 +544,12 @@ impl Work {
         let (block, blocks) = (self.rng.below(10) * 4096, 1 + self.rng.below(6));
         let (offset, len) = (self.rng.below(40_000), 1 + self.rng.below(9000));
         let different = self.rng.below(250) as u8;
-        match self.rng.below(18) {
+        match self.rng.below(21) {
+            18..=20 => Op::Defrag {
+                path,
+                offset: block * self.rng.below(2),
+                len: blocks * 4096 * self.rng.below(2),
+            },
             0 | 1 => Op::DedupeBlocks {
                 from: path,
                 to: vec![other],

@@ -256,6 +256,7 @@ fn with_numbers(kind: &str, words: &mut Words<'_>) -> Result<Op, NotAScript> {
             len: words.field("len")?,
         },
         "unshare" => range(words).map(|(path, offset, len)| Op::Unshare { path, offset, len })?,
+        "defrag" => range(words).map(|(path, offset, len)| Op::Defrag { path, offset, len })?,
         "punch" => range(words).map(|(path, offset, len)| Op::Punch { path, offset, len })?,
         "zero" => range(words).map(|(path, offset, len)| Op::Zero { path, offset, len })?,
         "zero-keep" => range(words).map(|(path, offset, len)| Op::ZeroKeep { path, offset, len })?,

@@ -5,6 +5,7 @@
 mod ahead;
 mod crash;
 mod dedupes;
+mod defrags;
 mod forwarded;
 mod logs;
 mod machine;
