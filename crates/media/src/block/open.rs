@@ -36,6 +36,14 @@ fn character_sibling(path: &Path) -> Option<PathBuf> {
     Some(Path::new("/dev").join(format!("ng{}", name.strip_prefix("nvme")?)))
 }
 
+/// Returns the character device that is meant: by its own name, a link, or a link to its block device, as
+/// those in `/dev/disk/by-id` are.
+fn character_node(path: &Path) -> PathBuf {
+    character_sibling(path)
+        .or_else(|| fs::canonicalize(path).ok())
+        .unwrap_or_else(|| path.to_owned())
+}
+
 /// Opens an existing device. A path to a whole NVMe namespace is reached by its character device where that
 /// works; a path to anything else by io_uring.
 ///
@@ -45,7 +53,7 @@ pub fn open(spec: &DeviceSpec, options: BlockOptions) -> Result<Opened, MediaErr
     let opened = |device: Arc<dyn BlockDevice>, why: String| Ok(Opened { device, why });
     match spec {
         DeviceSpec::Uring(path) => opened(Arc::new(FileDevice::open(path, options)?), String::new()),
-        DeviceSpec::Ng(path) => opened(Arc::new(NgDevice::open(path)?), String::new()),
+        DeviceSpec::Ng(path) => opened(Arc::new(NgDevice::open(&character_node(path))?), String::new()),
         DeviceSpec::Nvme(address) => {
             let device = nvme::open(*address, NvmeOptions::default())?;
             opened(Arc::new(device), String::new())
@@ -88,8 +96,27 @@ pub fn explain(spec: &DeviceSpec, options: BlockOptions) -> Option<String> {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use super::open;
+    use super::{character_node, open};
     use crate::block::{BlockOptions, DeviceSpec};
+
+    #[test]
+    fn link_to_a_namespace_is_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let node = dir.path().canonicalize().unwrap().join("ng0n1");
+        let link = dir.path().join("nvme-eui.0123");
+        std::fs::write(&node, "").unwrap();
+        std::os::unix::fs::symlink("ng0n1", &link).unwrap();
+        let text = format!("ng:{}", link.display());
+        assert_eq!(
+            DeviceSpec::parse(&text).unwrap(),
+            Some(DeviceSpec::Ng(link.clone()))
+        );
+        assert_eq!(character_node(&link), node);
+        assert_eq!(
+            character_node(&dir.path().join("absent")),
+            dir.path().join("absent")
+        );
+    }
 
     #[test]
     fn file_is_opened_by_path_and_by_way() {

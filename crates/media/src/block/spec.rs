@@ -243,10 +243,11 @@ impl DeviceSpec {
                 example: "ng:/dev/ng0n1",
             });
         }
-        // Users know `/dev/nvme0n1`; `/dev/ng0n1` is its sibling.
+        // Users know `/dev/nvme0n1`; `/dev/ng0n1` is its sibling. (A link such as `by-id/nvme-NAME` is followed.)
         let path = Path::new(rest);
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or("");
-        match name.strip_prefix("nvme") {
+        let numbered = |rest: &&str| rest.starts_with(|first: char| first.is_ascii_digit());
+        match name.strip_prefix("nvme").filter(numbered) {
             Some(number) => {
                 let whole = number.split('p').next().unwrap_or(number);
                 Err(SpecError::BlockNode {
