@@ -5,6 +5,9 @@
 mod common;
 
 use common::{Pool, cannot_mount, run_ok, text_of, varve};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -85,6 +88,39 @@ fn clone_is_made_whole_and_under_a_free_name() {
     let names = std::fs::read_dir(pool.mnt()).unwrap().count();
     assert_eq!(names, 4, "nothing half made is left");
     pool.fsck_clean();
+}
+
+#[test]
+fn clone_to_itself_is_refused_and_any_name_is_taken() {
+    let Some(pool) = pool() else { return };
+    let file = |name: &[u8]| -> PathBuf { pool.mnt().join(OsStr::from_bytes(name)) };
+    std::fs::write(file(b"a"), data(1)).unwrap();
+    std::fs::hard_link(file(b"a"), file(b"hard")).unwrap();
+    let clone = |to: &Path| {
+        let mut command = varve();
+        command
+            .args(["clone", "--force", "--json"])
+            .arg(file(b"a"))
+            .arg(to);
+        command.output().unwrap()
+    };
+    for same in [&b"a"[..], b"hard"] {
+        let said = clone(&file(same));
+        assert_eq!(said.status.code(), Some(1), "{said:?}");
+        assert!(
+            String::from_utf8_lossy(&said.stderr).contains("are the same file"),
+            "{said:?}"
+        );
+    }
+    assert_eq!(std::fs::metadata(file(b"a")).unwrap().nlink(), 2);
+    for name in [&b"b\xff"[..], &[b'n'; 255]] {
+        let said = clone(&file(name));
+        assert!(said.status.success(), "{said:?}");
+        let value: serde_json::Value = serde_json::from_slice(&said.stdout).unwrap();
+        assert_eq!(value["bytes"], SIZE);
+        assert_eq!(std::fs::read(file(name)).unwrap(), data(1));
+    }
+    assert_eq!(std::fs::read_dir(pool.mnt()).unwrap().count(), 4);
 }
 
 #[test]
