@@ -103,8 +103,16 @@ impl Bits {
 /// A run shorter than this (and than wanted) is passed over for space that was never used.
 const LONG_RUN: u64 = 64;
 
-/// Most runs at the end of a unit that are passed over for a better place.
-const PASSED_RUNS: usize = 16;
+/// Where blocks that are to lie together go on a tier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Together {
+    /// To the open unit of a device, from this block on.
+    Here(usize, u64),
+    /// To an empty unit of a device, which is opened in place of the open one.
+    InNext(usize, u64),
+    /// No such place is known.
+    Nowhere,
+}
 
 /// Whether a device takes new blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -501,16 +509,16 @@ impl Space {
         (u64::from(*live) < space.unit_data).then_some(NextUnit::Holes(unit))
     }
 
-    /// Returns in how many runs the next `blocks` blocks of a slower tier would lie if they were allocated
-    /// now; one run if the open unit is to be [passed over](Self::passes_over). `None`: there is not so much
-    /// room in the units that are open or would be opened next. With `reopen` a sealed unit with holes may be
-    /// opened. A tier that is evacuated has no room.
+    /// Returns in how many runs `blocks` blocks of a slower tier would lie if they were allocated now;
+    /// one run if they have a place [together](Self::together). `None`: there is not so much room in the
+    /// units that are open or would be opened next. With `reopen` a sealed unit with holes may be opened. A
+    /// tier that is evacuated has no room.
     pub(crate) fn runs_ahead(&self, tier: Tier, blocks: u64, long: u64, reopen: bool) -> Option<u64> {
         let space = self.tiers[tier as usize].as_ref()?;
         if self.is_avoided(tier) {
             return None;
         }
-        if self.passes_over(tier, blocks, long) {
+        if self.together(tier, blocks, long) != Together::Nowhere {
             return Some(1);
         }
         let lanes = self.lanes(tier, false);
@@ -521,27 +529,42 @@ impl Space {
         runs.sum::<Option<u64>>().filter(|runs| *runs > 0)
     }
 
-    /// Whether `blocks` blocks lie better in the next unit of a tier with one device: it is an empty one, and
-    /// all that is left of the open one is a few runs of less than `long` blocks, or less than are wanted.
-    pub(crate) fn passes_over(&self, tier: Tier, blocks: u64, long: u64) -> bool {
+    /// Returns a place for `blocks` blocks in one run, on a tier with one device: in the open unit, also
+    /// before the place where its allocation continues, or in an empty one if the open one has no run of
+    /// `long` blocks, nor of as many as are wanted.
+    pub(crate) fn together(&self, tier: Tier, blocks: u64, long: u64) -> Together {
         let lanes = self.lanes(tier, false);
         let (Some(space), [lane]) = (&self.tiers[tier as usize], &lanes[..]) else {
-            return false;
+            return Together::Nowhere;
         };
-        let Lane { open, cursor, .. } = space.lanes[*lane];
-        let Some(unit) = open.filter(|_| blocks <= space.unit_data) else {
-            return false;
-        };
-        let end = unit * space.unit_blocks + space.unit_data;
-        let (mut at, mut runs) = (cursor, 0);
-        while let Some(start) = space.busy.next_clear(at, end) {
-            let len = space.busy.clear_run(start, end);
-            (at, runs) = (start + len, runs + 1);
-            if len >= blocks.min(long) || runs > PASSED_RUNS {
-                return false;
+        let mut longest = 0;
+        if let Some(unit) = space.lanes[*lane].open {
+            let mut at = unit * space.unit_blocks;
+            let end = at + space.unit_data;
+            while let Some(start) = space.busy.next_clear(at, end) {
+                let len = space.busy.clear_run(start, end);
+                if len >= blocks {
+                    return Together::Here(*lane, start);
+                }
+                (at, longest) = (start + len, len.max(longest));
             }
         }
-        runs > 0 && matches!(self.next_unit(tier, *lane, false), Some(NextUnit::Empty(_)))
+        match self.next_unit(tier, *lane, false) {
+            Some(NextUnit::Empty(unit)) if longest < blocks.min(long) && blocks <= space.unit_data => {
+                Together::InNext(*lane, unit)
+            }
+            _ => Together::Nowhere,
+        }
+    }
+
+    /// Allocates a run that [`together`](Self::together) has found.
+    pub(crate) fn alloc_together(&mut self, tier: Tier, lane: usize, start: u64, len: u64) -> Span {
+        let span = Span { tier, start, len };
+        if let Some(space) = self.tier(tier) {
+            space.take(span);
+            space.took(lane, len);
+        }
+        span
     }
 
     fn runs_on_lane(
@@ -944,7 +967,7 @@ impl TierSpace {
         if lane.left == 0 {
             lane.pass += TURN / lane.free.max(1);
         }
-        lane.left = turn - len;
+        lane.left = turn.saturating_sub(len);
     }
 
     fn give(&mut self, span: Span) {

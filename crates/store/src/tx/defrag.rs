@@ -17,7 +17,7 @@ use crate::layout::Layout;
 use crate::pool::fetch::{Fetched, Wanted};
 use crate::reader::{MetaReader, View, file_root};
 use crate::seeded::{Bug, armed};
-use crate::space::Span;
+use crate::space::{NextUnit, Span, Together};
 use crate::{DataTarget, MappedPart, OP_ROOM, Payload, Result, Store, StoreError, Tx};
 use std::collections::HashMap;
 use std::ops::Range;
@@ -126,19 +126,20 @@ impl TxState<'_> {
 
     /// Returns a place for so many blocks, or lets it be allocated piece by piece.
     fn place_for(&mut self, tier: Tier, blocks: u64) -> Result<NewBlocks> {
-        let target = DataTarget::only(tier);
-        let passes = self.store.space.lock().passes_over(tier, blocks, LONG_BLOCKS);
-        if !passes {
-            return Ok(NewBlocks::new(target, blocks));
-        }
-        // What is left of the unit is free again for others.
-        loop {
-            let span = self.alloc_data(target, blocks)?;
-            if span.len == blocks {
-                return Ok(NewBlocks::placed(span));
+        let found = self.store.space.lock().together(tier, blocks, LONG_BLOCKS);
+        let (lane, start) = match found {
+            Together::Here(lane, start) => (lane, start),
+            Together::InNext(lane, unit) => {
+                self.seal_open_unit(tier, lane)?;
+                self.open_unit(tier, lane, NextUnit::Empty(unit))?;
+                (lane, unit * self.layout().unit_blocks(tier))
             }
-            self.free_span(span, true)?;
-        }
+            Together::Nowhere => return Ok(NewBlocks::new(DataTarget::only(tier), blocks)),
+        };
+        let span = self.store.space.lock().alloc_together(tier, lane, start, blocks);
+        self.spans.push(span);
+        self.set_bits(span, true)?;
+        Ok(NewBlocks::placed(span))
     }
 
     /// Copies pieces of a file, ascending and as many blocks as `new` is made for, and lets the file name the
