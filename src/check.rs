@@ -187,6 +187,7 @@ fn repair(pool: &Pool, args: &FsckArgs) -> anyhow::Result<ExitCode> {
     };
     let options = RepairOptions {
         now_ns: varve_ipc::Clock::now_ns(&varve_ipc::SystemClock),
+        any_device: args.any_device,
     };
     let report = Store::repair(&devices, options).map_err(|error| explain(pool.host(), error))?;
     let logs = pool.host().logs()?.copies()?.len();

@@ -453,6 +453,9 @@ pub struct FsckArgs {
     /// Show what --repair would do, and change nothing
     #[arg(long)]
     pub dry_run: bool,
+    /// Go on with a device that seems to be another pool's: what cannot be found on it is given up
+    #[arg(long)]
+    pub any_device: bool,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

@@ -293,7 +293,19 @@ impl Opened {
 
 /// What a repair leaves can be opened, and its check is clean.
 fn mend(media: &Media, files: &[File]) {
-    let report = match Store::repair(&media.devices(), RepairOptions::default()) {
+    let repair = |any_device| {
+        let options = RepairOptions {
+            any_device,
+            ..RepairOptions::default()
+        };
+        Store::repair(&media.devices(), options)
+    };
+    let report = match repair(false) {
+        // Rows that name no footer that is there: as if the device were another pool's.
+        Err(StoreError::Devices(_)) => repair(true),
+        done => done,
+    };
+    let report = match report {
         Ok(report) => report,
         Err(StoreError::NoSpace { .. }) => return,
         // Features that it does not know.

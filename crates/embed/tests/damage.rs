@@ -236,6 +236,7 @@ fn one(pool: &Pool, media: &Media, done: &[String], counts: &mut Counts, loud: b
         &devices,
         RepairOptions {
             now_ns: 5_000_000_000,
+            ..RepairOptions::default()
         },
     ) {
         Ok(report) => report,
@@ -336,7 +337,15 @@ fn repair_can_be_taken_up_again_when_it_is_cut_off_anywhere() {
         let (media, done) = damage(&pool, &kinds, &mut Rng(seed));
         let world = world_of(&media);
         let devices = SimPool::devices(&world).unwrap();
-        let (recording, result) = world.record(|| Store::repair(&devices, RepairOptions { now_ns: 1 }));
+        let (recording, result) = world.record(|| {
+            Store::repair(
+                &devices,
+                RepairOptions {
+                    now_ns: 1,
+                    ..RepairOptions::default()
+                },
+            )
+        });
         if result.is_err() {
             continue;
         }
@@ -349,8 +358,14 @@ fn repair_can_be_taken_up_again_when_it_is_cut_off_anywhere() {
                 .image(point.index, varve_media::sim::Crash::PowerSeeded(seed))
                 .into_world();
             let devices = SimPool::devices(&world).unwrap();
-            let report = Store::repair(&devices, RepairOptions { now_ns: 2 })
-                .unwrap_or_else(|error| panic!("{done:?}, cut off at {}: {error}", point.index));
+            let report = Store::repair(
+                &devices,
+                RepairOptions {
+                    now_ns: 2,
+                    ..RepairOptions::default()
+                },
+            )
+            .unwrap_or_else(|error| panic!("{done:?}, cut off at {}: {error}", point.index));
             assert_eq!(report.left, [], "{done:?}, cut off at {}", point.index);
             tried += 1;
         }

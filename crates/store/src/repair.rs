@@ -27,6 +27,8 @@ const PASSES_MAX: u32 = 8;
 pub struct RepairOptions {
     /// Time of inodes that the repair makes.
     pub now_ns: TimeNs,
+    /// Goes on with devices that seem to be another pool's.
+    pub any_device: bool,
 }
 
 /// A part of the pool that is lost, or cannot be trusted.
@@ -91,7 +93,7 @@ impl Store {
         let mut report = RepairReport::default();
         let mut paths = BTreeMap::new();
         for pass in 1..=PASSES_MAX {
-            let store = Self::open_damaged(devices, &mut report)?;
+            let store = Self::open_damaged(devices, options.any_device, &mut report)?;
             let before = report.mended.len();
             store.mend_pass(options, &mut report, &mut paths)?;
             store.checkpoint()?;

@@ -27,7 +27,8 @@ impl Store {
             {
                 return Err(StoreError::Devices(format!(
                     "{} is not the {} of this pool: it holds another pool's data, and is left as it is. Disks may \
-                     have got other names since the last start; in varve.toml, name them by /dev/disk/by-id/…",
+                     have got other names since the last start; in varve.toml, name them by /dev/disk/by-id/…. If it is \
+                     the right one, `varve fsck --repair --any-device` gives up what cannot be found on it",
                     device.name(),
                     tier.name(),
                 )));

@@ -22,7 +22,11 @@ fn put_ranges(nvm: &Arc<dyn Region>, ranges: &[Range<'_>]) -> Result<()> {
 }
 
 impl Store {
-    pub(super) fn open_damaged(devices: &Devices, report: &mut RepairReport) -> Result<Self> {
+    pub(super) fn open_damaged(
+        devices: &Devices,
+        any_device: bool,
+        report: &mut RepairReport,
+    ) -> Result<Self> {
         let sb = read_superblock(devices)?;
         let layout = Layout::validate(sb, devices)?;
         refuse_unknown(devices, &sb)?;
@@ -43,7 +47,9 @@ impl Store {
         if let Err(error @ StoreError::Superblock { .. }) = store.snapshot().reader().state() {
             return Err(error);
         }
-        store.check_first_devices(devices)?;
+        if !any_device {
+            store.check_first_devices(devices)?;
+        }
         if !bad.is_empty() {
             crate::pool::write_superblocks(devices, sb, &bad)?;
             report.mended(format!("superblock: {} restored from the other copy", bad.len()));

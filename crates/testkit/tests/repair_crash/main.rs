@@ -37,7 +37,11 @@ fn number(name: &str, default: u64) -> u64 {
 
 fn repair(world: &SimWorld) -> Result<RepairReport, String> {
     let devices = rig::devices(world).map_err(|error| error.to_string())?;
-    Store::repair(&devices, RepairOptions { now_ns: 1 }).map_err(|error| error.to_string())
+    let options = RepairOptions {
+        now_ns: 1,
+        ..RepairOptions::default()
+    };
+    Store::repair(&devices, options).map_err(|error| error.to_string())
 }
 
 /// What a path shows: bytes and attributes, each or an errno.
