@@ -36,7 +36,11 @@ pub fn clone(args: &CloneArgs) -> anyhow::Result<()> {
     let bytes = cloned.map_err(|errno| describe(errno, args, &target))?;
     ended?;
     if args.json {
-        let value = serde_json::json!({"source": args.source, "target": target, "bytes": bytes});
+        let value = serde_json::json!({
+            "source": out::path(&args.source),
+            "target": out::path(&target),
+            "bytes": bytes,
+        });
         out::line(&format!("{value:#}"));
     } else {
         out::line(&format!(
