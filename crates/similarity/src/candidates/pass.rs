@@ -98,6 +98,15 @@ impl Search {
         let Some(range) = self.ranges.pop() else {
             return Ok(false);
         };
+        let pass = self.done + 1;
+        let begins = Progress {
+            pass,
+            passes: pass + self.ranges.len() as u32,
+            blocks: 0,
+        };
+        if progress(begins).is_break() {
+            return Err(FindError::Stopped);
+        }
         self.gathered.clear();
         let mut pass = Pass {
             search: self,
