@@ -216,6 +216,18 @@ fn bad_settings_and_sources_are_named() {
         matches!(order, Err(FindError::Order { at: 5, before: 11 })),
         "{order:?}"
     );
+    struct Far;
+    impl Checksums for Far {
+        fn blocks(&self) -> u64 {
+            2
+        }
+        fn scan(&mut self, each: &mut dyn FnMut(u64, &[u32]) -> ControlFlow<()>) -> std::io::Result<()> {
+            let _ = each(MAX_BLOCKS - 1, &[1, 2]);
+            Ok(())
+        }
+    }
+    let far = find(&mut Far, &enough, &mut go, &mut |_| ());
+    assert!(matches!(far, Err(FindError::Blocks(_))), "{far:?}");
     let mut stop = |_| ControlFlow::Break(());
     let mut long = Files(vec![random(1, 1_000_000)]);
     let stopped = find(&mut long, &enough, &mut stop, &mut |_| ());

@@ -12,6 +12,7 @@ use super::sums::{Reader, WORD_BYTES, Writer};
 use super::walk::Chosen;
 use crate::candidates::Checksums;
 use crate::hash::BLOCK_BYTES;
+use rustix::fs::{FallocateFlags, fallocate};
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{Error, ErrorKind};
@@ -20,6 +21,8 @@ use std::path::{Path, PathBuf};
 
 /// Bytes read after which the index is written.
 const SAVE_BYTES: u64 = 4 << 30;
+/// Forgotten words in a row whose space is given back: two blocks of a file system, of which one is whole.
+const RELEASED_BYTES: u64 = 8192;
 
 /// An unusable state.
 #[derive(Debug, thiserror::Error)]
@@ -279,7 +282,27 @@ impl State {
             .enumerate()
             .map(|(n, kept)| (kept.id(), n))
             .collect();
-        self.save()
+        self.save()?;
+        self.release();
+        Ok(())
+    }
+
+    /// Gives the space of forgotten words back, where the file system can; no index refers to them any more.
+    fn release(&self) {
+        let mut free = 0;
+        for kept in &self.kept {
+            let (from, len) = (free * WORD_BYTES, (kept.at - free) * WORD_BYTES);
+            if len >= RELEASED_BYTES {
+                // What stays is of no use, and does no harm.
+                let _ = fallocate(
+                    &self.sums,
+                    FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+                    from,
+                    len,
+                );
+            }
+            free = kept.next();
+        }
     }
 
     /// The files that this scan has looked at.
@@ -624,6 +647,26 @@ mod tests {
         let mut state = State::open(&kept).expect("opened");
         assert_eq!(scan(&mut state, &data), [Looked::Unchanged; 4]);
         assert_eq!(duplicates(&mut state, dir.path()), found);
+    }
+
+    #[test]
+    fn forgotten_words_take_no_space() {
+        use std::os::unix::fs::MetadataExt;
+        let dir = tempfile::tempdir().expect("a directory");
+        let (data, kept) = (dir.path().join("data"), dir.path().join("state"));
+        std::fs::create_dir(&data).expect("made");
+        std::fs::write(data.join("a"), noise(1, 9000)).expect("written");
+        let mut taken = Vec::new();
+        for n in 0..4 {
+            std::fs::write(data.join("b"), noise(n, 40 << 20)).expect("written");
+            scan(&mut State::open(&kept).expect("opened"), &data);
+            taken.push(std::fs::metadata(kept.join("sums")).expect("there").blocks() * 512);
+        }
+        assert!(taken[3] < 2 * taken[0], "{taken:?}");
+        std::fs::write(data.join("c"), noise(3, 40 << 20)).expect("written");
+        let mut state = State::open(&kept).expect("opened");
+        scan(&mut state, &data);
+        assert_eq!(duplicates(&mut state, dir.path()), [(data.join("c"), 0, 10_240)]);
     }
 
     #[test]
