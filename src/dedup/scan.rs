@@ -160,8 +160,8 @@ fn search(args: &ScanArgs, state: &mut State) -> anyhow::Result<(Vec<Run>, Searc
 }
 
 /// Reads all files, but for those whose checksums someone knows. `admit` says of each whether to read it and
-/// go on (`true`) or end (`false`), or to leave it out (`Break`). A scan that was ended, also by `rate`, forgets
-/// no file.
+/// go on (`true`) or end (`false`), or to leave it out (`Break`). A scan that was ended, also by `rate`,
+/// forgets no file.
 pub fn look_at(
     paths: &[PathBuf],
     files: &FileArgs,

@@ -100,8 +100,8 @@ pub struct Chance {
     pub plans: u64,
 }
 
-/// Assigns `items`, given in the order of their clusters, to at most `groups` groups. Of more groups than items,
-/// those that stay empty are not in the plan.
+/// Assigns `items`, given in the order of their clusters, to at most `groups` groups. Of more groups than
+/// items, those that stay empty are not in the plan.
 ///
 /// # Errors
 /// If they do not fit.
@@ -239,7 +239,7 @@ impl<'a> State<'a> {
                     let any = mix(mix(seed) ^ *item as u64) as usize % (open.len() + state.spare).max(1);
                     let is_empty = |group: &usize| state.groups[*group].members.is_empty();
                     let empty = || open.iter().find(|group| is_empty(group));
-                    // A spare group is like any that is empty, of which there is one as long as items are left.
+                    // A spare group is like any that is empty; there is one as long as items are left.
                     *open.get(any).or_else(empty)?
                 }
                 Choice::Best => open.into_iter().max_by(|a, b| {

@@ -107,8 +107,8 @@ fn read(dir: &Path) -> Result<Option<Vec<u8>>> {
     Ok(Some(bytes))
 }
 
-/// Whether a directory is a state, or may become one: it is empty, but for what is left of a state whose first
-/// index was not written.
+/// Whether a directory is a state, or may become one: it is empty, but for what is left of a state whose
+/// first index was not written.
 pub(super) fn is_own(dir: &Path) -> Result<bool> {
     if let Some(bytes) = read(dir)? {
         return Ok(bytes.starts_with(MAGIC) || bytes.starts_with(OLD_MAGIC));

@@ -127,8 +127,8 @@ pub(super) fn pieces(file: &OfFile, rate: &mut ReadRate, each: &mut dyn FnMut(u6
     Ok(())
 }
 
-/// Opens a regular file or a block device, without waiting for anyone: what else a name leads to is refused, also
-/// if it takes the name meanwhile.
+/// Opens a regular file or a block device, without waiting for anyone: what else a name leads to is refused,
+/// also if it takes the name meanwhile.
 ///
 /// # Errors
 /// If it is something else, or cannot be opened.

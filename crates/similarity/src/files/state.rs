@@ -2,9 +2,10 @@
 //! continues.
 //!
 //! The state's directory has `sums` (a word of 4 bytes, little-endian, for each block of 4 KiB, but for long
-//! stretches of zeros; the files one after another) and `index` (magic `VARVSUM2`, CRC-32C, then the places and
-//! the CRC-32C of each file's words, by postcard). The sums are durable before the index that refers to them;
-//! sums behind the indexed ones are truncated at the next start. A state of an older form is thrown away.
+//! stretches of zeros; the files one after another) and `index` (magic `VARVSUM2`, CRC-32C, then the places
+//! and the CRC-32C of each file's words, by postcard). The sums are durable before the index that refers to
+//! them; sums behind the indexed ones are truncated at the next start. A state of an older form is thrown
+//! away.
 
 use super::index::{self, Index, Kept};
 use super::read::{ReadRate, open, pieces};

@@ -1,6 +1,6 @@
 //! The words of a state: a CRC-32C for each block of a file, XOR that of zeros, so that a block of zeros is a
-//! zero word. Long stretches of zero blocks have no words: what a file takes follows its data, not its length.
-//! Knows no paths.
+//! zero word. Long stretches of zero blocks have no words: what a file takes follows its data, not its
+//! length. Knows no paths.
 
 use crate::hash::BLOCK_BYTES;
 use serde::{Deserialize, Serialize};

@@ -115,8 +115,8 @@ impl Found {
         }
     }
 
-    /// Whether a path is, or is below, one that could not be looked at. Under a root that was missed, any path
-    /// may have been, as roots may be spelled in several ways.
+    /// Whether a path is, or is below, one that could not be looked at. If a root was missed, any path may
+    /// have been, as roots may be spelled in several ways.
     pub fn has_missed(&self, path: &Path) -> bool {
         self.roots_missed > 0
             || self.missed.len() >= MISSED_MAX
