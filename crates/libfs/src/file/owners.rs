@@ -56,8 +56,8 @@ impl OpenFile {
     /// meanwhile may be told in part as it was. No data is read: a checksum is what the pool expects.
     ///
     /// # Errors
-    /// As [`for_each_owned`](Self::for_each_owned); `EIO` if checksums cannot be read; `EINTR` if `each` ended
-    /// it.
+    /// As [`for_each_owned`](Self::for_each_owned); `EIO` if checksums cannot be read; `EINTR` if `each` has
+    /// ended it.
     pub fn for_each_checksum(&self, mut each: impl FnMut(&SummedBlocks) -> ControlFlow<()>) -> Result<u64> {
         let (mut from, mut blocks) = (FileBlock(0), 0);
         loop {
