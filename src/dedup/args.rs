@@ -150,11 +150,11 @@ pub struct EstimateArgs {
   varve dedup scan /srv/images --state ~/.cache/varve-scan --list --json | jq '.runs[0]'
 
 The state keeps a checksum of 4 bytes for each block of 4 KiB (1/1024 of the data; holes and zeros
-cost nothing), so that the next scan reads only what is new or has changed, and one that was interrupted goes on where it was
-(what it had read since its last save is read again). Two neighbouring checksums are a key of 64
-bits; equal keys are found in passes over the state, as many as --memory asks for, with the same
-result for any memory. For each file some 200 bytes come on top of it, and 24
-for each hole of 1 MiB and more within one.
+cost nothing), so that the next scan reads only what is new or has changed, and one that was
+interrupted goes on where it was (what it had read since its last save is read again). Two
+neighbouring checksums are a key of 64 bits; equal keys are found in passes over the state, as many
+as --memory asks for, with the same result for any memory. For each file some 200 bytes come on top
+of it, and 24 for each hole of 1 MiB and more within one.
 
 A checksum is no proof, and single blocks (about 3 % of all duplicates) are not found. Nothing is
 changed and nothing is shared: sharing compares all bytes first.")]
