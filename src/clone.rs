@@ -43,8 +43,11 @@ pub fn clone(args: &CloneArgs) -> anyhow::Result<()> {
         );
     };
     if args.json {
-        let (source, target) = (args.source.to_string_lossy(), target.to_string_lossy());
-        let value = serde_json::json!({"source": source, "target": target, "bytes": bytes});
+        let value = serde_json::json!({
+            "source": out::path(&args.source),
+            "target": out::path(&target),
+            "bytes": bytes,
+        });
         out::line(&format!("{value:#}"));
     } else {
         out::line(&format!(

@@ -63,10 +63,10 @@ fn destroy_pool(args: &DestroyArgs, pool: &Pool) -> anyhow::Result<()> {
         .with_context(|| format!("{dir} is not destroyed, or in part; run `varve destroy {dir}` again"))?;
     if args.json {
         let done = json!({
-            "pool": pool.dir(),
+            "pool": out::path(pool.dir()),
             "freed_bytes": done.freed_bytes,
             "devices_left_as_they_are": done.devices,
-            "files_left": done.left,
+            "files_left": done.left.iter().map(|path| out::path(path)).collect::<Vec<_>>(),
         });
         out::line(&format!("{done:#}"));
         return Ok(());
@@ -148,7 +148,7 @@ fn line(orphan: &Orphan) -> String {
 pub fn list(orphans: &[Orphan]) -> serde_json::Value {
     orphans
         .iter()
-        .map(|orphan| json!({ "live": orphan.live, "pool": orphan.pool, "bytes": orphan.bytes }))
+        .map(|orphan| json!({ "live": out::path(&orphan.live), "pool": out::path(&orphan.pool), "bytes": orphan.bytes }))
         .collect()
 }
 

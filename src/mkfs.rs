@@ -28,10 +28,10 @@ pub fn mkfs(args: &MkfsArgs) -> anyhow::Result<()> {
             .map(|(tier, device)| json!({ "tier": tier.name(), "device": device.to_string() }))
             .collect();
         let made = json!({
-            "directory": host.dir(),
+            "directory": out::path(host.dir()),
             "uuid": uuid_text(&host.uuid()),
             "nvm": {
-                "path": host.nvm_path(),
+                "path": out::path(&host.nvm_path()),
                 "bytes": nvm.bytes(),
                 "memory_only": nvm.is_memory(),
                 "dax": nvm.is_dax(),
@@ -39,7 +39,7 @@ pub fn mkfs(args: &MkfsArgs) -> anyhow::Result<()> {
             "ssd": place(&host.spec().ssd, host.ssd_path()),
             "hdd": place(&host.spec().hdd, host.hdd_path()),
             "more": more,
-            "journal": host.journal_path(),
+            "journal": out::path(&host.journal_path()),
             "durability": host.durability(),
         });
         out::line(&format!("{made:#}"));

@@ -1,6 +1,7 @@
 //! Standard output, standard error and progress. A closed pipe (`varve status 2>&1 | head`) is no error.
 
 use std::io::Write;
+use std::path::Path;
 use std::time::Duration;
 
 /// Prints text and a line's end.
@@ -14,6 +15,11 @@ pub fn line(text: &str) {
 pub fn note(text: &str) {
     // The reader closed the pipe; an error could not be shown.
     let _ = writeln!(std::io::stderr().lock(), "{text}");
+}
+
+/// A path in JSON, which has no bytes that are not UTF-8.
+pub fn path(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
 }
 
 /// A spinner on a terminal during a long operation; nothing elsewhere. Ends when dropped.

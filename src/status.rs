@@ -49,7 +49,10 @@ fn add_up(pool: &Pool, value: &mut Value) {
         map.insert("shim_pids".into(), Value::Array(shims.unwrap_or_default()));
         let mountpoint = pool.mountpoint();
         let mounted = crate::mounted::is_mounted(&mountpoint).then_some(mountpoint);
-        map.insert("mountpoint".into(), serde_json::json!(mounted));
+        map.insert(
+            "mountpoint".into(),
+            serde_json::json!(mounted.as_deref().map(crate::out::path)),
+        );
     }
 }
 

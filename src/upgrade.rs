@@ -27,7 +27,7 @@ pub fn upgrade(args: &UpgradeArgs) -> anyhow::Result<()> {
     let is_older = from < FORMAT_VERSION;
     if args.json {
         let done = json!({
-            "pool": pool.dir(),
+            "pool": out::path(pool.dir()),
             "found_version": from,
             "version": if args.check { from } else { FORMAT_VERSION },
             "newest_version": FORMAT_VERSION,

@@ -5,6 +5,8 @@ mod common;
 
 use common::{noise, run_ok, text_of, varve};
 use serde_json::Value;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -139,6 +141,104 @@ fn scan_holds_to_its_rate_and_least_age() {
     let found = json(&mut dedup(&slow));
     assert!(found["seconds_waited"].as_f64().unwrap() > 0.2, "{found}");
     assert!(found["seconds"].as_f64().unwrap() > 0.5, "{found}");
+}
+
+#[test]
+fn scan_takes_names_that_are_not_utf8_and_holes_for_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("data");
+    let content = noise(1, 50 * 4096);
+    write(&data, "a", &content);
+    let name = OsStr::from_bytes(b"no \xff text");
+    std::fs::write(data.join(name), &content).unwrap();
+    let sparse = std::fs::File::create(data.join("sparse")).unwrap();
+    sparse.set_len(1 << 40).unwrap();
+    let state = dir.path().join("state");
+    let scan = || {
+        let mut scan = dedup(&["scan", "--list", "--json", "--state", text(&state)]);
+        json(scan.arg(&data))
+    };
+    let found = scan();
+    assert_eq!(found["duplicate_bytes"], 50 * 4096, "{found}");
+    let path = found["runs"][0]["path"].as_str().unwrap();
+    assert!(path.ends_with("no \u{fffd} text"), "{path}");
+    assert_eq!(scan()["files_unchanged"], 3);
+    let kept: u64 = std::fs::read_dir(&state)
+        .unwrap()
+        .map(|file| file.unwrap().metadata().unwrap().len())
+        .sum();
+    assert!(kept < 4096, "{kept}");
+}
+
+#[test]
+fn paths_that_are_not_there_are_an_error_and_forget_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path(), "data/a", &noise(1, 9000));
+    let (data, state) = (dir.path().join("data"), dir.path().join("state"));
+    let dangling = dir.path().join("dangling");
+    std::os::unix::fs::symlink("/nowhere", &dangling).unwrap();
+    run_ok(dedup(&["scan", "--state", text(&state)]).arg(&data));
+    for command in ["scan", "estimate"] {
+        for paths in [vec![&dangling], vec![&data, &dangling]] {
+            let mut command = dedup(&[command]);
+            if command.get_args().any(|word| word == "scan") {
+                command.args(["--state", text(&state)]);
+            }
+            let output = command.args(&paths).output().unwrap();
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert_eq!(output.status.code(), Some(1), "{command:?}: {said}");
+            assert!(said.contains("dangling"), "{said}");
+        }
+    }
+    let again = json(dedup(&["scan", "--json", "--state", text(&state)]).arg(&data));
+    assert_eq!(
+        (&again["files_unchanged"], &again["bytes_read"]),
+        (&1.into(), &0.into())
+    );
+}
+
+#[test]
+fn directory_of_the_user_is_no_state() {
+    let dir = tempfile::tempdir().unwrap();
+    let mine = write(dir.path(), "mine/sums", b"precious");
+    let output = dedup(&["scan", "--state", text(mine.parent().unwrap())])
+        .arg(dir.path())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(
+        said.contains("is not a state") && said.contains("nothing was changed"),
+        "{said}"
+    );
+    assert_eq!(std::fs::read(&mine).unwrap(), b"precious");
+    assert_eq!(std::fs::read_dir(mine.parent().unwrap()).unwrap().count(), 1);
+}
+
+#[test]
+fn images_that_are_no_files_are_named_and_the_others_are_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let fifo = dir.path().join("fifo");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::RUSR).unwrap();
+    let image = write(dir.path(), "image", &noise(1, 9000));
+    let manifest = dir.path().join("clusters");
+    let mut cluster = dedup(&["cluster", "--json", "--manifest", text(&manifest)]);
+    let output = cluster
+        .args([&fifo, Path::new("/dev/null"), &image])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(
+        said.contains("fifo: it is neither") && said.contains("/dev/null: it is neither"),
+        "{said}"
+    );
+    let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&found["images"], &found["images_read"]), (&1.into(), &1.into()));
+    let output = dedup(&["similar", text(&fifo), "--manifest", text(&manifest)])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
 }
 
 #[test]
@@ -349,6 +449,24 @@ fn mistakes_are_told_with_what_to_do() {
         1,
     );
     assert!(missing.contains("could not be read"), "{missing}");
+    let m = text(&none);
+    for (arguments, word) in [
+        (&["estimate", m, "--rate", "0"][..], "--rate"),
+        (&["estimate", m, "--memory", "1"], "--memory"),
+        (&["scan", m, "--state", m, "--memory", "1023K"], "--memory"),
+        (&["similar", m, "--manifest", m, "--count", "0"], "--count"),
+    ] {
+        assert!(said(arguments, 2).contains(word), "{arguments:?}");
+    }
+    let image = write(dir.path(), "image", &noise(1, 1 << 20));
+    let small = said(
+        &["cluster", text(&image), "--image-memory", "1", "--manifest", m],
+        1,
+    );
+    assert!(
+        small.contains("raise --image-memory") && !small.contains("signal"),
+        "{small}"
+    );
     for command in ["estimate", "scan", "cluster", "plan", "similar"] {
         let help = text_of(&mut dedup(&[command, "--help"]));
         assert!(help.contains("varve dedup") && help.contains("--json"), "{help}");

@@ -7,9 +7,12 @@ mod common;
 use common::{LIMIT, Pool, cannot_mount, kill, noise, run_ok, varve, wait_until};
 use serde_json::Value;
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Instant;
@@ -375,18 +378,19 @@ fn command_lines_that_cannot_be_done_are_refused_with_what_to_do() {
         let said = refused(command(words, &pool.mnt().join("none")));
         assert!(said.contains("cannot find") && said.contains("none"), "{said}");
     }
-    let few = refused({
-        let mut few = command(&["dedup", "apply"], &pool.mnt());
-        few.args(["--memory", "1K"]);
-        few
-    });
-    assert!(few.contains("too few; give at least"), "{few}");
-    for words in [["--min-run", "0"], ["--rate", "fast"]] {
+    for words in [
+        ["--min-run", "0"],
+        ["--rate", "fast"],
+        ["--rate", "0"],
+        ["--memory", "1K"],
+    ] {
         let output = command(&["dedup", "apply"], &pool.mnt())
             .args(words)
             .output()
             .unwrap();
         assert_eq!(output.status.code(), Some(2), "{words:?}");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.stdout.is_empty() && said.contains(words[0]), "{said}");
     }
     // A state that another run uses.
     let state = pool.outside().join("state");
@@ -731,6 +735,91 @@ fn defrag_moves_together_what_files_have_alone_and_leaves_what_they_share() {
     run_ok(varve().args(["defrag", "--help"]));
     pool.down();
     pool.fsck_clean();
+}
+
+#[test]
+fn names_that_are_not_utf8_are_shared_and_told() {
+    let Some(pool) = pool("256M") else { return };
+    let name = |bytes: &[u8]| pool.mnt().join(OsStr::from_bytes(bytes));
+    std::fs::write(name(b"a\xff"), noise(1, 1 << 20)).unwrap();
+    std::fs::write(name(b"b\xff"), noise(1, 1 << 20)).unwrap();
+    let state = pool.outside().join("state");
+    let state = state.to_str().unwrap();
+    assert_eq!(
+        json(&["dedup", "scan", "--state", state], &pool.mnt())["files"],
+        2
+    );
+    let done = json(&["dedup", "apply", "--state", state], &pool.mnt());
+    assert_eq!(
+        (bytes(&done, "shared_bytes"), &done["complete"]),
+        (1 << 20, &true.into())
+    );
+    let told = json(&["usage"], &pool.mnt());
+    assert_eq!(
+        told[0]["files"][0]["path"].as_str().unwrap().chars().last(),
+        Some('\u{fffd}')
+    );
+    let mut clone = command(&["clone", "--json"], &name(b"a\xff"));
+    let cloned: Value = serde_json::from_slice(&run_ok(clone.arg(name(b"c\xff"))).stdout).unwrap();
+    assert!(
+        cloned["target"].as_str().unwrap().ends_with("c\u{fffd}"),
+        "{cloned}"
+    );
+    // A link that leads nowhere is told by the status, too.
+    std::os::unix::fs::symlink("nowhere", pool.mnt().join("dangling")).unwrap();
+    for words in [
+        &["usage"][..],
+        &["dedup", "status"],
+        &["dedup", "undo"],
+        &["dedup", "apply"],
+    ] {
+        let said = refused(command(words, &pool.mnt().join("dangling")));
+        assert!(said.contains("could not be looked at"), "{words:?}: {said}");
+    }
+    pool.fsck_clean();
+}
+
+#[test]
+fn run_that_waits_ends_with_the_first_signal_and_one_that_hangs_with_the_second() {
+    let Some(pool) = pool("256M") else { return };
+    std::fs::write(pool.mnt().join("a"), noise(1, 1 << 20)).unwrap();
+    std::fs::write(pool.mnt().join("b"), noise(1, 1 << 20)).unwrap();
+    let apply = |words: &[&str]| {
+        let mut apply = command(&["dedup", "apply"], &pool.mnt());
+        apply.args(words).stdout(Stdio::piped()).stderr(Stdio::piped());
+        apply.spawn().unwrap()
+    };
+    let catches = |pid: u32| {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix("SigCgt:"))
+            .unwrap();
+        u64::from_str_radix(line.trim(), 16).unwrap() & 1 << (libc::SIGINT - 1) != 0
+    };
+    // A MiB takes twelve days.
+    for words in [&["--rate", "1"][..], &["--rate", "1", "--full"]] {
+        let waits = apply(words);
+        wait_until("it catches signals", || catches(waits.id()));
+        std::thread::sleep(std::time::Duration::from_millis(500));
+        kill_softly(waits.id());
+        let output = waits.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains("stopped by a signal"), "{said}");
+    }
+    // The daemon answers nothing.
+    let daemon = pool.child_pid("serve").unwrap().to_string();
+    run_ok(Command::new("kill").args(["-STOP", &daemon]));
+    let mut hangs = Running(apply(&[]));
+    wait_until("it catches signals", || catches(hangs.0.id()));
+    kill_softly(hangs.0.id());
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    let first = hangs.0.try_wait().unwrap();
+    kill_softly(hangs.0.id());
+    let status = hangs.0.wait().unwrap();
+    run_ok(Command::new("kill").args(["-CONT", &daemon]));
+    assert_eq!((first, status.signal()), (None, Some(libc::SIGINT)));
 }
 
 /// As Ctrl-C does.

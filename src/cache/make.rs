@@ -168,7 +168,7 @@ fn report(args: &MkstoreArgs, speeds: &[ReadSpeed], plan: &StorePlan, made: &[Su
             .map(|speed| json!({ "bytes": speed.bytes, "reads_per_s": speed.per_s, "latency_ms": speed.latency_ms }))
             .collect();
         let text = json!({
-            "devices": args.devices, "bytes": bytes, "policy": shape.policy().name(), "ways": shape.ways(),
+            "devices": args.devices.iter().map(|path| out::path(path)).collect::<Vec<_>>(), "bytes": bytes, "policy": shape.policy().name(), "ways": shape.ways(),
             "block_bytes": plan.block_bytes, "objects": objects, "bits": bits, "index_bytes": index,
             "hit_seeks": cost.hit, "miss_seeks": cost.miss, "write_seeks": cost.write,
             "requests_per_s": rate, "measured": speeds,

@@ -67,7 +67,7 @@ fn status(paths: &[PathBuf], as_json: bool) -> anyhow::Result<()> {
         let place = IndexPlace::of(path, layout);
         if as_json {
             stores.push(json!({
-                "device": path, "cache": format!("{:016x}", layout.cache_id), "number": layout.device,
+                "device": out::path(path), "cache": format!("{:016x}", layout.cache_id), "number": layout.device,
                 "devices": layout.device_count, "policy": shape.policy().name(), "ways": shape.ways(),
                 "positions": shape.positions(), "block_bytes": layout.block_bytes,
                 "segment_bytes": layout.segment_bytes, "table_bytes": layout.table.len,
@@ -134,7 +134,7 @@ fn index_json(place: &IndexPlace) -> serde_json::Value {
         Pinned::NotPermitted => Some("not permitted".into()),
         Pinned::NoPool => None,
     };
-    json!({ "path": place.file, "pin": pin, "note": place.to_string() })
+    json!({ "path": place.file.as_deref().map(out::path), "pin": pin, "note": place.to_string() })
 }
 
 fn laps_text(laps: f64) -> String {

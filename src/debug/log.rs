@@ -26,7 +26,7 @@ pub fn print(at: &Path, as_json: bool) -> anyhow::Result<()> {
         let entries = entries(&copy.path, copy.session).with_context(|| copy.path.display().to_string())?;
         if as_json {
             logs.push(
-                json!({ "session": copy.session.0, "copy": place, "path": copy.path, "entries": entries }),
+                json!({ "session": copy.session.0, "copy": place, "path": out::path(&copy.path), "entries": entries }),
             );
             continue;
         }

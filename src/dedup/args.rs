@@ -1,9 +1,11 @@
 //! The command line of `varve dedup`: its commands, options and help. No behaviour.
 
+use clap::builder::RangedU64ValueParser;
 use clap::{Args, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use varve_format::Tier;
 use varve_kernelfs::pool::size;
+use varve_similarity::candidates::MIN_MEMORY_BYTES;
 
 /// The commands of `varve dedup`.
 #[derive(Debug, Subcommand)]
@@ -50,6 +52,28 @@ fn bytes(text: &str) -> Result<u64, String> {
     size::parse(text)
 }
 
+/// Parses the memory of a search or a count.
+fn memory(text: &str) -> Result<u64, String> {
+    let least = MIN_MEMORY_BYTES as u64;
+    size::parse(text).and_then(|bytes| match bytes >= least && usize::try_from(bytes).is_ok() {
+        true => Ok(bytes),
+        false => Err(format!(
+            "`{text}` is too little or too much; the least is {}",
+            size::exact(least)
+        )),
+    })
+}
+
+/// Parses a number of bytes a second.
+fn rate(text: &str) -> Result<u64, String> {
+    size::parse(text).and_then(|bytes| match bytes {
+        0 => Err(format!(
+            "`{text}` would never end; leave --rate out to read without a bound"
+        )),
+        bytes => Ok(bytes),
+    })
+}
+
 /// Parses a time such as 90, 90s, 5m, 12h or 7d to seconds.
 fn seconds(text: &str) -> Result<u64, String> {
     let unit = match text.chars().last() {
@@ -79,7 +103,7 @@ pub struct FileArgs {
     #[arg(long, value_name = "TIME", default_value = "0", value_parser = seconds)]
     pub min_age: u64,
     /// Read at most so many bytes a second, as 50M
-    #[arg(long, value_name = "SIZE", value_parser = bytes)]
+    #[arg(long, value_name = "SIZE", value_parser = rate)]
     pub rate: Option<u64>,
 }
 
@@ -109,7 +133,7 @@ pub struct EstimateArgs {
     #[arg(required = true)]
     pub paths: Vec<PathBuf>,
     /// Memory to count in
-    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = bytes)]
+    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = memory)]
     pub memory: u64,
     /// Which files, and how they are read.
     #[command(flatten)]
@@ -125,11 +149,12 @@ pub struct EstimateArgs {
   varve dedup scan /srv/images --state ~/.cache/varve-scan
   varve dedup scan /srv/images --state ~/.cache/varve-scan --list --json | jq '.runs[0]'
 
-The state keeps a checksum of 4 bytes for each block of 4 KiB (1/1024 of the data), so that the
-next scan reads only what is new or has changed, and one that was interrupted goes on where it was
-(what it had read since its last save is read again). Two neighbouring checksums are a key of 64
-bits; equal keys are found in passes over the state, as many as --memory asks for, with the same
-result for any memory. For each file some 200 bytes come on top of it.
+The state keeps a checksum of 4 bytes for each block of 4 KiB (1/1024 of the data; holes and zeros
+cost nothing), so that the next scan reads only what is new or has changed, and one that was
+interrupted goes on where it was (what it had read since its last save is read again). Two
+neighbouring checksums are a key of 64 bits; equal keys are found in passes over the state, as many
+as --memory asks for, with the same result for any memory. For each file some 200 bytes come on top
+of it, and 24 for each hole of 1 MiB and more within one.
 
 A checksum is no proof, and single blocks (about 3 % of all duplicates) are not found. Nothing is
 changed and nothing is shared: sharing compares all bytes first.")]
@@ -141,7 +166,7 @@ pub struct ScanArgs {
     #[arg(long, value_name = "DIR")]
     pub state: PathBuf,
     /// Memory for the search
-    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = bytes)]
+    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = memory)]
     pub memory: u64,
     /// Shortest run of equal blocks that counts
     #[arg(long, value_name = "BLOCKS", default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..))]
@@ -192,7 +217,7 @@ pub struct ApplyArgs {
     #[arg(long, value_name = "DIR")]
     pub state: Option<PathBuf>,
     /// Memory for the search
-    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = bytes)]
+    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = memory)]
     pub memory: u64,
     /// Shortest run that is shared: each run may become an extent of its own
     #[arg(long, value_name = "BLOCKS", default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..))]
@@ -500,7 +525,7 @@ pub struct SimilarArgs {
     #[arg(long, value_name = "IMAGE")]
     pub to: Option<PathBuf>,
     /// Number of images that are shown
-    #[arg(long, value_name = "N", default_value_t = 5)]
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     pub count: usize,
     /// Bounds on reading an image.
     #[command(flatten)]
@@ -512,7 +537,21 @@ pub struct SimilarArgs {
 
 #[cfg(test)]
 mod tests {
-    use super::seconds;
+    use super::{memory, rate, seconds};
+
+    #[test]
+    fn sizes_that_cannot_be_meant_are_refused() {
+        assert_eq!(
+            (memory("1M"), rate("1"), rate("50M")),
+            (Ok(1 << 20), Ok(1), Ok(50 << 20))
+        );
+        for bad in ["0", "1", "1023K", "many"] {
+            assert!(memory(bad).is_err(), "{bad}");
+        }
+        for bad in ["0", "0M", "0.4", "fast"] {
+            assert!(rate(bad).is_err(), "{bad}");
+        }
+    }
 
     #[test]
     fn times_have_units() {

@@ -1,7 +1,7 @@
 //! `varve dedup estimate`.
 
 use super::args::EstimateArgs;
-use super::{Reading, memory, percent, show, tell_errors};
+use super::{Reading, memory, percent, require_roots, show, tell_errors};
 use crate::out;
 use serde_json::json;
 use std::time::Instant;
@@ -41,7 +41,7 @@ pub fn estimate(args: &EstimateArgs) -> anyhow::Result<()> {
             "savings": savings,
         });
         out::line(&format!("{value:#}"));
-        return Ok(());
+        return require_roots(&found);
     }
     out::line(&format!(
         "{} files, {} read in {seconds:.1} s, {} of it zeros",
@@ -63,7 +63,7 @@ pub fn estimate(args: &EstimateArgs) -> anyhow::Result<()> {
             size::show(args.memory),
         ));
     }
-    Ok(())
+    require_roots(&found)
 }
 
 fn line(saving: &Saving) -> String {

@@ -3,7 +3,6 @@
 use super::args::{FileArgs, LimitArgs};
 use super::memory;
 use anyhow::Context;
-use std::fs::File;
 use std::path::Path;
 use std::time::Duration;
 use varve_similarity::files::{self, Chosen};
@@ -50,7 +49,7 @@ impl<'a> Reader<'a> {
             files::profile(&name, path, &filter, &mut rate, &self.limits, &mut |_| true)
                 .with_context(about)?
         } else {
-            let file = File::open(path).with_context(about)?;
+            let file = files::open_image(path).with_context(about)?;
             self.worker
                 .profile(&name, &file, &self.limits)
                 .with_context(about)?
@@ -61,7 +60,7 @@ impl<'a> Reader<'a> {
     fn layers(&self, name: &str, dir: &Path) -> anyhow::Result<Profile> {
         let mut image = Collector::new(name, &self.limits);
         for layer in files::layers(dir)? {
-            let file = File::open(&layer).with_context(|| layer.display().to_string())?;
+            let file = files::open_image(&layer).with_context(|| layer.display().to_string())?;
             image.merge(self.worker.profile(name, &file, &self.limits)?);
         }
         let mut profile = image.finish();

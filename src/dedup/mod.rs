@@ -111,6 +111,15 @@ pub fn tell_errors(found: &Found) {
     }
 }
 
+/// Fails if a path of the command line could not be looked at; `tell_errors` has said why.
+pub fn require_roots(found: &Found) -> anyhow::Result<()> {
+    match found.roots_missed {
+        0 => Ok(()),
+        1 => anyhow::bail!("one of the paths could not be looked at"),
+        missed => anyhow::bail!("{missed} of the paths could not be looked at"),
+    }
+}
+
 fn show(bytes: f64) -> String {
     size::show(bytes.max(0.0) as u64)
 }

@@ -1,11 +1,11 @@
 //! `varve dedup scan`.
 
 use super::args::{FileArgs, ScanArgs};
-use super::{Reading, memory, percent, tell_errors};
+use super::{Reading, memory, percent, require_roots, tell_errors};
 use crate::out;
 use serde_json::json;
 use std::ops::ControlFlow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 use varve_kernelfs::pool::size;
 use varve_similarity::candidates::{self, Run, SearchOutcome, SearchSettings};
@@ -56,11 +56,23 @@ impl Counts {
     }
 }
 
+/// Opens the state of a scan; says it if it was of an older form.
+pub fn open_state(dir: &Path) -> Result<State, StateError> {
+    let state = State::open(dir)?;
+    if state.was_old() {
+        let dir = dir.display();
+        out::note(&format!(
+            "varve: the state in {dir} is of an older version; all files are read anew"
+        ));
+    }
+    Ok(state)
+}
+
 /// Updates the state and prints runs of identical blocks.
 pub fn scan(args: &ScanArgs, known: Option<&mut dyn Knows>) -> anyhow::Result<()> {
     let started = Instant::now();
     let mut rate = args.files.rate();
-    let mut state = State::open(&args.state)?;
+    let mut state = open_state(&args.state)?;
     let (found, counts) = look_at(
         &args.paths,
         &args.files,
@@ -72,7 +84,7 @@ pub fn scan(args: &ScanArgs, known: Option<&mut dyn Knows>) -> anyhow::Result<()
     tell_errors(&found);
     let read_seconds = started.elapsed().as_secs_f64();
     let (runs, result) = search(args, &mut state)?;
-    let total = state.files().len();
+    let total = state.files().count();
     let blocks = candidates::Checksums::blocks(&state);
     let listed = runs.iter().filter_map(|run| listed(&state, run));
     if args.json {
@@ -99,7 +111,7 @@ pub fn scan(args: &ScanArgs, known: Option<&mut dyn Knows>) -> anyhow::Result<()
             "runs": args.list.then(|| listed.map(|listed| listed.json()).collect::<Vec<_>>()),
         });
         out::line(&format!("{value:#}"));
-        return Ok(());
+        return require_roots(&found);
     }
     listed.for_each(|listed| out::line(&listed.text()));
     for path in &counts.changing {
@@ -121,7 +133,7 @@ pub fn scan(args: &ScanArgs, known: Option<&mut dyn Knows>) -> anyhow::Result<()
         size::show(result.blocks_in_short_runs * BLOCK),
         result.passes,
     ));
-    Ok(())
+    require_roots(&found)
 }
 
 /// Searches for identical blocks. Keeps the runs only if they are to be listed.
@@ -148,7 +160,8 @@ fn search(args: &ScanArgs, state: &mut State) -> anyhow::Result<(Vec<Run>, Searc
 }
 
 /// Reads all files, but for those whose checksums someone knows. `admit` says of each whether to read it and
-/// go on (`true`) or end (`false`), or to leave it out (`Break`). A scan that was ended forgets no file.
+/// go on (`true`) or end (`false`), or to leave it out (`Break`). A scan that was ended, also by `rate`,
+/// forgets no file.
 pub fn look_at(
     paths: &[PathBuf],
     files: &FileArgs,
@@ -184,20 +197,21 @@ pub fn look_at(
                 None => counts.read += 1,
             },
             Ok(Ok(Looked::Changing)) => counts.changing.push(path),
+            Ok(Err(_)) if rate.is_stopped() => cut = true,
             Ok(Err(error)) => errors.push(format!("{path}: {error}")),
             Err(error) => failed = Some(error),
         }
         reading.at(rate.bytes());
-        failed.is_none()
+        failed.is_none() && !cut
     });
     if let Some(error) = failed {
         return Err(error.into());
     }
-    found.errors.extend(errors);
+    errors.into_iter().for_each(|error| found.note(error));
     if cut {
         state.save()?;
     } else {
-        state.finish()?;
+        state.finish(&|path| found.has_missed(path))?;
     }
     Ok((found, counts))
 }

@@ -7,8 +7,8 @@ use super::open_files::{FileId, OpenFiles};
 use super::search::{Owners, TempDir, search, sharing_sets};
 use super::sums::PoolSums;
 use crate::dedup::args::ApplyArgs;
-use crate::dedup::scan::{Counts, Knows, look_at};
-use crate::dedup::{Reading, tell_errors};
+use crate::dedup::scan::{Counts, Knows, look_at, open_state};
+use crate::dedup::{Reading, require_roots, tell_errors};
 use crate::out;
 use crate::pool_session::PoolSession;
 use crate::signals::Stop;
@@ -56,7 +56,7 @@ impl Report {
 
 /// Shares what is the same in the files below some paths.
 pub fn apply(args: &ApplyArgs) -> anyhow::Result<()> {
-    let stop = Stop::install().context("cannot catch signals")?;
+    let stop = Stop::install_for_one().context("cannot catch signals")?;
     let pool = PoolSession::open(&args.pool.paths)?;
     if pool.mount.is_read_only {
         bail!("{} is mounted read-only", pool.mount.at.display());
@@ -70,9 +70,9 @@ pub fn apply(args: &ApplyArgs) -> anyhow::Result<()> {
             temporary.as_ref()
         }
     };
-    let mut state = State::open(dir)?;
+    let mut state = open_state(dir)?;
     let mut report = Report::default();
-    let mut read_rate = args.files.rate();
+    let mut read_rate = args.files.rate().until(stop.flag());
     let user = geteuid().as_raw();
     let mut owners = Owners::new();
     let paths = &args.pool.paths;
@@ -94,7 +94,7 @@ pub fn apply(args: &ApplyArgs) -> anyhow::Result<()> {
     let shared = share(args, &pool, dir, &mut state, &owners, &stop, &mut report);
     print(args, &counts, &report, read_rate.bytes(), shared.is_ok());
     match shared {
-        Ok(()) => pool.end(),
+        Ok(()) => pool.end().and_then(|()| require_roots(&found)),
         Err(interruption) => Err(error(interruption, &pool)),
     }
 }
@@ -119,7 +119,7 @@ fn share(
         dry_run: args.dry_run,
         report,
         waiting: Waiting::default(),
-        rate: args.files.rate(),
+        rate: args.files.rate().until(stop.flag()),
         progress: &|shared_bytes| {
             reading.at(shared_bytes);
             match stop.count() {

@@ -124,7 +124,7 @@ impl Deduper<'_> {
             return Ok(());
         }
         self.progress()?;
-        self.rate.take(bytes);
+        self.rate.take(bytes).map_err(|_| Interruption::Signal)?;
         match self.call(&pairs) {
             Ok(told) => pairs
                 .iter()

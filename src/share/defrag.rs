@@ -4,7 +4,7 @@ use super::interruption::Interruption;
 use super::status::for_each_part;
 use super::undo::{Report, end};
 use crate::dedup::args::DefragArgs;
-use crate::dedup::{Reading, tell_errors};
+use crate::dedup::{Reading, require_roots, tell_errors};
 use crate::out;
 use crate::pool_session::PoolSession;
 use crate::signals::Stop;
@@ -118,7 +118,7 @@ pub fn defrag(args: &DefragArgs) -> anyhow::Result<()> {
         0 => Ok(()),
         _ => Err(Interruption::Signal),
     };
-    let mut rate = args.files.rate();
+    let mut rate = args.files.rate().until(stop.flag());
     let reading = Reading::start(&args.files);
     for (path, before) in &files {
         done.files += 1;
@@ -133,7 +133,8 @@ pub fn defrag(args: &DefragArgs) -> anyhow::Result<()> {
         done.after += after;
     }
     tell(args, &done, result.is_ok());
-    end(pool, result, "lies as it lay")
+    end(pool, result, "lies as it lay")?;
+    require_roots(&done.found)
 }
 
 /// Moves together what one file has alone.
@@ -165,7 +166,9 @@ fn defrag_file(
             }
             let bytes = posix.defrag_range(fd, at, STEP_BYTES)?;
             moved += bytes;
-            rate.take(bytes);
+            if rate.take(bytes).is_err() {
+                break;
+            }
         }
         Ok(())
     });

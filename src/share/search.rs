@@ -67,7 +67,7 @@ pub fn search(
         min_run_blocks: args.min_run,
         spill_dir: dir.to_owned(),
     };
-    let mut runs = RunFile::new(dir)?;
+    let mut runs = RunFile::new(state)?;
     let mut failed = None;
     let mut source = state.only(|kept| owners.get(&kept.id()).is_some_and(|owner| set.has(*owner)));
     let mut progress = |_| match stop.count() {
@@ -98,16 +98,10 @@ pub struct RunFile {
 }
 
 impl RunFile {
-    fn new(dir: &Path) -> anyhow::Result<Self> {
-        let path = dir.join("runs");
-        let file = File::options()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .open(&path)
-            .and_then(|file| std::fs::remove_file(&path).map(|()| file))
-            .with_context(|| format!("cannot keep runs in {}", dir.display()))?;
+    fn new(state: &State) -> anyhow::Result<Self> {
+        let file = state
+            .temporary()
+            .context("cannot keep runs beside the state of the search")?;
         Ok(Self {
             out: BufWriter::new(file),
             count: 0,

@@ -2,7 +2,7 @@
 
 use super::tally::{Sums, Tally};
 use crate::dedup::args::{DedupStatusArgs, UsageArgs};
-use crate::dedup::tell_errors;
+use crate::dedup::{require_roots, tell_errors};
 use crate::out;
 use crate::pool_session::PoolSession;
 use serde_json::{Value, json};
@@ -45,12 +45,13 @@ pub struct SetUsage {
     pub found: Found,
 }
 
-/// Counts the blocks of all files below some paths; calls `each` with the sums of every one.
+/// Counts the blocks of all files below some paths; calls `each` with the sums of every one, and ends when it
+/// returns false.
 pub fn usage_of(
     pool: &PoolSession,
     paths: &[PathBuf],
     filter: &Filter,
-    each: &mut dyn FnMut(&Path, Sums),
+    each: &mut dyn FnMut(&Path, Sums) -> bool,
 ) -> SetUsage {
     let mut set = SetUsage {
         tally: Tally::default(),
@@ -70,7 +71,7 @@ pub fn usage_of(
                 let sums = own.sums(pool.privileged);
                 set.files += 1;
                 set.sharing += u64::from(sums.shared > 0);
-                each(&chosen.path, sums);
+                return each(&chosen.path, sums);
             }
             Err(error) if errors.len() < ERRORS_MAX => {
                 errors.push(format!("{}: {error}", chosen.path.display()))
@@ -87,10 +88,10 @@ pub fn usage_of(
 /// sums.
 pub fn sums_of(paths: &[PathBuf]) -> anyhow::Result<(u64, Sums)> {
     let pool = PoolSession::open(paths)?;
-    let set = usage_of(&pool, paths, &Filter::default(), &mut |_, _| ());
+    let set = usage_of(&pool, paths, &Filter::default(), &mut |_, _| true);
     tell_errors(&set.found);
     let sums = set.tally.sums(pool.privileged);
-    pool.end()?;
+    pool.end().and_then(|()| require_roots(&set.found))?;
     Ok((set.sharing, sums))
 }
 
@@ -107,7 +108,7 @@ fn to_json(sums: Sums) -> Value {
 /// `varve dedup status`.
 pub fn status(args: &DedupStatusArgs) -> anyhow::Result<()> {
     let pool = PoolSession::open(&args.pool.paths)?;
-    let set = usage_of(&pool, &args.pool.paths, &Filter::default(), &mut |_, _| ());
+    let set = usage_of(&pool, &args.pool.paths, &Filter::default(), &mut |_, _| true);
     let sums = set.tally.sums(pool.privileged);
     tell_errors(&set.found);
     if args.pool.json {
@@ -142,13 +143,13 @@ pub fn status(args: &DedupStatusArgs) -> anyhow::Result<()> {
             size::show(sums.to_copy)
         ));
     }
-    pool.end()
+    pool.end().and_then(|()| require_roots(&set.found))
 }
 
 /// `varve usage`.
 pub fn usage(args: &UsageArgs) -> anyhow::Result<()> {
     let pool = PoolSession::open(&args.pool.paths)?;
-    let mut lists = Vec::new();
+    let (mut lists, mut missed) = (Vec::new(), Found::default());
     if !args.pool.json {
         out::line("     total      alone     shared set shared  path");
     }
@@ -158,17 +159,21 @@ pub fn usage(args: &UsageArgs) -> anyhow::Result<()> {
             &pool,
             std::slice::from_ref(path),
             &Filter::default(),
-            &mut |path, sums| match (args.summarize, args.pool.json) {
-                (true, _) => {}
-                (false, true) => {
-                    let mut file = to_json(sums);
-                    file["path"] = json!(path.to_string_lossy());
-                    files.push(file);
+            &mut |path, sums| {
+                match (args.summarize, args.pool.json) {
+                    (true, _) => {}
+                    (false, true) => {
+                        let mut file = to_json(sums);
+                        file["path"] = json!(path.to_string_lossy());
+                        files.push(file);
+                    }
+                    (false, false) => out::line(&row(sums, None, path)),
                 }
-                (false, false) => out::line(&row(sums, None, path)),
+                true
             },
         );
         tell_errors(&set.found);
+        missed.roots_missed += set.found.roots_missed;
         let sums = set.tally.sums(pool.privileged);
         if args.pool.json {
             let mut value = to_json(sums);
@@ -184,7 +189,7 @@ pub fn usage(args: &UsageArgs) -> anyhow::Result<()> {
     if args.pool.json {
         out::line(&format!("{:#}", Value::Array(lists)));
     }
-    pool.end()
+    pool.end().and_then(|()| require_roots(&missed))
 }
 
 /// Columns of one file, or of one path's files together.

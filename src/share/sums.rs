@@ -3,6 +3,7 @@
 
 use crate::dedup::scan::Knows;
 use crate::pool_session::PoolSession;
+use std::ops::ControlFlow;
 use std::sync::mpsc::channel;
 use varve_format::{BLOCK_BYTES, BLOCK_SIZE, FileBlock, Tier};
 use varve_libfs::posix::{Fd, Whence};
@@ -34,11 +35,15 @@ impl<'p> PoolSums<'p> {
         Self { pool, full }
     }
 
-    fn by_checksums(&self, fd: Fd, each: &mut dyn FnMut(u64, &[u32])) -> Result<(), Errno> {
-        let posix = &self.pool.posix;
-        posix
-            .for_each_checksum(fd, |part| each(part.file_block.0, &part.sums))
-            .map(drop)
+    fn by_checksums(&self, fd: Fd, rate: &ReadRate, each: &mut dyn FnMut(u64, &[u32])) -> Result<(), Errno> {
+        let told = self.pool.posix.for_each_checksum(fd, |part| {
+            each(part.file_block.0, &part.sums);
+            match rate.is_stopped() {
+                true => ControlFlow::Break(()),
+                false => ControlFlow::Continue(()),
+            }
+        });
+        told.map(drop)
     }
 
     /// How many threads are to read a file: one where a head would be moved to and fro.
@@ -93,7 +98,8 @@ impl<'p> PoolSums<'p> {
                 let parts = readers[taken % count].1.recv().map_err(|_| Errno(libc::EIO))??;
                 taken += 1;
                 for (first, sums) in parts {
-                    rate.take(sums.len() as u64 * BLOCK_BYTES);
+                    let bytes = sums.len() as u64 * BLOCK_BYTES;
+                    rate.take(bytes).map_err(|_| Errno(libc::EINTR))?;
                     each(first, &sums);
                 }
             }
@@ -166,7 +172,7 @@ impl Knows for PoolSums<'_> {
         let told = match (is_same, self.full) {
             (false, _) => Err(Errno(libc::ENOENT)),
             (true, true) => self.by_reading(fd, rate, each),
-            (true, false) => self.by_checksums(fd, each),
+            (true, false) => self.by_checksums(fd, rate, each),
         };
         let _ = posix.close(fd);
         match told {

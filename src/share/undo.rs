@@ -4,7 +4,7 @@ use super::interruption::Interruption;
 use super::status::{SetUsage, for_each_part, usage_of};
 use super::tally::Sums;
 use crate::dedup::args::UndoArgs;
-use crate::dedup::{Reading, tell_errors};
+use crate::dedup::{Reading, require_roots, tell_errors};
 use crate::out;
 use crate::pool_session::PoolSession;
 use crate::signals::Stop;
@@ -66,7 +66,7 @@ impl Report {
 
 /// Undoes all shares of the files below some paths.
 pub fn undo(args: &UndoArgs) -> anyhow::Result<()> {
-    let stop = Stop::install().context("cannot catch signals")?;
+    let stop = Stop::install_for_one().context("cannot catch signals")?;
     let pool = PoolSession::open(&args.pool.paths)?;
     let filter = args.files.filter()?;
     let mut sharing = Vec::new();
@@ -74,7 +74,11 @@ pub fn undo(args: &UndoArgs) -> anyhow::Result<()> {
         if sums.shared > 0 {
             sharing.push(path.to_owned());
         }
+        stop.count() == 0
     });
+    if stop.count() > 0 {
+        bail!("stopped by a signal while the files were counted; nothing was changed");
+    }
     let sums = set.tally.sums(pool.privileged);
     let free = pool.free_bytes()?;
     tell_errors(&set.found);
@@ -88,7 +92,7 @@ pub fn undo(args: &UndoArgs) -> anyhow::Result<()> {
     }
     let (mut report, mut undone) = (Report::default(), Ok(()));
     if !args.dry_run && sums.shared > 0 {
-        let mut rate = args.files.rate();
+        let mut rate = args.files.rate().until(stop.flag());
         let reading = Reading::start(&args.files);
         // The last first: `apply` has let later files share the blocks of earlier ones, which lie together
         // there, and the last owner keeps them.
@@ -101,7 +105,8 @@ pub fn undo(args: &UndoArgs) -> anyhow::Result<()> {
         }
     }
     tell(args, &set, sums, free, &report, undone.is_ok());
-    end(pool, undone, "is shared")
+    end(pool, undone, "is shared")?;
+    require_roots(&set.found)
 }
 
 /// Ends the session of a command; `rest` says what holds of the files that it did not get to.
@@ -268,7 +273,7 @@ fn undo_ranges(
                 .map_err(Failure::Refused)?;
             // A range of several parts takes one call.
             report.bytes += bytes.min(range.shared);
-            rate.take(bytes);
+            rate.take(bytes).map_err(|_| Failure::Stopped)?;
         }
     }
     Ok(())

@@ -124,7 +124,8 @@ fn what_is_in_logs_counts_for_owners_and_undo_and_times_stay() {
 fn told(posix: &Posix, fd: Fd) -> Result<BTreeMap<u64, u32>, Errno> {
     let mut sums = BTreeMap::new();
     let blocks = posix.for_each_checksum(fd, |part| {
-        sums.extend((part.file_block.0..).zip(part.sums.clone()))
+        sums.extend((part.file_block.0..).zip(part.sums.clone()));
+        std::ops::ControlFlow::Continue(())
     })?;
     assert_eq!(blocks, sums.len() as u64);
     Ok(sums)

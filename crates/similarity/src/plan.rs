@@ -100,7 +100,8 @@ pub struct Chance {
     pub plans: u64,
 }
 
-/// Assigns `items`, given in the order of their clusters, to at most `groups` groups.
+/// Assigns `items`, given in the order of their clusters, to at most `groups` groups. Of more groups than
+/// items, those that stay empty are not in the plan.
 ///
 /// # Errors
 /// If they do not fit.
@@ -209,15 +210,20 @@ struct Group {
 struct State<'a> {
     items: &'a [Item],
     bound: Bound,
+    /// At most as many as there are items: more are never filled.
     groups: Vec<Group>,
+    /// Number of further groups, which stay empty.
+    spare: usize,
 }
 
 impl<'a> State<'a> {
     fn empty(items: &'a [Item], groups: usize, bound: Bound) -> Self {
+        let filled = groups.min(items.len());
         Self {
             items,
             bound,
-            groups: (0..groups).map(|_| Group::default()).collect(),
+            groups: (0..filled).map(|_| Group::default()).collect(),
+            spare: groups - filled,
         }
     }
 
@@ -225,13 +231,16 @@ impl<'a> State<'a> {
     fn fill(items: &'a [Item], groups: usize, bound: Bound, order: &[usize], choice: Choice) -> Option<Self> {
         let mut state = Self::empty(items, groups, bound);
         for item in order {
-            let open: Vec<usize> = (0..groups)
+            let open: Vec<usize> = (0..state.groups.len())
                 .filter(|group| state.has_room(*group, *item, None))
                 .collect();
             let group = match choice {
                 Choice::Any(seed) => {
-                    let any = mix(mix(seed) ^ *item as u64) as usize;
-                    *open.get(any % open.len().max(1))?
+                    let any = mix(mix(seed) ^ *item as u64) as usize % (open.len() + state.spare).max(1);
+                    let is_empty = |group: &usize| state.groups[*group].members.is_empty();
+                    let empty = || open.iter().find(|group| is_empty(group));
+                    // A spare group is like any that is empty; there is one as long as items are left.
+                    *open.get(any).or_else(empty)?
                 }
                 Choice::Best => open.into_iter().max_by(|a, b| {
                     let gain = |group: usize| state.gain(group, *item);
@@ -531,5 +540,23 @@ mod tests {
             plan(&items, 2, Bound::Bytes(one)),
             Err(PlanError::NoRoom { .. })
         ));
+    }
+
+    #[test]
+    fn groups_beyond_the_number_of_items_cost_nothing_and_change_nothing() {
+        let items = items(8, 3);
+        let all: f64 = items.iter().map(|item| item.bytes).sum();
+        let bound = Bound::Bytes(all / 2.0);
+        let as_many = plan(&items, 8, bound).expect("they fit");
+        let far_more = plan(&items, usize::MAX, bound).expect("they fit");
+        assert_eq!(
+            (&far_more.groups, far_more.saved),
+            (&as_many.groups, as_many.saved)
+        );
+        assert_eq!(far_more.round_robin, as_many.round_robin);
+        // Of so many hosts, chance takes another one for each image.
+        assert_eq!((far_more.random.plans, far_more.random.most), (RANDOM_PLANS, 0.0));
+        assert!(as_many.random.most > 0.0);
+        assert_eq!(waves(&items, 1 << 40).expect("a plan").groups.len(), 8);
     }
 }

@@ -26,6 +26,8 @@ use std::time::{Duration, Instant};
 const MAX_ANSWER_BYTES: u64 = 64 << 20;
 /// Bytes of a message of the worker, at most.
 const MAX_MESSAGE_BYTES: usize = 512;
+/// What Rust's library says at the end of a process whose memory did not suffice.
+const OUT_OF_MEMORY: &str = "memory allocation of ";
 const MAGIC: [u8; 4] = *b"VPRF";
 
 /// The command line of a worker.
@@ -46,6 +48,9 @@ pub enum SandboxError {
     /// It ended without an answer.
     #[error("the process that parsed it ended with {0}")]
     Ended(String),
+    /// Its memory did not suffice.
+    #[error("the process that parsed it needed more memory than {0} bytes; raise --image-memory")]
+    Memory(u64),
     /// It took too long.
     #[error("parsing took longer than {0:?}")]
     Time(Duration),
@@ -88,7 +93,12 @@ impl Worker {
         // Whatever the outcome, the worker is killed and reaped.
         let _ = child.kill();
         let _ = child.wait();
-        let mut profile = answer?;
+        let mut profile = answer.map_err(|error| match error {
+            SandboxError::Ended(how) if how.contains(OUT_OF_MEMORY) => {
+                SandboxError::Memory(limits.memory_bytes)
+            }
+            error => error,
+        })?;
         profile.name = name.to_owned();
         Ok(profile)
     }

@@ -62,6 +62,7 @@ fn main() -> ExitCode {
             worker_answers_with_a_profile();
             image_that_cannot_be_parsed_is_compared_by_blocks();
             worker_that_lies_or_hangs_is_told();
+            worker_with_too_little_memory_says_what_to_raise();
             ExitCode::SUCCESS
         }
     }
@@ -150,4 +151,26 @@ fn worker_that_lies_or_hangs_is_told() {
     let error = own("hang").profile("x", &image, &short).expect_err("it hangs");
     assert!(error.to_string().contains("took longer"), "{error}");
     println!("worker_that_lies_or_hangs_is_told ... ok");
+}
+
+fn worker_with_too_little_memory_says_what_to_raise() {
+    let image: Vec<u8> = (0..1_000_000u32)
+        .flat_map(|n| n.wrapping_mul(n).to_le_bytes())
+        .collect();
+    let image = file(&image);
+    for memory_bytes in [1, 4096, 1 << 20] {
+        let limits = Limits {
+            memory_bytes,
+            ..limits()
+        };
+        let error = own("worker")
+            .profile("x", &image, &limits)
+            .expect_err("too little memory");
+        let told = error.to_string();
+        assert!(
+            told.contains("raise --image-memory") && !told.contains("signal"),
+            "{memory_bytes}: {told}"
+        );
+    }
+    println!("worker_with_too_little_memory_says_what_to_raise ... ok");
 }

@@ -1,6 +1,7 @@
 //! Owners of a file's blocks: which it shares, which programs use it, the undo of shares, and moving together
 //! what is not shared; and their checksums. Finds no duplicates.
 
+use std::ops::ControlFlow;
 use varve_format::{BLOCK_BYTES, EntryFlags, FileBlock, LogOp};
 use varve_ipc::{Cred, Owned, OwnedBlocks, Request, Response, SUMS_MAX, Summed, SummedBlocks};
 
@@ -55,8 +56,9 @@ impl OpenFile {
     /// meanwhile may be told in part as it was. No data is read: a checksum is what the pool expects.
     ///
     /// # Errors
-    /// As [`for_each_owned`](Self::for_each_owned); `EIO` if checksums cannot be read.
-    pub fn for_each_checksum(&self, mut each: impl FnMut(&SummedBlocks)) -> Result<u64> {
+    /// As [`for_each_owned`](Self::for_each_owned); `EIO` if checksums cannot be read; `EINTR` if `each` has
+    /// ended it.
+    pub fn for_each_checksum(&self, mut each: impl FnMut(&SummedBlocks) -> ControlFlow<()>) -> Result<u64> {
         let (mut from, mut blocks) = (FileBlock(0), 0);
         loop {
             let summed = self.mount().look(|session| {
@@ -67,7 +69,9 @@ impl OpenFile {
             })?;
             for part in &summed.parts {
                 blocks += part.sums.len() as u64;
-                each(part);
+                if each(part).is_break() {
+                    return Err(Errno(libc::EINTR));
+                }
             }
             match summed.next {
                 Some(next) if next > from => from = next,

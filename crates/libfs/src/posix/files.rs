@@ -469,7 +469,11 @@ impl Posix {
     ///
     /// # Errors
     /// As that; `EBADF`.
-    pub fn for_each_checksum(&self, fd: Fd, each: impl FnMut(&crate::SummedBlocks)) -> Result<u64> {
+    pub fn for_each_checksum(
+        &self,
+        fd: Fd,
+        each: impl FnMut(&crate::SummedBlocks) -> std::ops::ControlFlow<()>,
+    ) -> Result<u64> {
         self.table.get(fd)?.file.for_each_checksum(each)
     }
 

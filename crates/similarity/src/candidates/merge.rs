@@ -6,9 +6,12 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Read, Write};
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 const PAIR_BYTES: usize = 2 * POSITION_BYTES;
+/// Pairs that are merged between two calls of `go`.
+const PAIRS_BETWEEN_LOOKS: u32 = 1 << 16;
 
 /// Unnamed files of sorted pairs; the kernel removes them when they are closed.
 pub(super) struct Spill {
@@ -71,13 +74,15 @@ impl Spill {
 }
 
 /// Reports the runs of all pairs, by position; with `singles`, pairs of single blocks, also those outside of
-/// these runs.
+/// these runs. `go` is called now and then, and may end it.
 pub(super) fn merge(
     pairs: Spill,
     singles: Option<Spill>,
     memory_bytes: usize,
+    go: &mut dyn FnMut() -> ControlFlow<()>,
     tell: &mut dyn FnMut(Run),
 ) -> Result<(), FindError> {
+    let mut until_asked = 0;
     let mut pairs = pairs.into_pairs(memory_bytes / 4)?;
     let mut singles = match singles {
         Some(spill) => Some(Singles {
@@ -89,6 +94,13 @@ pub(super) fn merge(
     };
     let mut runs = Runs::default();
     loop {
+        if until_asked == 0 {
+            until_asked = PAIRS_BETWEEN_LOOKS;
+            if go().is_break() {
+                return Err(FindError::Stopped);
+            }
+        }
+        until_asked -= 1;
         let pair = pairs.next()?;
         let ended = match pair {
             Some((at, same_as)) => runs.add(at, same_as),

@@ -119,7 +119,7 @@ pub struct Progress {
 }
 
 /// Reports all runs of at least [`SearchSettings::min_run_blocks`], in order of their position. `progress` is
-/// called now and then, and may end the search.
+/// called at the start of each pass and now and then, and may end the search.
 ///
 /// # Errors
 /// See [`FindError`]. The runs reported until then are right.
@@ -150,7 +150,15 @@ pub fn find(
         0 | 1 => Some(search(KeyOf::One)?),
         _ => None,
     };
-    merge::merge(pairs, singles, settings.memory_bytes, &mut |run| {
+    let passes = found.passes;
+    let mut go = || {
+        progress(Progress {
+            pass: passes,
+            passes,
+            blocks,
+        })
+    };
+    merge::merge(pairs, singles, settings.memory_bytes, &mut go, &mut |run| {
         if run.blocks >= settings.min_run_blocks {
             found.runs += 1;
             found.blocks += run.blocks;

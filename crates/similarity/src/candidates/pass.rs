@@ -1,7 +1,7 @@
 //! One pass over the checksums: keys of one range are gathered, sorted, and turned into pairs of positions.
 
 use super::merge::Spill;
-use super::{Checksums, FindError, Progress};
+use super::{Checksums, FindError, MAX_BLOCKS, Progress};
 use crate::hash::mix;
 use std::ops::ControlFlow;
 
@@ -98,6 +98,15 @@ impl Search {
         let Some(range) = self.ranges.pop() else {
             return Ok(false);
         };
+        let pass = self.done + 1;
+        let begins = Progress {
+            pass,
+            passes: pass + self.ranges.len() as u32,
+            blocks: 0,
+        };
+        if progress(begins).is_break() {
+            return Err(FindError::Stopped);
+        }
         self.gathered.clear();
         let mut pass = Pass {
             search: self,
@@ -232,6 +241,10 @@ impl Pass<'_> {
                 before: end - 1,
             });
         }
+        let end = first.saturating_add(sums.len() as u64);
+        if end > MAX_BLOCKS {
+            return Err(FindError::Blocks(end));
+        }
         let mut before = self.end.filter(|end| *end == first).map(|_| self.last);
         for (at, sum) in (first..).zip(sums) {
             let keyed = match (self.search.key_of, before) {
@@ -245,7 +258,7 @@ impl Pass<'_> {
             before = Some(*sum);
             self.last = *sum;
         }
-        self.end = Some(first + sums.len() as u64);
+        self.end = Some(end);
         self.blocks += sums.len() as u64;
         if self.blocks >= self.told + PROGRESS_BLOCKS {
             self.told = self.blocks;

@@ -216,8 +216,54 @@ fn bad_settings_and_sources_are_named() {
         matches!(order, Err(FindError::Order { at: 5, before: 11 })),
         "{order:?}"
     );
+    struct Far;
+    impl Checksums for Far {
+        fn blocks(&self) -> u64 {
+            2
+        }
+        fn scan(&mut self, each: &mut dyn FnMut(u64, &[u32]) -> ControlFlow<()>) -> std::io::Result<()> {
+            let _ = each(MAX_BLOCKS - 1, &[1, 2]);
+            Ok(())
+        }
+    }
+    let far = find(&mut Far, &enough, &mut go, &mut |_| ());
+    assert!(matches!(far, Err(FindError::Blocks(_))), "{far:?}");
     let mut stop = |_| ControlFlow::Break(());
     let mut long = Files(vec![random(1, 1_000_000)]);
     let stopped = find(&mut long, &enough, &mut stop, &mut |_| ());
     assert!(matches!(stopped, Err(FindError::Stopped)));
+}
+
+#[test]
+fn search_can_be_stopped_at_each_pass_and_while_runs_are_told() {
+    let mut files = mixed(400_000);
+    let (_, found) = search(&mut files, MIN_MEMORY_BYTES, 2);
+    let dir = tempfile::tempdir().expect("a directory");
+    let settings = SearchSettings {
+        memory_bytes: MIN_MEMORY_BYTES,
+        min_run_blocks: 2,
+        spill_dir: dir.path().to_owned(),
+    };
+    let mut begun = Vec::new();
+    let mut note = |now: Progress| {
+        if now.blocks == 0 {
+            begun.push(now.pass);
+        }
+        ControlFlow::Continue(())
+    };
+    find(&mut files, &settings, &mut note, &mut |_| ()).expect("found");
+    assert_eq!(begun, (1..=found.passes).collect::<Vec<_>>());
+    // Few blocks, of which no pass reads enough to tell them.
+    let (mut few, mut asked) = (Files(vec![random(1, 10), random(1, 10)]), 0);
+    let mut stop = |now: Progress| {
+        asked += 1;
+        match now.blocks {
+            0 => ControlFlow::Continue(()),
+            _ => ControlFlow::Break(()),
+        }
+    };
+    let mut runs = 0;
+    let stopped = find(&mut few, &settings, &mut stop, &mut |_| runs += 1);
+    assert!(matches!(stopped, Err(FindError::Stopped)), "{stopped:?}");
+    assert_eq!((asked, runs), (2, 0));
 }

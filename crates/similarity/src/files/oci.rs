@@ -1,6 +1,7 @@
 //! The layers of a container image in an OCI layout: a directory with `oci-layout`, `index.json` and `blobs`
 //! (OCI Image Layout Specification 1.1). The layers themselves are parsed by an unprivileged process.
 
+use super::read::open_image;
 use serde::Deserialize;
 use std::io::{Error, ErrorKind, Read, Result};
 use std::path::{Path, PathBuf};
@@ -46,7 +47,7 @@ fn follow(dir: &Path, document: &Path, depth: u32, found: &mut Vec<PathBuf>) -> 
         .checked_sub(1)
         .ok_or_else(|| invalid("indexes are nested too deeply"))?;
     let mut text = Vec::new();
-    std::fs::File::open(document)?
+    open_image(document)?
         .take(MAX_JSON_BYTES)
         .read_to_end(&mut text)?;
     let json: Document = serde_json::from_slice(&text).map_err(|error| invalid(&error.to_string()))?;
@@ -114,5 +115,11 @@ mod tests {
         let outside = "{\"layers\":[{\"digest\":\"sha256:../../../../etc/passwd\"}]}";
         assert!(layers(layout(&own, outside).path()).is_err());
         assert!(layers(layout("[[[[", "").path()).is_err());
+        // A blob for which a reader would wait for ever.
+        let dir = layout(&own, "");
+        let blob = dir.path().join("blobs/sha256").join("a".repeat(64));
+        std::fs::remove_file(&blob).expect("removed");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &blob, rustix::fs::Mode::RUSR).expect("made");
+        assert!(layers(dir.path()).is_err());
     }
 }

@@ -7,6 +7,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+/// Messages that are kept.
+const ERRORS_MAX: usize = 100;
+
 /// Selects files.
 #[derive(Debug, Clone, Default)]
 pub struct Filter {
@@ -93,8 +96,44 @@ pub struct Found {
     pub too_young: u64,
     /// Files that the filter excluded.
     pub left_out: u64,
-    /// Paths that could not be read, at most a hundred.
+    /// Messages on paths that could not be read, at most a hundred.
     pub errors: Vec<String>,
+    /// Roots that are not there, cannot be read, or are neither a file nor a directory.
+    pub roots_missed: u64,
+    /// Paths that could not be looked at; more than [`MISSED_MAX`] are not kept.
+    missed: HashSet<PathBuf>,
+}
+
+/// Paths that could not be looked at and are kept.
+const MISSED_MAX: usize = 10_000;
+
+impl Found {
+    /// Adds the message on a path that could not be read.
+    pub fn note(&mut self, message: String) {
+        if self.errors.len() < ERRORS_MAX {
+            self.errors.push(message);
+        }
+    }
+
+    /// Whether a path is, or is below, one that could not be looked at. If a root was missed, any path may
+    /// have been, as roots may be spelled in several ways.
+    pub fn has_missed(&self, path: &Path) -> bool {
+        self.roots_missed > 0
+            || self.missed.len() >= MISSED_MAX
+            || path.ancestors().any(|above| self.missed.contains(above))
+    }
+
+    fn miss(&mut self, depth: usize, path: Option<&Path>, message: String) {
+        self.note(message);
+        match path {
+            Some(path) if depth > 0 => {
+                if self.missed.len() < MISSED_MAX {
+                    self.missed.insert(path.to_owned());
+                }
+            }
+            _ => self.roots_missed += 1,
+        }
+    }
 }
 
 /// Calls `each` with all selected regular files under `roots` that are not empty, until it returns false.
@@ -113,19 +152,33 @@ pub fn walk(roots: &[PathBuf], filter: &Filter, each: &mut dyn FnMut(Chosen) -> 
         let wanted = |entry: &walkdir::DirEntry| entry.depth() == 0 || !filter.excludes(entry.path());
         for entry in tree.into_iter().filter_entry(wanted) {
             let entry = entry.and_then(|entry| entry.metadata().map(|metadata| (entry, metadata)));
-            let (entry, metadata) = match entry {
+            let (entry, mut metadata) = match entry {
                 Ok(entry) => entry,
                 Err(error) => {
-                    if found.errors.len() < 100 {
-                        found.errors.push(error.to_string());
-                    }
+                    found.miss(error.depth(), error.path(), error.to_string());
                     continue;
                 }
             };
+            // A root may be a link, to a directory or to a file, which is read without following any.
+            let mut target = None;
+            if entry.depth() == 0 && metadata.is_symlink() {
+                match std::fs::metadata(root).and_then(|to| Ok((to, std::fs::canonicalize(root)?))) {
+                    Ok((to, path)) => (metadata, target) = (to, Some(path)),
+                    Err(error) => {
+                        found.miss(0, None, format!("{}: {error}", root.display()));
+                        continue;
+                    }
+                }
+            }
+            if entry.depth() == 0 && !metadata.is_file() && !metadata.is_dir() {
+                let message = format!("{} is neither a file nor a directory", root.display());
+                found.miss(0, None, message);
+                continue;
+            }
             if !metadata.is_file() || metadata.len() == 0 {
                 continue;
             }
-            let chosen = Chosen::new(entry.path(), &metadata);
+            let chosen = Chosen::new(target.as_deref().unwrap_or(entry.path()), &metadata);
             if entry.depth() > 0 && !filter.includes(entry.path()) {
                 found.left_out += 1;
             } else if now - chosen.mtime_ns < filter.min_age.as_nanos() as i128 {
@@ -172,6 +225,10 @@ mod tests {
         }
         std::fs::hard_link(at("a.img"), at("z.img")).expect("linked");
         std::os::unix::fs::symlink(at("a.img"), at("l.img")).expect("linked");
+        assert_eq!(names(&at("l.img"), &Filter::default()).0, ["a.img"]);
+        std::os::unix::fs::symlink(at("cache"), at("l")).expect("linked");
+        let (found, told) = names(&at("l"), &Filter::default());
+        assert_eq!((found, told.errors.len()), (vec!["d.img".to_owned()], 0));
         let filter = |include: &[&str], exclude: &[&str], age| {
             let text = |patterns: &[&str]| patterns.iter().map(|p| (*p).to_owned()).collect::<Vec<_>>();
             Filter::new(&text(include), &text(exclude), Duration::from_secs(age)).expect("patterns")
@@ -192,7 +249,31 @@ mod tests {
 
     #[test]
     fn what_is_not_there_is_told() {
-        let (names, found) = names(Path::new("/nowhere/at/all"), &Filter::default());
-        assert!(names.is_empty() && found.errors.len() == 1, "{found:?}");
+        let (names_found, found) = names(Path::new("/nowhere/at/all"), &Filter::default());
+        assert!(names_found.is_empty() && found.errors.len() == 1, "{found:?}");
+        assert!(found.roots_missed == 1 && found.has_missed(Path::new("elsewhere")));
+        let dir = tempfile::tempdir().expect("a directory");
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink("/nowhere", &link).expect("linked");
+        assert_eq!(names(&link, &Filter::default()).1.roots_missed, 1);
+        // Below a root a link is not followed, and nothing is missed.
+        let (_, found) = names(dir.path(), &Filter::default());
+        assert!(found.errors.is_empty() && !found.has_missed(&link));
+        assert_eq!(
+            names(Path::new("/dev/null"), &Filter::default()).1.roots_missed,
+            1
+        );
+    }
+
+    #[test]
+    fn paths_below_one_that_was_missed_are_missed() {
+        let mut found = Found::default();
+        found.miss(2, Some(Path::new("a/b")), "a/b: no".into());
+        assert!(found.has_missed(Path::new("a/b")) && found.has_missed(Path::new("a/b/c/d")));
+        assert!(!found.has_missed(Path::new("a/bc")) && !found.has_missed(Path::new("a")));
+        for n in 0..MISSED_MAX {
+            found.miss(1, Some(Path::new(&format!("x{n}"))), String::new());
+        }
+        assert!(found.has_missed(Path::new("anything")) && found.errors.len() == 100);
     }
 }
