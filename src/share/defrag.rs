@@ -15,11 +15,10 @@ use varve_format::{BLOCK_BYTES, Tier};
 use varve_kernelfs::pool::size;
 use varve_libfs::OwnedBlocks;
 use varve_similarity::files::{Found, ReadRate, walk};
+use varve_store::LONG_BLOCKS;
 
 /// Bytes that are looked at in one call, so that signals are heeded and the rate is kept.
 const STEP_BYTES: u64 = 16 << 20;
-/// A piece of as many blocks is not moved.
-const LONG_BLOCKS: u64 = 256;
 
 /// In how many pieces files lie on SSD and HDD, of what they have alone.
 #[derive(Debug, Default, Clone, Copy)]

@@ -158,24 +158,13 @@ impl OpenFile {
     /// # Errors
     /// `EACCES` unless the caller owns the file or may write it; `EINVAL`, `EISDIR`, `ENOSPC`, `EROFS`.
     pub fn unshare_range(&self, offset: u64, len: u64, cred: &Cred) -> Result<()> {
-        let size = self.getattr()?.size_bytes;
-        let end = match len {
-            0 => size,
-            len => offset.checked_add(len).ok_or(Errno(libc::EINVAL))?.min(size),
-        };
-        let mut start = offset;
-        while start < end {
-            let step = (end - start).min(UNSHARE_MAX);
-            let op = LogOp::Unshare {
-                key: self.key(),
-                offset: start,
-                len: step,
-            };
+        self.by_steps((offset, len), |offset, len| {
+            let key = self.key();
+            let op = LogOp::Unshare { key, offset, len };
             self.mount()
-                .with_session(|session, attempt| self.forward(session, attempt, &[self.key()], &op, cred))?;
-            start += step;
-        }
-        Ok(())
+                .with_session(|session, attempt| self.forward(session, attempt, &[key], &op, cred))
+                .map(drop)
+        })
     }
 
     /// Moves together what this file has alone in the range on SSD or HDD, in the order of the file; `len` 0:
@@ -186,22 +175,13 @@ impl OpenFile {
     /// # Errors
     /// `EACCES` unless the caller owns the file or may write it; `EINVAL`, `EISDIR`, `ENOSPC`, `EROFS`.
     pub fn defrag_range(&self, offset: u64, len: u64, cred: &Cred) -> Result<u64> {
-        let size = self.getattr()?.size_bytes;
-        let end = match len {
-            0 => size,
-            len => offset.checked_add(len).ok_or(Errno(libc::EINVAL))?.min(size),
-        };
-        let (mut start, mut moved) = (offset, 0);
-        while start < end {
-            let step = (end - start).min(UNSHARE_MAX);
-            let op = LogOp::Defrag {
-                key: self.key(),
-                offset: start,
-                len: step,
-            };
+        let mut moved = 0;
+        self.by_steps((offset, len), |offset, len| {
+            let key = self.key();
+            let op = LogOp::Defrag { key, offset, len };
             moved += self.mount().with_session(|session, attempt| {
                 let (flags, asks) = (EntryFlags::empty(), Asks::NOTHING);
-                let done = session.forward(attempt, &[self.key()], &op, flags, asks, cred)?;
+                let done = session.forward(attempt, &[key], &op, flags, asks, cred)?;
                 self.settle(
                     session,
                     match done {
@@ -210,8 +190,29 @@ impl OpenFile {
                     },
                 )
             })?;
+            Ok(())
+        })?;
+        Ok(moved)
+    }
+
+    /// Calls `each` with offset and length of each part of a range that the daemon takes as one operation;
+    /// a length of 0: up to the file's end.
+    fn by_steps(
+        &self,
+        (offset, len): (u64, u64),
+        mut each: impl FnMut(u64, u64) -> Result<()>,
+    ) -> Result<()> {
+        let size = self.getattr()?.size_bytes;
+        let end = match len {
+            0 => size,
+            len => offset.checked_add(len).ok_or(Errno(libc::EINVAL))?.min(size),
+        };
+        let mut start = offset;
+        while start < end {
+            let step = (end - start).min(UNSHARE_MAX);
+            each(start, step)?;
             start += step;
         }
-        Ok(moved)
+        Ok(())
     }
 }

@@ -1,7 +1,8 @@
 //! Defragmentation: what moves, what stays, in which order it lies afterwards, at a lack of space, with several
 //! devices, at damage, and at every point at which it may crash.
 use super::crash::{assert_found, assert_whole, commit};
-use super::shared::{content, new_file, share, used, whole};
+use super::shared::{content, new_file, used};
+use super::unshare::two_that_share_parts;
 use super::*;
 use crate::seeded::Bug;
 use crate::{MappedPart, StoreError};
@@ -55,31 +56,6 @@ fn fragments(store: &Store, name: &str, pieces: u64, target: DataTarget) -> Resu
     Ok(ino)
 }
 
-/// Two files of which every third block is another one; the others are shared.
-fn two_with_parts_alone(store: &Store, blocks: u64, target: DataTarget) -> Result<[Ino; 2]> {
-    let files = [new_file(store, "one")?, new_file(store, "two")?];
-    for (at, ino) in files.iter().enumerate() {
-        let mut bytes = pattern(blocks as usize * 4096, 50 + at as u64);
-        for block in (0..blocks).filter(|block| block % 3 != 1) {
-            let start = block as usize * 4096;
-            bytes[start..start + 4096].copy_from_slice(&pattern(4096, block));
-        }
-        let mut tx = store.begin()?;
-        tx.write_bytes(*ino, &[(0, &bytes)], target)?;
-        commit(tx, store)?;
-    }
-    for first in (0..blocks).filter(|block| block % 3 == 2) {
-        let range = ShareRange {
-            from_block: FileBlock(first),
-            to_block: FileBlock(first),
-            blocks: 2.min(blocks - first),
-            ..whole(store, files[0], files[1])
-        };
-        share(store, range)?;
-    }
-    Ok(files)
-}
-
 #[test]
 fn pieces_that_a_file_has_alone_lie_together_and_in_its_order_afterwards() {
     for (medium, target) in [(SimMedium::Dax, SSD), (SimMedium::File, HDD)] {
@@ -121,7 +97,7 @@ fn what_is_shared_stays_where_it_is_and_is_shared_as_before() {
     for target in [SSD, HDD] {
         let rig = Rig::with(SimMedium::Dax, 512 << 10);
         let store = &rig.store;
-        let files = two_with_parts_alone(store, 90, target).unwrap();
+        let files = two_that_share_parts(store, 90, target).unwrap();
         let shared_of = |ino| {
             let mut parts = store.map_parts(ino, FileBlock(0), 999).unwrap();
             parts.retain(|part| part.owners > 1);
@@ -151,7 +127,7 @@ fn what_is_shared_stays_where_it_is_and_is_shared_as_before() {
 fn pieces_of_runs_with_one_owner_left_leave_the_tree_of_runs() {
     let rig = Rig::with(SimMedium::Dax, 512 << 10);
     let store = &rig.store;
-    let [one, two] = two_with_parts_alone(store, 30, SSD).unwrap();
+    let [one, two] = two_that_share_parts(store, 30, SSD).unwrap();
     let before = content(store, one);
     let mut tx = store.begin().unwrap();
     assert_eq!(unlink(&mut tx, ROOT_INO, "two").unwrap(), Progress::Done);
@@ -394,7 +370,7 @@ fn defragmentation_is_refused_for_nvm_what_is_no_file_and_beyond_the_largest() {
 /// What two files have alone is gathered, in turn with writes, undos, moves and frees.
 fn defrag_and_change(store: &Store) -> Result<()> {
     for (round, target) in [SSD, HDD].into_iter().enumerate() {
-        let [one, two] = two_with_parts_alone(store, 13, target)?;
+        let [one, two] = two_that_share_parts(store, 13, target)?;
         defrag(store, [two, one][round])?;
         store.checkpoint()?;
         let mut tx = store.begin()?;
@@ -425,7 +401,7 @@ fn defragmentations_are_whole_when_they_crash() {
 }
 
 fn defrag_one(store: &Store) -> Result<()> {
-    let [_, two] = two_with_parts_alone(store, 13, SSD)?;
+    let [_, two] = two_that_share_parts(store, 13, SSD)?;
     defrag(store, two).map(drop)
 }
 

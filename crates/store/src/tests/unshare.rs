@@ -297,8 +297,8 @@ fn counts_before_or_after_the_extents_of_an_undo_are_found() {
     }
 }
 
-/// Two files of which every third block is the same, and shared.
-fn two_that_share_parts(store: &Store, blocks: u64, target: DataTarget) -> Result<[Ino; 2]> {
+/// Two files of which every third block is another one; the others are shared.
+pub(super) fn two_that_share_parts(store: &Store, blocks: u64, target: DataTarget) -> Result<[Ino; 2]> {
     store.share_extents()?;
     let files = [new_file(store, "one")?, new_file(store, "two")?];
     for (at, ino) in files.iter().enumerate() {

@@ -26,7 +26,7 @@ use varve_format::{BLOCK_SIZE, ExtentFlags, FILE_BLOCKS_MAX, FileBlock, Ino, Tie
 /// Most blocks that one transaction moves: 4 MiB.
 const MOVED_BLOCKS: u64 = 1024;
 /// What lies together in as many blocks stays: it is read as fast where it is.
-pub(super) const LONG_BLOCKS: u64 = 256;
+pub const LONG_BLOCKS: u64 = 256;
 /// Bytes of the record for pieces, at most; for each piece; and for one that leaves the tree of shared runs.
 const RECORD_BYTES: u64 = 96 << 10;
 const PIECE_BYTES: u64 = 256;
