@@ -42,7 +42,7 @@ impl Store {
         self.mend_bits(survey, &survey.union(), report)?;
         self.mend_rows(report)?;
         self.mend_state(survey, report)?;
-        self.mend_units(survey, report)?;
+        self.mend_units(survey, options, report)?;
         self.mend_inode_file(survey, options, report)?;
         self.mend_images(survey, options, report)?;
         self.mend_runs(survey, report)?;
@@ -479,7 +479,7 @@ impl Store {
     }
 
     /// Corrects unit rows by the pool state, and footers by the rows.
-    fn mend_units(&self, survey: &Survey, report: &mut RepairReport) -> Result<()> {
+    fn mend_units(&self, survey: &Survey, options: RepairOptions, report: &mut RepairReport) -> Result<()> {
         for tier in [Tier::Ssd, Tier::Hdd] {
             for unit in self.layout.live_units(tier) {
                 let open = self.snapshot().reader().is_open_unit(tier, unit)?;
@@ -508,7 +508,7 @@ impl Store {
                     continue;
                 }
                 if used {
-                    self.seal_again(survey, tier, unit, report)?;
+                    self.seal_again(survey, (tier, unit, row), options, report)?;
                 } else {
                     self.put_unit_row(tier, unit, UnitRow::default())?;
                 }
@@ -532,29 +532,44 @@ impl Store {
     }
 
     /// Writes a footer for the present content of the unit. A block that matches a checksum in an old footer
-    /// is known to be good; others are reported.
-    fn seal_again(&self, survey: &Survey, tier: Tier, unit: u64, report: &mut RepairReport) -> Result<()> {
+    /// is known to be good; others are reported. A whole footer that is not the one of the row says nothing:
+    /// the device lost writes, or is another pool's. With `any_device` all of the unit is given up: its reads
+    /// fail, so that what is another pool's is never taken for a file's own.
+    fn seal_again(
+        &self,
+        survey: &Survey,
+        (tier, unit, row): (Tier, u64, UnitRow),
+        options: RepairOptions,
+        report: &mut RepairReport,
+    ) -> Result<()> {
         let [first, second] = [0, 1].map(|footer| self.footer_on_media(tier, unit, footer));
-        let old = first?.0.into_iter().zip(second?.0);
+        let [first, second] = [first?, second?];
+        let named = if row.footer == 0 { &first.1 } else { &second.1 };
+        let is_strange =
+            row.state == UnitRow::SEALED && named.is_some_and(|crc| row.footer_crc32c.get() != crc);
+        let why = match (options.any_device, is_strange) {
+            (true, _) => "its unit is not on the device: the data is given up",
+            (false, true) => {
+                "the footer of its unit is of another time, or another pool: the data is kept as it is, unverified"
+            }
+            (false, false) => "the footer of its unit is damaged: the data is kept as it is, unverified",
+        };
         let unit_blocks = self.layout.unit_blocks(tier);
         let data = self.layout.unit_data_blocks(tier);
         let mut sums = Vec::new();
-        for (index, known) in (0..data).zip(old) {
+        for (index, known) in (0..data).zip(first.0.into_iter().zip(second.0)) {
             let block = unit * unit_blocks + index;
             if !survey.claims[tier as usize].has(block) {
                 sums.push(0);
                 continue;
             }
             let sum = self.sum_of(survey, tier, block)?;
-            if known.0 != Some(sum) && known.1 != Some(sum) {
-                survey.doubt(
-                    tier,
-                    block..block + 1,
-                    "the footer of its unit is damaged: the data is kept as it is, unverified",
-                    report,
-                );
+            let is_known =
+                !is_strange && !options.any_device && (known.0 == Some(sum) || known.1 == Some(sum));
+            if !is_known {
+                survey.doubt(tier, block..block + 1, why, report);
             }
-            sums.push(sum);
+            sums.push(if options.any_device { !sum } else { sum });
         }
         let mut tx = self.begin()?;
         tx.core.seal_with(tier, unit, &sums)?;

@@ -3,6 +3,7 @@ use super::crash::{SECOND, assert_found, assert_whole, commit, prepared};
 use super::*;
 use crate::seeded::{Bug, arm};
 use crate::{DeviceUse, StoreError};
+use varve_format::BLOCK_SIZE;
 use varve_format::device::DeviceLabel;
 use varve_media::sim::Crash;
 
@@ -409,6 +410,66 @@ fn first_device_of_another_pool_is_refused_and_a_new_one_is_not() {
     let (store, _) = Store::open(given(device(&ours, "new")), OpenOptions::default()).unwrap();
     assert!(!store.check_data().unwrap().is_empty());
     drop(store);
+    assert_clean(&open(&ours).unwrap());
+    // A repair that is told to goes on, and the pool can be used with that device.
+    let options = crate::repair::RepairOptions {
+        any_device: true,
+        ..crate::repair::RepairOptions::default()
+    };
+    let report = Store::repair(&given(device(&other, "ssd")), options).unwrap();
+    assert_eq!(report.left, []);
+    for number in 0..4_u64 {
+        let path = format!("/f{number}");
+        let named = |loss: &crate::repair::Loss| loss.path.as_deref() == Some(path.as_bytes());
+        assert!(report.losses.iter().any(named), "{path}: {:?}", report.losses);
+    }
+    let (store, _) = Store::open(given(device(&other, "ssd")), OpenOptions::default()).unwrap();
+    assert_eq!(store.check().unwrap(), []);
+    // What is the other pool's is never shown.
+    for number in 0..4_u64 {
+        let name = format!("f{number}");
+        let ino = store
+            .dir_lookup(ROOT_INO, name.as_bytes())
+            .unwrap()
+            .unwrap()
+            .key
+            .ino;
+        let (own, foreign) = (pattern(500_000, 1 + number), pattern(500_000, 100 + number));
+        for block in 0..500_000 / BLOCK_SIZE {
+            let at = block * BLOCK_SIZE;
+            let mut bytes = vec![0; BLOCK_SIZE];
+            let read = store.read(ino, at as u64, &mut bytes);
+            let range = at..at + BLOCK_SIZE;
+            assert!(read.is_err() || bytes != foreign[range.clone()] || own[range.clone()] == foreign[range]);
+        }
+    }
+}
+
+#[test]
+fn unit_of_another_time_is_not_taken_for_verified_by_its_own_footer() {
+    let filled = |seed: u64| {
+        let rig = Rig::new();
+        for number in 0..4_u64 {
+            let bytes = pattern(500_000, seed + number);
+            write(&rig.store, &format!("f{number}"), &bytes, SSD).unwrap();
+        }
+        (rig.store.layout.unit_blocks(Tier::Ssd) * BLOCK_BYTES, rig.world)
+    };
+    let ((unit_bytes, ours), (_, other)) = (filled(1), filled(100));
+    let mut unit = vec![0; unit_bytes as usize];
+    device(&other, "ssd").read(0, &mut unit).unwrap();
+    let ssd = device(&ours, "ssd");
+    ssd.write(0, &unit).unwrap();
+    ssd.flush().unwrap();
+    // One alone is no sign of another pool's device.
+    let report = Store::repair(&devices_of(&ours), crate::repair::RepairOptions::default()).unwrap();
+    assert_eq!(report.left, []);
+    let doubted = report
+        .losses
+        .iter()
+        .filter_map(|loss| loss.bytes.filter(|_| loss.what.contains("of another time")));
+    let blocks: u64 = doubted.map(|(from, to)| (to - from).div_ceil(BLOCK_BYTES)).sum();
+    assert!(blocks > 50, "{:?}", report.losses);
     assert_clean(&open(&ours).unwrap());
 }
 
