@@ -310,7 +310,7 @@ pub struct UndoArgs {
   varve defrag ./pool/mnt/db --dry-run            only says in how many pieces it lies
   varve dedup apply ./pool/mnt/images && varve defrag ./pool/mnt/images
 
-What a file has alone on SSD or HDD in pieces of less than 1 MiB that lie apart is copied to one
+What a file has alone on SSD or HDD in pieces of less than 4 MiB (SSD: 1 MiB) that lie apart is copied to one
 place of the same tier, in the order of the file: a disk reads it without a seek for each piece.
 What files share is neither moved nor copied, and stays shared: after `varve dedup apply` it lies
 where the first file has it, and this moves together what the others have besides. Use it for
@@ -320,7 +320,7 @@ A piece lies directly behind the one before it in the file, of what the file has
 tier; holes and shared blocks between them do not count. On a tier of several devices a piece
 ends where the turn of the next device begins. Pieces stay where free space lies apart as much.
 
-Done by the daemon, 4 MiB in a transaction: at no moment is a byte missing, also at a crash.
+Done by the daemon, 8 MiB (SSD: 4 MiB) in a transaction: at no moment is a byte missing, also at a crash.
 Bytes, times (mtime, ctime), modes and tiers stay. Programs may read and write the files
 meanwhile. Needs as much free space on the tier as is moved at once (16 MiB). If space runs out,
 or the command is stopped, what was done stays done. A second run moves nothing that lies well.

@@ -15,7 +15,7 @@ use varve_format::{BLOCK_BYTES, Tier};
 use varve_kernelfs::pool::size;
 use varve_libfs::OwnedBlocks;
 use varve_similarity::files::{Found, ReadRate, walk};
-use varve_store::LONG_BLOCKS;
+use varve_store::long_blocks;
 
 /// Bytes that are looked at in one call, so that signals are heeded and the rate is kept.
 const STEP_BYTES: u64 = 16 << 20;
@@ -61,7 +61,9 @@ impl Counter {
     /// Ends a piece; returns its blocks if it is a short one that was not counted as movable.
     fn close(&mut self, tier: usize) -> u64 {
         match self.open[tier].take() {
-            Some((_, blocks, before)) if blocks < LONG_BLOCKS => {
+            Some((_, blocks, before))
+                if blocks < long_blocks(if tier == 0 { Tier::Ssd } else { Tier::Hdd }) =>
+            {
                 if before > 0 {
                     // `u64::MAX`: the one before is counted.
                     self.sums.movable_blocks += blocks + if before == u64::MAX { 0 } else { before };
@@ -260,7 +262,7 @@ mod tests {
             (10, 2, hdd, 1),
             (20, 3, hdd, 1),
             (30, 4, hdd, 1),
-            (1000, 256, hdd, 1),
+            (1000, 1024, hdd, 1),
             (50, 5, hdd, 1),
         ];
         assert_eq!(count(&parts), (5, 9));

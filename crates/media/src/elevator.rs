@@ -1,14 +1,17 @@
 //! Reads of a disk with a head in the order of their positions: of those that wait, the next one upwards of
 //! the head goes first, and after the topmost the lowest (C-LOOK; Worthington, Ganger and Patt 1994, §2.1).
-//! For disks below which nobody sorts: a scheduler of the kernel does the same. Knows positions only; writes
-//! pass.
+//! For disks below which nobody sorts: a scheduler of the kernel does the same. What lies around a read is
+//! read with it ([`read_ahead`](crate::read_ahead)). Knows positions only; writes pass.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::Thread;
 
+use crate::aligned::AlignedBuf;
 use crate::lock::Mutex;
+use crate::read_ahead::{ReadAhead, TRACK, part_in, tracks_of};
 
 use crate::error::{DeviceName, MediaError};
 use crate::traits::{BlockDevice, DeviceInfo, DeviceState, ReaderPart};
@@ -20,6 +23,8 @@ const PASSES_MAX: u64 = 64;
 /// Most parts of a batch, and bytes, that go in one turn: others need not wait for the rest.
 const TURN_PARTS: usize = 16;
 const TURN_BYTES: usize = 1 << 20;
+/// A read of more bytes is not widened.
+const WIDENED_MAX: u64 = 1 << 20;
 
 /// A read that waits for its turn.
 struct Waiter {
@@ -84,6 +89,15 @@ impl Queue {
 pub struct Elevator {
     inner: Arc<dyn BlockDevice>,
     queue: Mutex<Queue>,
+    ahead: ReadAhead,
+}
+
+/// A part of a read: where on the disk, and where to.
+type Part<'b> = (u64, &'b mut [u8]);
+
+/// The bytes of the disk that a part covers.
+fn range_of((off, out): &Part<'_>) -> Range<u64> {
+    *off..off.saturating_add(out.len() as u64)
 }
 
 /// The turn of a read; passed on when it is dropped.
@@ -109,7 +123,93 @@ impl Elevator {
         Self {
             inner,
             queue: Mutex::default(),
+            ahead: ReadAhead::default(),
         }
+    }
+
+    /// Whether a part can be read with what lies around it.
+    fn can_widen(&self, range: &Range<u64>) -> bool {
+        range.end - range.start <= WIDENED_MAX && range.end <= self.inner.len_bytes()
+    }
+
+    /// Reads parts in their turn, in order: the tracks of which something is missing.
+    fn read_parts(&self, parts: &mut [Part<'_>]) -> Result<(), MediaError> {
+        // Others may have read it while this one waited.
+        let mut absent: Vec<&mut Part<'_>> = Vec::new();
+        for part in parts.iter_mut() {
+            if !self.ahead.take(&range_of(part), part.1) {
+                absent.push(part);
+            }
+        }
+        if absent.is_empty() {
+            return Ok(());
+        }
+        let can_widen = absent.iter().any(|part| self.can_widen(&range_of(part)));
+        if !can_widen || !self.ahead.pays() || !self.read_tracks(&mut absent) {
+            let mut exact: Vec<Part<'_>> = absent.into_iter().map(|(off, out)| (*off, &mut **out)).collect();
+            return self.inner.read_batch(&mut exact);
+        }
+        Ok(())
+    }
+
+    /// Reads parts with what lies around them. `false` if the disk could not: what nobody has asked for may be
+    /// what it cannot read.
+    fn read_tracks(&self, parts: &mut [&mut Part<'_>]) -> bool {
+        let (mut wide, mut exact): (Vec<_>, Vec<_>) =
+            parts.iter_mut().partition(|part| self.can_widen(&range_of(part)));
+        let ranges: Vec<Range<u64>> = wide.iter().map(|part| range_of(part)).collect();
+        let missing: BTreeSet<u64> = ranges
+            .iter()
+            .flat_map(|range| tracks_of(range).filter(|number| !self.ahead.has(&part_in(*number, range))))
+            .collect();
+        let (Some(first), Some(last)) = (missing.first(), missing.last()) else {
+            return false;
+        };
+        let begun = self.ahead.begin(*first..last + 1);
+        let len = self.inner.len_bytes();
+        let mut tracks: Vec<(u64, AlignedBuf)> = missing
+            .iter()
+            .map(|number| (*number, AlignedBuf::new(TRACK.min(len - number * TRACK) as usize)))
+            .collect();
+        let whole = tracks
+            .iter_mut()
+            .map(|(number, bytes)| (*number * TRACK, bytes.bytes_mut()));
+        let beside = exact.iter_mut().map(|part| (part.0, &mut *part.1));
+        let mut batch: Vec<Part<'_>> = whole.chain(beside).collect();
+        batch.sort_unstable_by_key(|(off, _)| *off);
+        let mut is_whole = self.inner.read_batch(&mut batch).is_ok();
+        let copies = if is_whole { &mut wide[..] } else { &mut [] };
+        for (part, range) in copies.iter_mut().zip(&ranges) {
+            for number in tracks_of(range) {
+                let piece = part_in(number, range);
+                let at = (piece.start - range.start) as usize;
+                let out = &mut part.1[at..at + (piece.end - piece.start) as usize];
+                match tracks.binary_search_by_key(&number, |(number, _)| *number) {
+                    Ok(found) => {
+                        let from = (piece.start - number * TRACK) as usize;
+                        out.copy_from_slice(&tracks[found].1.bytes()[from..from + out.len()]);
+                    }
+                    // It was there, and was written or taken since.
+                    Err(_) if !self.ahead.take_part(&piece, out) => {
+                        is_whole &= self.inner.read(piece.start, out).is_ok();
+                    }
+                    Err(_) => {}
+                }
+            }
+        }
+        if !is_whole {
+            tracks.clear();
+        }
+        self.ahead.keep(begun, tracks, &ranges);
+        is_whole
+    }
+
+    /// Changes what lies in some ranges.
+    fn change<T>(&self, ranges: &[Range<u64>], change: impl FnOnce() -> T) -> T {
+        ranges.iter().for_each(|range| self.ahead.forget(range));
+        let done = change();
+        ranges.iter().for_each(|range| self.ahead.forget(range));
+        done
     }
 
     /// Waits for the turn of a read from `off` to `end`.
@@ -140,16 +240,23 @@ impl BlockDevice for Elevator {
     }
 
     fn read(&self, off: u64, out: &mut [u8]) -> Result<(), MediaError> {
-        let _turn = self.turn(off, off.saturating_add(out.len() as u64));
-        self.inner.read(off, out)
+        let range = off..off.saturating_add(out.len() as u64);
+        if self.ahead.take(&range, out) {
+            return Ok(());
+        }
+        let _turn = self.turn(range.start, range.end);
+        self.read_parts(&mut [(off, out)])
     }
 
     fn write(&self, off: u64, src: &[u8]) -> Result<(), MediaError> {
-        self.inner.write(off, src)
+        self.change(&[off..off.saturating_add(src.len() as u64)], || {
+            self.inner.write(off, src)
+        })
     }
 
     fn write_durable(&self, off: u64, src: &[u8]) -> Result<(), MediaError> {
-        self.inner.write_durable(off, src)
+        let range = off..off.saturating_add(src.len() as u64);
+        self.change(&[range], || self.inner.write_durable(off, src))
     }
 
     fn flush(&self) -> Result<(), MediaError> {
@@ -157,7 +264,7 @@ impl BlockDevice for Elevator {
     }
 
     fn trim(&self, off: u64, len: u64) -> Result<(), MediaError> {
-        self.inner.trim(off, len)
+        self.change(&[off..off.saturating_add(len)], || self.inner.trim(off, len))
     }
 
     /// In the order of positions, some at a time.
@@ -177,14 +284,18 @@ impl BlockDevice for Elevator {
             }
             let (now, rest) = left.split_at_mut(count);
             let _turn = self.turn(first, end);
-            self.inner.read_batch(now)?;
+            self.read_parts(now)?;
             left = rest;
         }
         Ok(())
     }
 
     fn write_batch(&self, parts: &[(u64, &[u8])]) -> Result<(), MediaError> {
-        self.inner.write_batch(parts)
+        let ranges: Vec<Range<u64>> = parts
+            .iter()
+            .map(|(off, src)| *off..off.saturating_add(src.len() as u64))
+            .collect();
+        self.change(&ranges, || self.inner.write_batch(parts))
     }
 
     fn reader_parts(&self) -> Vec<ReaderPart> {
@@ -213,8 +324,9 @@ impl BlockDevice for Elevator {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use super::{Elevator, PASSES_MAX, Queue, Waiter};
+    use super::{Elevator, PASSES_MAX, Queue, TRACK, Waiter};
     use crate::emulated::{DiskModel, EmulatedDisk};
+    use crate::faulty::{Fault, FaultOp, FaultRule, FaultScript, FaultyDevice};
     use crate::sim::SimWorld;
     use crate::traits::BlockDevice;
     use std::sync::Arc;
@@ -282,6 +394,7 @@ mod tests {
             seek_min_ns: 50_000,
             seek_max_ns: 2_000_000,
             read_latency_ns: 0,
+            read_mb_s: 20_000,
             ..DiskModel::HDD
         };
         let read_all = |sorted: bool| {
@@ -363,28 +476,167 @@ mod tests {
     fn batch_gives_others_their_turn_and_is_read_whole() {
         let inner = Arc::new(Counts::default());
         let disk = Elevator::new(Arc::clone(&inner) as _);
-        let mut bytes = vec![0_u8; 100 * 4096 + (3 << 20)];
-        let (small, large) = bytes.split_at_mut(100 * 4096);
-        let mut parts: Vec<_> = (0..100)
+        let mut bytes = vec![0_u8; 40 * 4096 + (3 << 20)];
+        let (small, large) = bytes.split_at_mut(40 * 4096);
+        let mut parts: Vec<_> = (0..40)
             .rev()
-            .map(|at| at * 8192)
+            .map(|at| at * 2 * TRACK)
             .zip(small.chunks_mut(4096))
             .collect();
         parts.push((1 << 30, large));
         disk.read_batch(&mut parts).unwrap();
         let batches = inner.batches.lock().clone();
-        assert_eq!(batches.iter().map(|(count, _)| count).sum::<usize>(), 101);
+        assert_eq!(batches.iter().map(|(count, _)| count).sum::<usize>(), 41);
+        let track = TRACK as usize;
         assert_eq!(
             batches.iter().map(|(_, bytes)| bytes).sum::<usize>(),
-            100 * 4096 + (3 << 20)
+            40 * track + (3 << 20)
         );
         for (count, bytes) in batches {
             assert!(
-                count == 1 || (count <= 16 && bytes <= 1 << 20),
+                count == 1 || (count <= 16 && bytes <= 16 * track),
                 "{count} parts, {bytes} bytes"
             );
         }
         disk.read_batch(&mut []).unwrap();
+    }
+
+    /// A disk of 8 MiB whose transfers are counted; `fill` says what each of its blocks holds.
+    fn counted(fill: impl Fn(u64) -> u8) -> (Arc<EmulatedDisk>, Elevator) {
+        let world = SimWorld::new();
+        let inner = world.add_block("hdd", 8 << 20);
+        for block in 0..inner.len_bytes() / 4096 {
+            inner.write(block * 4096, &[fill(block); 4096]).unwrap();
+        }
+        let model = DiskModel {
+            seek_min_ns: 1,
+            seek_max_ns: 1,
+            read_latency_ns: 0,
+            flush_latency_ns: 0,
+            read_mb_s: 20_000,
+            write_mb_s: 20_000,
+            ..DiskModel::HDD
+        };
+        let disk = Arc::new(EmulatedDisk::new(inner, model));
+        (Arc::clone(&disk), Elevator::new(disk))
+    }
+
+    fn read_block(disk: &Elevator, block: u64) -> u8 {
+        let mut out = [0xee; 4096];
+        disk.read(block * 4096, &mut out).unwrap();
+        assert!(out.iter().all(|byte| *byte == out[0]), "block {block} is torn");
+        out[0]
+    }
+
+    #[test]
+    fn neighbours_come_with_a_read_and_each_is_given_out_once() {
+        let (inner, disk) = counted(|block| block as u8);
+        // To and fro, as two requests of a kernel that reads ahead.
+        for block in [10, 14, 12, 11, 13, 63, 9] {
+            assert_eq!(read_block(&disk, block), block as u8);
+        }
+        assert_eq!(inner.counts().reads, 1);
+        // One that was given out is read from the disk again.
+        assert_eq!(read_block(&disk, 12), 12);
+        assert_eq!(inner.counts().reads, 2);
+        // Over the border of two tracks: the second is missing.
+        let mut out = [0; 3 * 4096];
+        disk.read(63 * 4096, &mut out).unwrap();
+        assert_eq!([out[0], out[4096], out[2 * 4096]], [63, 64, 65]);
+        let counts = inner.counts();
+        assert_eq!((counts.reads, counts.read_bytes), (3, 3 * TRACK));
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let (_, disk) = counted(|_| 1);
+        assert_eq!(read_block(&disk, 5), 1);
+        disk.write(6 * 4096, &[2; 4096]).unwrap();
+        assert_eq!(read_block(&disk, 6), 2);
+        assert_eq!(read_block(&disk, 7), 1);
+        disk.write_batch(&[(8 * 4096, &[3; 4096]), (99 * 4096, &[3; 4096])])
+            .unwrap();
+        assert_eq!(read_block(&disk, 8), 3);
+        assert_eq!(read_block(&disk, 98), 1);
+        disk.write_durable(100 * 4096, &[4; 4096]).unwrap();
+        assert_eq!(read_block(&disk, 100), 4);
+        assert_eq!(read_block(&disk, 101), 1);
+        disk.trim(102 * 4096, 4096).unwrap();
+        assert_eq!(read_block(&disk, 102), 0);
+    }
+
+    #[test]
+    fn readers_beside_writers_never_get_what_was_there_before() {
+        // A writer counts each of its blocks up; readers get at least what was written before they asked.
+        const BLOCKS: u64 = 192;
+        let (_, disk) = counted(|_| 0);
+        let written: Vec<_> = (0..BLOCKS).map(|_| AtomicU64::new(0)).collect();
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let (disk, written, done) = (&disk, &written, &done);
+            for reader in 0..3_u64 {
+                scope.spawn(move || {
+                    let mut at = reader;
+                    while !done.load(Ordering::Relaxed) {
+                        at = (at * 69_069 + 1) % (1 << 32);
+                        let block = (at >> 16) % BLOCKS;
+                        let least = written[block as usize].load(Ordering::Acquire);
+                        let mut out = [0; 4096];
+                        disk.read(block * 4096, &mut out).unwrap();
+                        let found = u64::from_le_bytes(out[..8].try_into().unwrap());
+                        assert!(found >= least, "block {block}: {found}, {least} was written");
+                    }
+                });
+            }
+            let mut at = 1_u64;
+            for _ in 0..20_000 {
+                at = at * 75 % 65_537;
+                let block = at % BLOCKS;
+                let next = written[block as usize].load(Ordering::Relaxed) + 1;
+                let mut bytes = [0; 4096];
+                bytes[..8].copy_from_slice(&next.to_le_bytes());
+                disk.write(block * 4096, &bytes).unwrap();
+                written[block as usize].store(next, Ordering::Release);
+            }
+            done.store(true, Ordering::Relaxed);
+        });
+    }
+
+    #[test]
+    fn bad_neighbour_harms_nobody() {
+        let (inner, _) = counted(|block| block as u8);
+        let script = FaultScript::new();
+        let bad = 20 * 4096..21 * 4096;
+        script.push(FaultRule::always(FaultOp::Read, Fault::Errno(libc::EIO)).within(bad.clone()));
+        let disk = Elevator::new(Arc::new(FaultyDevice::new(inner, script)));
+        for block in (0..64).filter(|block| *block != 20) {
+            assert_eq!(read_block(&disk, block), block as u8);
+        }
+        let mut out = [0; 4096];
+        disk.read(bad.start, &mut out).unwrap_err();
+        // Beyond the end as before, and at the end.
+        disk.read(8 << 20, &mut out).unwrap_err();
+        assert_eq!(read_block(&disk, (8 << 20) / 4096 - 1), 0xff);
+    }
+
+    #[test]
+    fn reads_here_and_there_are_not_widened_for_long() {
+        let inner = Arc::new(Counts::default());
+        let disk = Elevator::new(Arc::clone(&inner) as _);
+        let mut at = 1;
+        for _ in 0..4000 {
+            at = (at * 69_069 + 1) % (1 << 32);
+            disk.read((at >> 4) * 4096, &mut [0; 4096]).unwrap();
+        }
+        let bytes = inner.batches.lock().iter().map(|(_, bytes)| bytes).sum::<usize>();
+        assert!(bytes < 4000 * TRACK as usize / 5, "{bytes}");
+        // Nor are they for ever: a stream has its neighbours again.
+        let before = inner.batches.lock().len();
+        for block in 0..20_000 {
+            disk.read((1 << 39) + block * 4096, &mut [0; 4096]).unwrap();
+        }
+        let reads = inner.batches.lock().len() - before;
+        assert!(reads < 1000, "{reads}");
     }
 
     #[test]

@@ -32,6 +32,7 @@ mod mapped;
 pub mod numa;
 #[allow(unsafe_code)]
 pub mod pmem;
+mod read_ahead;
 pub mod sim;
 pub mod span;
 pub mod stats;

@@ -211,8 +211,8 @@ fn long_pieces_stay_and_short_ones_between_them_move() {
     Store::mkfs(&devices_of(&world), &options).unwrap();
     let store = &open(&world).unwrap();
     let [ino, other] = ["f", "other"].map(|name| new_file(store, name).unwrap());
-    let (mut at, mut lengths) = (0, vec![256, 1, 255, 254, 3, 300]);
-    lengths.extend([20; 100]);
+    let (mut at, mut lengths) = (0, vec![1024, 1, 1023, 1022, 3, 1200]);
+    lengths.extend([80; 20]);
     for (number, len) in lengths.iter().enumerate() {
         let mut tx = store.begin().unwrap();
         let bytes = pattern(len * 4096, number as u64);
@@ -224,10 +224,10 @@ fn long_pieces_stay_and_short_ones_between_them_move() {
     }
     let before = content(store, ino);
     let old = alone(store, ino, Tier::Hdd);
-    assert_eq!(defrag(store, ino).unwrap(), 1 + 255 + 254 + 3 + 2000);
+    assert_eq!(defrag(store, ino).unwrap(), 1 + 1023 + 1022 + 3 + 1600);
     let new = alone(store, ino, Tier::Hdd);
     assert_eq!((new[0], new[5]), (old[0], old[5]));
-    // 1,020 blocks at once at most; what the steps have moved lies behind each other.
+    // 2,048 blocks at once at most; what the steps have moved lies behind each other.
     assert_eq!(places(&new), 4, "{new:?}");
     assert!(content(store, ino) == before);
     assert_eq!(defrag(store, ino).unwrap(), 0);

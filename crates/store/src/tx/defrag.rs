@@ -23,10 +23,25 @@ use std::collections::HashMap;
 use std::ops::Range;
 use varve_format::{BLOCK_SIZE, ExtentFlags, FILE_BLOCKS_MAX, FileBlock, Ino, Tier};
 
-/// Most blocks that one transaction moves: 4 MiB.
-const MOVED_BLOCKS: u64 = 1024;
-/// What lies together in as many blocks stays: it is read as fast where it is.
-pub const LONG_BLOCKS: u64 = 256;
+/// What lies together in as many blocks stays: it is read nearly as fast where it is. A disk reads 4 MiB in the
+/// time of two or three seeks; flash does not seek, but longer pieces are fewer requests.
+#[must_use]
+pub const fn long_blocks(tier: Tier) -> u64 {
+    match tier {
+        Tier::Hdd => 1024,
+        Tier::Nvm | Tier::Ssd => 256,
+    }
+}
+
+/// Most blocks that one transaction moves: 8 and 4 MiB. Twice as many as lie together at least, so that two
+/// pieces that are moved can always be one.
+const fn moved_blocks(tier: Tier) -> u64 {
+    match tier {
+        Tier::Hdd => 2048,
+        Tier::Nvm | Tier::Ssd => 1024,
+    }
+}
+
 /// Bytes of the record for pieces, at most; for each piece; and for one that leaves the tree of shared runs.
 const RECORD_BYTES: u64 = 96 << 10;
 const PIECE_BYTES: u64 = 256;
@@ -45,7 +60,7 @@ pub struct Defragmented {
 }
 
 impl Tx<'_> {
-    /// Moves together pieces of a file that lie apart on SSD or HDD and have no other owner, at most 4 MiB. If
+    /// Moves together pieces of a file that lie apart on SSD or HDD and have no other owner, at most 8 MiB. If
     /// [`Defragmented::next`] is not the range's end, commit, and call again from there in another transaction.
     /// Pieces stay where no free space is better than their places, and on a tier that is being evacuated.
     ///
@@ -68,7 +83,11 @@ impl Store {
     pub fn fetch_fragments(&self, ino: Ino, range: Range<FileBlock>, tier: Tier) -> Fetched<'_> {
         let found = {
             let snapshot = self.snapshot();
-            let judge = |blocks| self.space.lock().runs_ahead(tier, blocks, LONG_BLOCKS, true);
+            let judge = |blocks| {
+                self.space
+                    .lock()
+                    .runs_ahead(tier, blocks, long_blocks(tier), true)
+            };
             choose(
                 &snapshot.reader(),
                 &self.layout,
@@ -88,7 +107,7 @@ impl Store {
             files: vec![(ino, blocks.collect())],
             ..Wanted::default()
         };
-        self.fetch(&wanted, MOVED_BLOCKS as usize, false)
+        self.fetch(&wanted, moved_blocks(tier) as usize, false)
             .unwrap_or_default()
     }
 }
@@ -103,7 +122,7 @@ impl TxState<'_> {
         let reopen = left >= self.layout().reopening_bytes(tier) + RECORD_BYTES + 2 * OP_ROOM;
         let room = left.saturating_sub(2 * OP_ROOM).min(RECORD_BYTES);
         let space = &self.store.space;
-        let judge = |blocks| space.lock().runs_ahead(tier, blocks, LONG_BLOCKS, reopen);
+        let judge = |blocks| space.lock().runs_ahead(tier, blocks, long_blocks(tier), reopen);
         let file = (ino, range, tier);
         let (pieces, next) = choose(&self.reader(), self.layout(), file, room, judge)?;
         let moved = pieces.iter().map(|piece| u64::from(piece.extent.len)).sum();
@@ -126,7 +145,7 @@ impl TxState<'_> {
 
     /// Returns a place for so many blocks, or lets it be allocated piece by piece.
     fn place_for(&mut self, tier: Tier, blocks: u64) -> Result<NewBlocks> {
-        let found = self.store.space.lock().together(tier, blocks, LONG_BLOCKS);
+        let found = self.store.space.lock().together(tier, blocks, long_blocks(tier));
         let (lane, start) = match found {
             Together::Here(lane, start) => (lane, start),
             Together::InNext(lane, unit) => {
@@ -192,7 +211,7 @@ fn choose<V: View>(
     let runs = runs_of(layout, tier, &pieces);
     let is_short = |at: usize| {
         let run: Option<&Run> = runs.get(at);
-        run.is_some_and(|run| run.blocks < LONG_BLOCKS && run.record <= room)
+        run.is_some_and(|run| run.blocks < long_blocks(tier) && run.record <= room)
     };
     let mut first = 0;
     while first < runs.len() {
@@ -200,7 +219,7 @@ fn choose<V: View>(
         while is_short(first + most) {
             let run = &runs[first + most];
             (blocks, record) = (blocks + run.blocks, record + run.record);
-            if blocks > MOVED_BLOCKS || record > room {
+            if blocks > moved_blocks(tier) || record > room {
                 break;
             }
             most += 1;

@@ -4,11 +4,10 @@
 //! # Invariants
 //! - As those of an undo (`unshare`): the copy is durable before the record that names it, and counts fall in
 //!   that record. Blocks that no extent names any more are freed in it, as if they had been overwritten.
-//! - *Long pieces stay*: only pieces of less than [`LONG_BLOCKS`] that others share not are moved.
+//! - *Long pieces stay*: only pieces of less than 1 MiB that others share not are moved.
 
 use super::TxState;
 use super::data::NewBlocks;
-use super::defrag::LONG_BLOCKS;
 use crate::reader::file_root;
 use crate::seeded::{Bug, armed};
 use crate::space::Span;
@@ -18,6 +17,8 @@ use varve_format::{ExtentFlags, FileBlock, Ino, Tier};
 
 /// Most blocks of one copy.
 const COPY_BLOCKS: u64 = 1024;
+/// What is shorter is joined with its neighbours.
+const SHORT_BLOCKS: u64 = 256;
 /// Pieces that are looked at.
 const PIECES_MAX: usize = 128;
 
@@ -67,7 +68,7 @@ impl TxState<'_> {
     fn pieces_around(&self, ino: Ino, range: Range<u64>, shared: u64) -> Result<Vec<MappedPart>> {
         let reader = self.reader();
         let root = file_root(&reader.get(ino)?)?;
-        let lead = range.start.max(shared.saturating_sub(LONG_BLOCKS));
+        let lead = range.start.max(shared.saturating_sub(SHORT_BLOCKS));
         let end = range.end.min(shared + COPY_BLOCKS);
         let all = reader.parts(ino, &root, lead, end, PIECES_MAX)?;
         let Some(at) = all.iter().position(|part| part.extent.file_block.0 == shared) else {
@@ -76,7 +77,7 @@ impl TxState<'_> {
         let belong = |one: &MappedPart, next: &MappedPart| one.extent.end() == next.extent.file_block;
         let is_short = |part: &MappedPart| {
             let is_written = !part.extent.flags.contains(ExtentFlags::UNWRITTEN);
-            is_written && (part.owners > 1 || u64::from(part.extent.len) < LONG_BLOCKS)
+            is_written && (part.owners > 1 || u64::from(part.extent.len) < SHORT_BLOCKS)
         };
         if !is_short(&all[at]) {
             return Ok(Vec::new());
