@@ -95,9 +95,14 @@ pub struct Elevator {
 /// A part of a read: where on the disk, and where to.
 type Part<'b> = (u64, &'b mut [u8]);
 
+/// Bytes of the disk.
+fn range(off: u64, len: u64) -> Range<u64> {
+    off..off.saturating_add(len)
+}
+
 /// The bytes of the disk that a part covers.
 fn range_of((off, out): &Part<'_>) -> Range<u64> {
-    *off..off.saturating_add(out.len() as u64)
+    range(*off, out.len() as u64)
 }
 
 /// The turn of a read; passed on when it is dropped.
@@ -205,10 +210,15 @@ impl Elevator {
     }
 
     /// Changes what lies in some ranges.
-    fn change<T>(&self, ranges: &[Range<u64>], change: impl FnOnce() -> T) -> T {
-        ranges.iter().for_each(|range| self.ahead.forget(range));
+    fn change<T>(
+        &self,
+        ranges: impl IntoIterator<Item = Range<u64>, IntoIter: Clone>,
+        change: impl FnOnce() -> T,
+    ) -> T {
+        let ranges = ranges.into_iter();
+        ranges.clone().for_each(|range| self.ahead.forget(&range));
         let done = change();
-        ranges.iter().for_each(|range| self.ahead.forget(range));
+        ranges.for_each(|range| self.ahead.forget(&range));
         done
     }
 
@@ -240,7 +250,7 @@ impl BlockDevice for Elevator {
     }
 
     fn read(&self, off: u64, out: &mut [u8]) -> Result<(), MediaError> {
-        let range = off..off.saturating_add(out.len() as u64);
+        let range = range(off, out.len() as u64);
         if self.ahead.take(&range, out) {
             return Ok(());
         }
@@ -249,14 +259,13 @@ impl BlockDevice for Elevator {
     }
 
     fn write(&self, off: u64, src: &[u8]) -> Result<(), MediaError> {
-        self.change(&[off..off.saturating_add(src.len() as u64)], || {
-            self.inner.write(off, src)
-        })
+        self.change([range(off, src.len() as u64)], || self.inner.write(off, src))
     }
 
     fn write_durable(&self, off: u64, src: &[u8]) -> Result<(), MediaError> {
-        let range = off..off.saturating_add(src.len() as u64);
-        self.change(&[range], || self.inner.write_durable(off, src))
+        self.change([range(off, src.len() as u64)], || {
+            self.inner.write_durable(off, src)
+        })
     }
 
     fn flush(&self) -> Result<(), MediaError> {
@@ -264,7 +273,7 @@ impl BlockDevice for Elevator {
     }
 
     fn trim(&self, off: u64, len: u64) -> Result<(), MediaError> {
-        self.change(&[off..off.saturating_add(len)], || self.inner.trim(off, len))
+        self.change([range(off, len)], || self.inner.trim(off, len))
     }
 
     /// In the order of positions, some at a time.
@@ -291,11 +300,8 @@ impl BlockDevice for Elevator {
     }
 
     fn write_batch(&self, parts: &[(u64, &[u8])]) -> Result<(), MediaError> {
-        let ranges: Vec<Range<u64>> = parts
-            .iter()
-            .map(|(off, src)| *off..off.saturating_add(src.len() as u64))
-            .collect();
-        self.change(&ranges, || self.inner.write_batch(parts))
+        let ranges = parts.iter().map(|(off, src)| range(*off, src.len() as u64));
+        self.change(ranges, || self.inner.write_batch(parts))
     }
 
     fn reader_parts(&self) -> Vec<ReaderPart> {
