@@ -266,6 +266,7 @@ fn unpack(pool: &Path) -> anyhow::Result<PathBuf> {
     if there(&path) {
         return Ok(path);
     }
+    // Durable before it has its name: its bytes are not looked at again, and a power cut could leave it empty.
     let fresh = dir.join(format!(".preload-{}.tmp", std::process::id()));
     let written = std::fs::File::options()
         .write(true)
@@ -273,7 +274,7 @@ fn unpack(pool: &Path) -> anyhow::Result<PathBuf> {
         .truncate(true)
         .mode(0o755)
         .open(&fresh)
-        .and_then(|mut file| file.write_all(LIBRARY))
+        .and_then(|mut file| file.write_all(LIBRARY).and_then(|()| file.sync_all()))
         .and_then(|()| std::fs::rename(&fresh, &path));
     written.with_context(|| format!("cannot put the preload library into {}", dir.display()))?;
     Ok(path)

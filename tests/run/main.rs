@@ -4,6 +4,7 @@
 mod common;
 
 mod answers;
+mod image;
 mod of_c;
 mod pools;
 mod requests;

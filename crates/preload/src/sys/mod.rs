@@ -6,6 +6,7 @@ pub mod atfork;
 pub mod entry;
 pub mod handlers;
 pub mod heap;
+pub mod image;
 pub mod kernel;
 pub mod malloc;
 pub mod noted;

@@ -32,7 +32,8 @@ fn sum(parts: &[&[u8]]) -> u64 {
 
 /// Returns the path of the file for the present version of the library at `name`. `None` if nothing is to be
 /// recorded.
-fn path_for(name: &[u8]) -> Option<PathBuf> {
+#[must_use]
+pub fn path_for(name: &[u8]) -> Option<PathBuf> {
     let begin = std::env::var_os(config::SITES)?;
     let meta = std::fs::metadata(Path::new(OsStr::from_bytes(name))).ok()?;
     let stamps = [
@@ -125,10 +126,9 @@ pub struct Notes {
 }
 
 impl Notes {
-    /// Of the library at `name`.
+    /// Those at [`path_for`] a library.
     #[must_use]
-    pub fn of(name: &[u8]) -> Self {
-        let path = path_for(name);
+    pub fn at(path: Option<PathBuf>) -> Self {
         let bytes = path.as_deref().and_then(read);
         Self { path, bytes }
     }

@@ -1,7 +1,9 @@
-//! Replaces the sites found by `sites` in loaded libraries by jumps to stubs, which call `entry`.
+//! Replaces the sites found by `sites` in loaded libraries by jumps to stubs, which call `entry`: in memory, or
+//! by a copy of the library in which another process has done so.
 
+use super::image::{self, Image};
 use super::kernel;
-use super::noted::Notes;
+use super::noted::{self, Notes};
 use super::sites::Site;
 use std::ffi::CStr;
 
@@ -9,7 +11,7 @@ use std::ffi::CStr;
 const STUB: usize = 64;
 /// Longest site in bytes.
 const SITE: usize = 8;
-const PAGE: usize = 4096;
+pub(super) const PAGE: usize = 4096;
 /// Greatest distance in bytes between a library and its stubs.
 const REACH: usize = 0x6000_0000;
 const STEP: usize = 0x10_0000;
@@ -22,6 +24,27 @@ pub struct Library {
     /// Start address.
     pub start: usize,
     len: usize,
+    /// Where the part lies in the library's file.
+    pub offset: usize,
+    /// Address and length of what is loaded of the start of the file.
+    first: Option<(usize, usize)>,
+}
+
+impl Library {
+    /// Its code in memory.
+    #[must_use]
+    pub fn code(&self) -> &[u8] {
+        // SAFETY: a loaded, readable segment; libraries are not unloaded while this one starts.
+        unsafe { std::slice::from_raw_parts(self.start as *const u8, self.len) }
+    }
+
+    /// The first bytes of its file, as far as they are loaded.
+    #[must_use]
+    pub fn head(&self, len: usize) -> Option<&[u8]> {
+        let (at, loaded) = self.first?;
+        // SAFETY: as above.
+        (len <= loaded).then(|| unsafe { std::slice::from_raw_parts(at as *const u8, len) })
+    }
 }
 
 /// Returns the loaded libraries, and the program.
@@ -36,9 +59,14 @@ pub fn loaded() -> Vec<Library> {
             // SAFETY: the loader's names end with a zero byte.
             unsafe { CStr::from_ptr(info.dlpi_name) }.to_bytes().to_vec()
         };
+        let mut first = None;
         for i in 0..usize::from(info.dlpi_phnum) {
             // SAFETY: there are `dlpi_phnum` headers.
             let header = unsafe { &*info.dlpi_phdr.add(i) };
+            if header.p_type == libc::PT_LOAD && header.p_offset == 0 && header.p_flags & libc::PF_R != 0 {
+                let start = info.dlpi_addr as usize + header.p_vaddr as usize;
+                first = Some((start, header.p_filesz as usize));
+            }
             if header.p_type == libc::PT_LOAD
                 && header.p_flags & libc::PF_X != 0
                 && header.p_flags & libc::PF_R != 0
@@ -48,6 +76,8 @@ pub fn loaded() -> Vec<Library> {
                     name: name.clone(),
                     start,
                     len: header.p_memsz as usize,
+                    offset: header.p_offset as usize,
+                    first,
                 });
             }
         }
@@ -90,7 +120,7 @@ fn map_near(near: usize, len: usize) -> Option<usize> {
     None
 }
 
-fn protect(start: usize, len: usize, protection: i32) -> bool {
+pub(super) fn protect(start: usize, len: usize, protection: i32) -> bool {
     let from = start & !(PAGE - 1);
     let to = (start + len).next_multiple_of(PAGE);
     // SAFETY: the caller names memory of a library or of stubs, and requests all the rights that are needed
@@ -156,16 +186,17 @@ impl<const N: usize> Code<N> {
     }
 }
 
-/// The stub of a site. `here`: its address; `site_at`: the site's; `original`: the replaced bytes.
-fn stub(here: usize, site_at: usize, site: &Site, original: &[u8], entry: usize) -> Code<STUB> {
+/// The stub of a site. `here`: its address; `site_at`: the site's; `original`: the replaced bytes; `slot`:
+/// where the address that it calls is.
+fn stub(here: usize, site_at: usize, site: &Site, original: &[u8], slot: usize) -> Code<STUB> {
     let mut code = Code::new(0xcc); // int3
     if site.loads.is_some() {
         code.add(&original[..5]);
     }
     code.add(&[0x48, 0x8d, 0x64, 0x24, 0x80]); // lea rsp, [rsp - 128]: beyond the red zone
-    code.add(&[0x49, 0xbb]); // movabs r11, entry
-    code.add(&(entry as u64).to_le_bytes());
-    code.add(&[0x41, 0xff, 0xd3]); // call r11
+    code.add(&[0xff, 0x15]); // call [rip + distance to the slot]
+    let next = here + code.len + 4;
+    code.add(&(slot.wrapping_sub(next) as u32).to_le_bytes());
     code.add(&[0x48, 0x8d, 0xa4, 0x24, 0x80, 0, 0, 0]); // lea rsp, [rsp + 128]
     code.add(&[0x45, 0x85, 0xdb]); // test r11d, r11d
     code.add(&[0x74, 0x02]); // je over the call
@@ -186,6 +217,25 @@ fn jump(here: usize, site_at: usize) -> Code<SITE> {
     code
 }
 
+/// Puts stubs for the sites of `code`, whose memory lies at `start`, into `stubs`, whose memory lies behind the
+/// page at `slot`.
+fn put_stubs(sites: &[Site], code: &[u8], start: usize, slot: usize, stubs: &mut [u8]) {
+    for ((i, site), out) in sites.iter().enumerate().zip(stubs.chunks_exact_mut(STUB)) {
+        let original = &code[site.start..site.start + site.len];
+        let here = slot + PAGE + i * STUB;
+        out.copy_from_slice(&stub(here, start + site.start, site, original, slot).bytes);
+    }
+}
+
+/// Puts jumps to these stubs into `code`.
+fn put_jumps(sites: &[Site], code: &mut [u8], start: usize, slot: usize) {
+    for (i, site) in sites.iter().enumerate() {
+        let jump = jump(slot + PAGE + i * STUB, start + site.start);
+        let len = site.len.min(SITE);
+        code[site.start..site.start + len].copy_from_slice(&jump.bytes[..len]);
+    }
+}
+
 /// Replaces the sites in `library`. Returns the number of replaced sites. Changes nothing, and returns
 /// `None`, if the memory cannot be made writable (a security policy) or no memory for stubs is free near it.
 ///
@@ -197,39 +247,49 @@ pub unsafe fn patch(
     wanted: impl Fn(u32) -> bool,
     unknown: bool,
 ) -> Option<usize> {
-    // SAFETY: a loaded, readable segment.
-    let code = unsafe { std::slice::from_raw_parts(library.start as *const u8, library.len) };
-    let notes = Notes::of(&library.name);
+    let path = noted::path_for(&library.name);
+    let image = path.as_deref().map(|path| Image::open(path, library));
+    if let Some(Ok(image)) = &image {
+        // SAFETY: the caller promises that there is one thread; the copy was judged.
+        if let Some(sites) = unsafe { image.map(library, entry) } {
+            return Some(sites);
+        }
+    }
+    let notes = Notes::at(path.clone());
+    // Copied together: each page by itself, at its first change, takes twice as long.
     let (read, write, exec) = (libc::PROT_READ, libc::PROT_WRITE, libc::PROT_EXEC);
     if !protect(library.start, library.len, read | write | exec) {
         return None;
     }
     let done = Restored(library);
     populate(library, notes.starts());
-    let sites = notes.find(code, wanted, unknown);
+    let sites = notes.find(library.code(), wanted, unknown);
     if sites.is_empty() {
         return Some(0);
     }
-    let len = (sites.len() * STUB).next_multiple_of(PAGE);
-    let stubs = map_near(library.start, len)?;
-    for (i, site) in sites.iter().enumerate() {
-        let (here, site_at) = (stubs + i * STUB, library.start + site.start);
-        let original = &code[site.start..site.start + site.len];
-        let stub = stub(here, site_at, site, original, entry);
-        // SAFETY: the stub's part of the memory mapped above, still writable.
-        unsafe { std::ptr::copy_nonoverlapping(stub.bytes.as_ptr(), here as *mut u8, STUB) };
+    if let (Some(path), Some(Err(true))) = (&path, image) {
+        image::write(path, library, sites.len() * STUB, |code, slot, stubs| {
+            put_stubs(&sites, code, library.start, slot, stubs);
+            put_jumps(&sites, code, library.start, slot);
+            sites.len()
+        });
     }
-    if !protect(stubs, len, read | exec) {
+    let len = PAGE + (sites.len() * STUB).next_multiple_of(PAGE);
+    let slot = map_near(library.start, len)?;
+    // SAFETY: the memory mapped above, which nothing else uses.
+    let near = unsafe { std::slice::from_raw_parts_mut(slot as *mut u8, len) };
+    let (first, stubs) = near.split_at_mut(PAGE);
+    first[..size_of::<usize>()].copy_from_slice(&entry.to_ne_bytes());
+    put_stubs(&sites, library.code(), library.start, slot, stubs);
+    if !protect(slot, len, read | exec) {
         // SAFETY: no site jumps there yet.
-        unsafe { kernel::call(libc::SYS_munmap as usize, [stubs, len, 0, 0, 0, 0]) };
+        unsafe { kernel::call(libc::SYS_munmap as usize, [slot, len, 0, 0, 0, 0]) };
         return None;
     }
-    for (i, site) in sites.iter().enumerate() {
-        let site_at = library.start + site.start;
-        let jump = jump(stubs + i * STUB, site_at);
-        // SAFETY: inside the segment, made writable above; no thread runs it, as the caller promises.
-        unsafe { std::ptr::copy_nonoverlapping(jump.bytes.as_ptr(), site_at as *mut u8, site.len.min(SITE)) };
-    }
+    // SAFETY: the library's code, made writable above; no other thread runs it, as the caller promises, and
+    // nothing here is in it.
+    let code = unsafe { std::slice::from_raw_parts_mut(library.start as *mut u8, library.len) };
+    put_jumps(&sites, code, library.start, slot);
     drop(done);
     Some(sites.len())
 }

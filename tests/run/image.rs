@@ -1,0 +1,87 @@
+//! The copy of the C library in which the system calls are replaced already: who uses it, and who does not.
+
+use super::of_c::compile;
+use super::{cannot_run, counters, has, served};
+use crate::common::{Pool, run_ok};
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::PathBuf;
+
+/// The copies beside the preload library.
+fn copies(pool: &Pool) -> Vec<PathBuf> {
+    let all = std::fs::read_dir(pool.dir()).expect("a directory");
+    let paths = all.map(|entry| entry.expect("an entry").path());
+    paths
+        .filter(|path| path.extension().is_some_and(|extension| extension == "code"))
+        .collect()
+}
+
+/// Whether a program that is started so runs the code of the copy. Its calls are served in any case.
+fn uses_copy(pool: &Pool, before: &str) -> bool {
+    let script = format!("echo text > file; {before} cat file /proc/self/maps; rm file");
+    let output = run_ok(&mut served(pool, &script));
+    let maps = String::from_utf8_lossy(&output.stdout);
+    assert!(maps.starts_with("text\n"), "{maps}");
+    assert!(counters(&output)["served_total"].as_u64() > Some(3));
+    maps.lines()
+        .any(|line| line.contains(" r-xp ") && line.ends_with(".code"))
+}
+
+#[test]
+fn programs_share_a_copy_of_the_c_library_unless_somebody_could_have_changed_it() {
+    if cannot_run() {
+        return;
+    }
+    let pool = Pool::up(&["--nvm", "shm:64M", "--ssd", "256M", "--hdd", "0"]);
+    assert_eq!(copies(&pool), [PathBuf::new(); 0]);
+    // The shell makes it.
+    assert!(uses_copy(&pool, ""));
+    let [copy] = &copies(&pool)[..] else {
+        panic!("{:?}", copies(&pool));
+    };
+    let meta = std::fs::metadata(copy).expect("it is there");
+    assert_eq!(meta.permissions().mode() & 0o777, 0o644);
+    let good = std::fs::read(copy).expect("it can be read");
+
+    // Others may write to it: not used, and left as it is.
+    std::fs::set_permissions(copy, PermissionsExt::from_mode(0o664)).expect("permissions");
+    assert!(!uses_copy(&pool, ""));
+    assert_eq!(std::fs::read(copy).expect("it can be read"), good);
+    std::fs::set_permissions(copy, PermissionsExt::from_mode(0o644)).expect("permissions");
+    assert!(uses_copy(&pool, ""));
+    // It is another's.
+    if chown(copy, Some(12_345), None).is_ok() {
+        assert!(!uses_copy(&pool, ""));
+        chown(copy, Some(0), None).expect("root may");
+    }
+    // A link is not followed.
+    let aside = copy.with_extension("aside");
+    std::fs::rename(copy, &aside).expect("a name");
+    std::os::unix::fs::symlink(&aside, copy).expect("a link");
+    assert!(!uses_copy(&pool, ""));
+    std::fs::remove_file(copy).expect("it goes");
+    std::fs::rename(&aside, copy).expect("a name");
+
+    // The copy of another library, by its first bytes.
+    let mut other = good.clone();
+    other[0x300] ^= 1;
+    std::fs::write(copy, &other).expect("written");
+    assert!(!uses_copy(&pool, ""));
+    // Damaged: made again.
+    for bad in [&good[..good.len() - 1], &good[..4096], &[]] {
+        std::fs::write(copy, bad).expect("written");
+        assert!(uses_copy(&pool, ""));
+        assert!(std::fs::read(copy).expect("it can be read") == good);
+    }
+}
+
+#[test]
+fn program_that_is_debugged_keeps_its_code() {
+    if cannot_run() || !has("cc") {
+        return;
+    }
+    let pool = Pool::up(&["--nvm", "shm:64M", "--ssd", "256M", "--hdd", "0"]);
+    let traced = compile(&pool, "traced", &[]);
+    assert!(uses_copy(&pool, ""));
+    assert!(!uses_copy(&pool, &traced.display().to_string()));
+    assert!(uses_copy(&pool, ""));
+}
