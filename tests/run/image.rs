@@ -32,7 +32,7 @@ fn programs_share_a_copy_of_the_c_library_unless_somebody_could_have_changed_it(
         return;
     }
     let pool = Pool::up(&["--nvm", "shm:64M", "--ssd", "256M", "--hdd", "0"]);
-    assert_eq!(copies(&pool), [PathBuf::new(); 0]);
+    assert!(copies(&pool).is_empty());
     // The shell makes it.
     assert!(uses_copy(&pool, ""));
     let [copy] = &copies(&pool)[..] else {
