@@ -50,7 +50,7 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
         );
     } else if let Some(first) = served.first() {
         let library = unpack(first.pool.dir())?;
-        command.env(config::SITES, library.with_extension("sites"));
+        command.env(config::SITES, sites_beside(&library));
         let mut preload = library.into_os_string();
         if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
             preload.push(":");
@@ -278,6 +278,21 @@ fn unpack(pool: &Path) -> anyhow::Result<PathBuf> {
         .and_then(|()| std::fs::rename(&fresh, &path));
     written.with_context(|| format!("cannot put the preload library into {}", dir.display()))?;
     Ok(path)
+}
+
+/// Where processes note what they find in the C library, and put their copy of it: beside the library, or in
+/// this user's private directory where the library is another's.
+fn sites_beside(library: &Path) -> PathBuf {
+    let own = rustix::process::geteuid().as_raw();
+    let sites = library.with_extension("sites");
+    let dir = library.parent().and_then(|dir| std::fs::metadata(dir).ok());
+    if own == 0 || dir.is_some_and(|dir| dir.uid() == own) {
+        return sites;
+    }
+    match (private_dir(), sites.file_name()) {
+        (Ok(dir), Some(name)) => dir.join(name),
+        _ => sites,
+    }
 }
 
 /// Whether only this user or root can change the file, so that it may be loaded.

@@ -12,7 +12,8 @@
 //! program changes files elsewhere in the pool, *uring* on the mount of a second pool that takes its requests
 //! by io_uring, where the kernel has it and this is root; *tmpfs* persists nothing; with `--disk` *disk* is
 //! the file system of the directory for temporary files (`TMPDIR`). Milliseconds, the median of the rounds.
-//! In each round all sides take their turn. A row whose names differ between the sides afterwards is a
+//! In each round all sides take their turn, half a second after what was prepared for it; in the row that
+//! begins with `ls` another program has looked at the directory just before. A row whose names differ between the sides afterwards is a
 //! failure.
 
 #[path = "../common/mod.rs"]
@@ -90,7 +91,7 @@ fn measure(row: &Row, sides: &[Side], rounds: usize, inputs: &std::path::Path) -
     for _ in 0..rounds {
         let mut names = Vec::new();
         for (side, values) in sides.iter().zip(&mut values) {
-            match side.measure(row.setup, row.script, inputs) {
+            match side.measure(row, inputs) {
                 Ok((ms, found)) => {
                     values.push(ms);
                     names.push(found);

@@ -13,6 +13,8 @@ pub struct Row {
     pub needs: &'static str,
     /// Done before, not measured.
     pub setup: &'static str,
+    /// Done directly before by a program that is not under `varve run`, not measured.
+    pub looked: &'static str,
     /// What is measured.
     pub script: &'static str,
 }
@@ -21,65 +23,75 @@ const CLONED: &str = "git clone -q \"file://$I/repo.git\" c";
 const PLANTED: &str = "tar xf $I/src.tar";
 
 /// All rows.
-pub const ROWS: [Row; 20] = [
+pub const ROWS: [Row; 21] = [
     Row {
         name: "git clone",
         needs: "git",
         setup: "",
+        looked: "",
         script: CLONED,
     },
     Row {
         name: "git status",
         needs: "git",
         setup: CLONED,
+        looked: "",
         script: "cd c; git status -s; git status -s",
     },
     Row {
         name: "git checkout",
         needs: "git",
         setup: CLONED,
+        looked: "",
         script: "cd c; git checkout -q HEAD~30; git checkout -q -",
     },
     Row {
         name: "git log",
         needs: "git",
         setup: CLONED,
+        looked: "",
         script: "cd c; git log --stat -n 100 > /dev/null",
     },
     Row {
         name: "git gc",
         needs: "git",
         setup: CLONED,
+        looked: "",
         script: "cd c; git gc -q",
     },
     Row {
         name: "tar x",
         needs: "tar",
         setup: "",
+        looked: "",
         script: PLANTED,
     },
     Row {
         name: "tar c",
         needs: "tar",
         setup: PLANTED,
+        looked: "",
         script: "tar cf out.tar src",
     },
     Row {
         name: "cp -a",
         needs: "cp",
         setup: PLANTED,
+        looked: "",
         script: "cp -a src copy",
     },
     Row {
         name: "rsync -a",
         needs: "rsync",
         setup: "",
+        looked: "",
         script: "rsync -a $I/src/ copy/",
     },
     Row {
         name: "find",
         needs: "find",
         setup: PLANTED,
+        looked: "",
         script: "find src -type f -size +1k > /dev/null; \
                  find src -name '*.rs' -newer src > /dev/null",
     },
@@ -87,61 +99,78 @@ pub const ROWS: [Row; 20] = [
         name: "grep -r",
         needs: "grep",
         setup: PLANTED,
+        looked: "",
         script: "grep -rl fence src > /dev/null",
     },
     Row {
         name: "rm -r",
         needs: "rm",
         setup: PLANTED,
+        looked: "",
         script: "rm -r src",
     },
     Row {
         name: "make",
         needs: "cc",
         setup: "cp -r $I/project .",
+        looked: "",
         script: "cd project; make -s -j2",
     },
     Row {
         name: "cargo build",
         needs: "cargo",
         setup: "cp -r $I/crate .",
+        looked: "",
         script: "cd crate; CARGO_INCREMENTAL=0 CARGO_TARGET_DIR=target cargo build -q --offline",
     },
     Row {
         name: "compileall",
         needs: "python3",
         setup: "cp -r $I/python .",
+        looked: "",
         script: "python3 -m compileall -q python",
     },
     Row {
         name: "pip install",
         needs: "pip",
         setup: "",
+        looked: "",
         script: "pip install -q --no-index --no-deps --target t $I/*.whl",
     },
     Row {
         name: "npm ci",
         needs: "npm",
         setup: "cp -r $I/node .",
+        looked: "",
         script: "cd node; npm ci --offline --silent --no-audit --no-fund",
     },
     Row {
         name: "200 cat",
         needs: "cat",
         setup: "echo small > f",
+        looked: "",
         script: "for i in $(seq 200); do cat f; done > /dev/null",
     },
     Row {
         name: "200 echo >",
         needs: "sh",
         setup: "mkdir d",
+        looked: "",
         script: "for i in $(seq 200); do /bin/echo $i > d/$i; done",
     },
     Row {
         name: "sort",
         needs: "sort",
         setup: "cp $I/lines .",
+        looked: "",
         script: "sort -S 1M -T . lines -o sorted",
+    },
+    Row {
+        name: "ls; echo >",
+        needs: "ls",
+        setup: "echo small > f",
+        looked: "ls -l . > /dev/null",
+        script: "echo more > g",
     },
 ];
 

@@ -2,10 +2,15 @@
 //! of the kernel beside it. Whatever is made goes with the value.
 
 use crate::common::output;
+use crate::rows::Row;
 use anyhow::Context;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// Pause between what is prepared and what is measured, on all sides: nobody types faster. What a program waits
+/// for that comes directly behind another one is in the row with a look before.
+const SETTLED: Duration = Duration::from_millis(500);
 
 /// How a script is started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,8 +47,8 @@ impl Side {
         }
     }
 
-    fn command(&self, script: &str, inputs: &Path, at: &Path) -> Command {
-        let mut command = if self.way == Way::Run {
+    fn command(&self, way: Way, script: &str, inputs: &Path, at: &Path) -> Command {
+        let mut command = if way == Way::Run {
             let mut command = Command::new(&self.varve);
             command.args(["run", "--mount"]).arg(&self.dir).args(["--", "sh"]);
             command
@@ -54,17 +59,23 @@ impl Side {
         command
     }
 
-    /// Runs both scripts in a new directory. Milliseconds of the second, and how many names there are then.
-    pub fn measure(&self, setup: &str, script: &str, inputs: &Path) -> anyhow::Result<(f64, usize)> {
+    /// Runs the row's scripts in a new directory. Milliseconds of the one that is measured, and how many names
+    /// there are then.
+    pub fn measure(&self, row: &Row, inputs: &Path) -> anyhow::Result<(f64, usize)> {
         let at = self.dir.join("work");
         std::fs::create_dir(&at).with_context(|| format!("cannot make {}", at.display()))?;
         let company = (self.way == Way::InCompany).then(|| Company::start(&self.varve, &self.dir));
         let measured = (|| {
-            if !setup.is_empty() {
-                output(&mut self.command(setup, inputs, &at))?;
+            let run = |way, script: &str| output(&mut self.command(way, script, inputs, &at));
+            if !row.setup.is_empty() {
+                run(self.way, row.setup)?;
+            }
+            std::thread::sleep(SETTLED);
+            if !row.looked.is_empty() {
+                run(Way::Plain, row.looked)?;
             }
             let begun = Instant::now();
-            output(&mut self.command(script, inputs, &at))?;
+            run(self.way, row.script)?;
             let ms = begun.elapsed().as_secs_f64() * 1000.0;
             let names = output(Command::new("find").arg(&at))?.lines().count();
             Ok((ms, names))

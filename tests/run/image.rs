@@ -2,9 +2,10 @@
 
 use super::of_c::compile;
 use super::{cannot_run, counters, has, served};
-use crate::common::{Pool, run_ok};
+use crate::common::{Pool, run_ok, varve};
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::PathBuf;
+use std::process::Command;
 
 /// The copies beside the preload library.
 fn copies(pool: &Pool) -> Vec<PathBuf> {
@@ -33,7 +34,7 @@ fn programs_share_a_copy_of_the_c_library_unless_somebody_could_have_changed_it(
     }
     let pool = Pool::up(&["--nvm", "shm:64M", "--ssd", "256M", "--hdd", "0"]);
     assert!(copies(&pool).is_empty());
-    // The shell makes it.
+    // The shell makes it, and uses it.
     assert!(uses_copy(&pool, ""));
     let [copy] = &copies(&pool)[..] else {
         panic!("{:?}", copies(&pool));
@@ -66,6 +67,18 @@ fn programs_share_a_copy_of_the_c_library_unless_somebody_could_have_changed_it(
     other[0x300] ^= 1;
     std::fs::write(copy, &other).expect("written");
     assert!(!uses_copy(&pool, ""));
+    // Whose files may not be so long does not make it, and runs.
+    std::fs::remove_file(copy).expect("it goes");
+    let output = run_ok(
+        Command::new("sh")
+            .args(["-c", "ulimit -f 1; exec \"$@\"", "sh"])
+            .arg(varve().get_program())
+            .args(["run", "--mount"])
+            .arg(pool.mnt())
+            .args(["--", "cat", "/proc/self/maps"]),
+    );
+    assert!(!String::from_utf8_lossy(&output.stdout).contains(".code"));
+    assert!(copies(&pool).is_empty());
     // Damaged: made again.
     for bad in [&good[..good.len() - 1], &good[..4096], &[]] {
         std::fs::write(copy, bad).expect("written");

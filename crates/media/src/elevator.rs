@@ -1,7 +1,7 @@
 //! Reads of a disk with a head in the order of their positions: of those that wait, the next one upwards of
 //! the head goes first, and after the topmost the lowest (C-LOOK; Worthington, Ganger and Patt 1994, §2.1).
 //! For disks below which nobody sorts: a scheduler of the kernel does the same. What lies around a read is
-//! read with it ([`read_ahead`](crate::read_ahead)). Knows positions only; writes pass.
+//! read with it (`read_ahead`). Knows positions only; writes pass.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;

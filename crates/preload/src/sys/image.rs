@@ -221,6 +221,35 @@ pub fn write(
     stubs: usize,
     replace: impl FnOnce(&mut [u8], usize, &mut [u8]) -> usize,
 ) -> Option<()> {
+    let path = path_beside(notes);
+    let mut fresh = path.clone().into_os_string();
+    fresh.push(format!(".{}", kernel::getpid()));
+    // First of all: who may not write here learns it at once.
+    let mut options = File::options();
+    let mut file = options
+        .write(true)
+        .create_new(true)
+        .mode(0o644)
+        .open(&fresh)
+        .ok()?;
+    let written = changed_copy(library, stubs, replace).and_then(|bytes| {
+        // Durable before it has its name: after a power cut programs would run what the file then has.
+        file.write_all(&bytes).ok()?;
+        file.sync_all().ok()?;
+        std::fs::rename(&fresh, &path).ok()
+    });
+    if written.is_none() {
+        let _ = std::fs::remove_file(&fresh);
+    }
+    written
+}
+
+/// The bytes of a copy, with its foot.
+fn changed_copy(
+    library: &Library,
+    stubs: usize,
+    replace: impl FnOnce(&mut [u8], usize, &mut [u8]) -> usize,
+) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
     let name = Path::new(std::ffi::OsStr::from_bytes(&library.name));
     File::open(name).ok()?.read_to_end(&mut bytes).ok()?;
@@ -245,25 +274,8 @@ pub fn write(
         sites: sites as u64,
     };
     bytes.extend_from_slice(&foot.encode());
-    let path = path_beside(notes);
-    let mut fresh = path.clone().into_os_string();
-    fresh.push(format!(".{}", kernel::getpid()));
-    let mut options = File::options();
-    let mut file = options
-        .write(true)
-        .create_new(true)
-        .mode(0o644)
-        .open(&fresh)
-        .ok()?;
-    // Durable first: after a power cut programs would run what the file then has.
-    let written = file
-        .write_all(&bytes)
-        .and_then(|()| file.sync_all())
-        .and_then(|()| std::fs::rename(&fresh, &path));
-    if written.is_err() {
-        let _ = std::fs::remove_file(&fresh);
-    }
-    written.ok()
+    // A file that is longer than the process' files may be would end it.
+    (bytes.len() as u64 <= kernel::file_max()).then_some(bytes)
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 //! milliseconds, and a process may be shorter than that. If anything in the file is not as expected, it is
 //! ignored and the library searched again.
 
+use super::kernel;
 use super::sites::{self, Site};
 use crate::config;
 use std::ffi::OsStr;
@@ -104,6 +105,10 @@ fn read(path: &Path) -> Option<Vec<u8>> {
 }
 
 fn write(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    // A file that is longer than the process' files may be would end it.
+    if bytes.len() as u64 > kernel::file_max() {
+        return Err(std::io::ErrorKind::FileTooLarge.into());
+    }
     let mut fresh = path.to_owned().into_os_string();
     fresh.push(format!(".{}", std::process::id()));
     let mut file = File::options()

@@ -236,8 +236,9 @@ fn put_jumps(sites: &[Site], code: &mut [u8], start: usize, slot: usize) {
     }
 }
 
-/// Replaces the sites in `library`. Returns the number of replaced sites. Changes nothing, and returns
-/// `None`, if the memory cannot be made writable (a security policy) or no memory for stubs is free near it.
+/// Replaces the sites in `library`, by its copy if there can be one. Returns the number of replaced sites.
+/// Changes nothing, and returns `None`, if neither can be done: the memory cannot be made writable (a security
+/// policy), or no memory for stubs is free near it.
 ///
 /// # Safety
 /// No other thread may run code of the library meanwhile. `entry` is the address of the code that stubs call.
@@ -248,31 +249,40 @@ pub unsafe fn patch(
     unknown: bool,
 ) -> Option<usize> {
     let path = noted::path_for(&library.name);
-    let image = path.as_deref().map(|path| Image::open(path, library));
-    if let Some(Ok(image)) = &image {
+    let mut image = path
+        .as_deref()
+        .map_or(Err(false), |path| Image::open(path, library));
+    let mut notes = None;
+    let find = |notes: &Notes| notes.find(library.code(), &wanted, unknown);
+    if let (Some(path), Err(true)) = (&path, &image) {
+        let notes = notes.insert(Notes::at(Some(path.clone())));
+        let sites = find(notes);
+        if sites.is_empty() {
+            return Some(0);
+        }
+        image::write(path, library, sites.len() * STUB, |code, slot, stubs| {
+            put_stubs(&sites, code, library.start, slot, stubs);
+            put_jumps(&sites, code, library.start, slot);
+            sites.len()
+        });
+        image = Image::open(path, library);
+    }
+    if let Ok(image) = &image {
         // SAFETY: the caller promises that there is one thread; the copy was judged.
         if let Some(sites) = unsafe { image.map(library, entry) } {
             return Some(sites);
         }
     }
-    let notes = Notes::at(path.clone());
-    // Copied together: each page by itself, at its first change, takes twice as long.
+    let notes = notes.unwrap_or_else(|| Notes::at(path));
     let (read, write, exec) = (libc::PROT_READ, libc::PROT_WRITE, libc::PROT_EXEC);
     if !protect(library.start, library.len, read | write | exec) {
         return None;
     }
     let done = Restored(library);
     populate(library, notes.starts());
-    let sites = notes.find(library.code(), wanted, unknown);
+    let sites = find(&notes);
     if sites.is_empty() {
         return Some(0);
-    }
-    if let (Some(path), Some(Err(true))) = (&path, image) {
-        image::write(path, library, sites.len() * STUB, |code, slot, stubs| {
-            put_stubs(&sites, code, library.start, slot, stubs);
-            put_jumps(&sites, code, library.start, slot);
-            sites.len()
-        });
     }
     let len = PAGE + (sites.len() * STUB).next_multiple_of(PAGE);
     let slot = map_near(library.start, len)?;
