@@ -10,7 +10,7 @@ use std::ffi::{OsStr, OsString};
 use std::hash::Hasher;
 use std::io::Write;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -266,18 +266,49 @@ fn unpack(pool: &Path) -> anyhow::Result<PathBuf> {
     if there(&path) {
         return Ok(path);
     }
-    // Durable before it has its name: its bytes are not looked at again, and a power cut could leave it empty.
-    let fresh = dir.join(format!(".preload-{}.tmp", std::process::id()));
+    let most = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
+    if most.is_some_and(|most| most < LIBRARY.len() as u64) {
+        bail!(
+            "the preload library ({} MiB) is longer than files may be here: raise `ulimit -f` for the first run",
+            LIBRARY.len() >> 20
+        );
+    }
+    // Under a name of its own, since others may do the same in another PID namespace; durable before it has
+    // its last name, since its bytes are not looked at again, and a power cut could leave it empty.
+    let number = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), std::process::id());
+    let fresh = dir.join(format!(".preload-{number:016x}.tmp"));
     let written = std::fs::File::options()
         .write(true)
-        .create(true)
-        .truncate(true)
+        .create_new(true)
         .mode(0o755)
         .open(&fresh)
-        .and_then(|mut file| file.write_all(LIBRARY).and_then(|()| file.sync_all()))
+        .and_then(|mut file| {
+            // Whatever the umask is: others load it, too.
+            file.set_permissions(std::fs::Permissions::from_mode(0o755))?;
+            file.write_all(LIBRARY)?;
+            file.sync_all()
+        })
         .and_then(|()| std::fs::rename(&fresh, &path));
+    if written.is_err() {
+        let _ = std::fs::remove_file(&fresh);
+    }
     written.with_context(|| format!("cannot put the preload library into {}", dir.display()))?;
+    sweep(&dir);
     Ok(path)
+}
+
+/// Removes libraries that were not finished, an hour later.
+fn sweep(dir: &Path) {
+    let is_left = |name: &[u8]| name.starts_with(b".preload-") && name.ends_with(b".tmp");
+    let is_old = |meta: std::fs::Metadata| {
+        let age = meta.modified().ok().and_then(|time| time.elapsed().ok());
+        age.is_some_and(|age| age.as_secs() > 3600)
+    };
+    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        if is_left(entry.file_name().as_bytes()) && entry.metadata().is_ok_and(is_old) {
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
 }
 
 /// Where processes note what they find in the C library, and put their copy of it: beside the library, or in

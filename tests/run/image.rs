@@ -2,7 +2,7 @@
 
 use super::of_c::compile;
 use super::{cannot_run, counters, has, served};
-use crate::common::{Pool, run_ok, varve};
+use crate::common::{Pool, run_ok, text_of, varve};
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::PathBuf;
 use std::process::Command;
@@ -97,4 +97,26 @@ fn program_that_is_debugged_keeps_its_code() {
     assert!(uses_copy(&pool, ""));
     assert!(!uses_copy(&pool, &traced.display().to_string()));
     assert!(uses_copy(&pool, ""));
+}
+
+#[test]
+fn what_another_preloaded_library_has_changed_stays_changed() {
+    if cannot_run() || !has("cc") {
+        return;
+    }
+    let pool = Pool::up(&["--nvm", "shm:64M", "--ssd", "256M", "--hdd", "0"]);
+    assert!(uses_copy(&pool, ""));
+    let hook = compile(&pool, "hook", &["-DHOOK", "-shared", "-fPIC"]);
+    let program = compile(&pool, "hook", &[]);
+    let run = || {
+        let mut command = varve();
+        command
+            .args(["run", "--mount"])
+            .arg(pool.mnt())
+            .arg("--")
+            .arg(&program);
+        command
+    };
+    assert_ne!(text_of(&mut run()), "4242\n");
+    assert_eq!(text_of(run().env("LD_PRELOAD", hook)), "4242\n");
 }

@@ -5,7 +5,7 @@
 //! A buffer, not a cache: each block is given out once, so who reads a block again, because its checksum
 //! differed, gets it from the disk. Knows positions only; it is told of what is written.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use crate::aligned::AlignedBuf;
@@ -16,6 +16,8 @@ use crate::lock::Mutex;
 pub(crate) const TRACK: u64 = 256 << 10;
 /// Most tracks that are kept: 16 MiB.
 const TRACKS_MAX: usize = 64;
+/// Most tracks that are known to be bad.
+const BAD_MAX: usize = 4096;
 /// Blocks are given out in these units, bytes.
 const BLOCK: u64 = TRACK / u64::BITS as u64;
 /// What a track counts for of which something was asked for later, and one of which nothing was: the time of a
@@ -56,6 +58,8 @@ struct State {
     begun: u64,
     sum: i32,
     refused: u32,
+    /// Tracks that the disk could not read whole, and that were not written since.
+    bad: BTreeSet<u64>,
 }
 
 impl State {
@@ -114,6 +118,22 @@ impl ReadAhead {
         true
     }
 
+    /// Whether nothing is known of a bad block around `range`.
+    pub(crate) fn is_good(&self, range: &Range<u64>) -> bool {
+        self.0.lock().bad.range(tracks_of(range)).next().is_none()
+    }
+
+    /// Notes that a read of some tracks has failed: a bad block may take a disk seconds each time. What is
+    /// around it is read without it from now on.
+    pub(crate) fn fail(&self, begun: u64, tracks: &BTreeSet<u64>) {
+        let mut state = self.0.lock();
+        state.filling.retain(|filling| filling.number != begun);
+        if state.bad.len() + tracks.len() > BAD_MAX {
+            state.bad.clear();
+        }
+        state.bad.extend(tracks);
+    }
+
     /// Whether all of `range` is there.
     pub(crate) fn has(&self, range: &Range<u64>) -> bool {
         let state = self.0.lock();
@@ -167,6 +187,7 @@ impl ReadAhead {
             return;
         };
         if state.filling.swap_remove(at).is_stale {
+            read.iter().for_each(|_| state.count(false));
             return;
         }
         for (number, bytes) in read {
@@ -207,7 +228,13 @@ impl ReadAhead {
             filling.is_stale |= filling.tracks.start < gone.end && gone.start < filling.tracks.end;
         }
         while let Some((&number, _)) = state.tracks.range(gone.clone()).next() {
-            state.tracks.remove(&number);
+            if let Some(track) = state.tracks.remove(&number) {
+                state.count(track.has_gained);
+            }
+        }
+        // A disk puts another block in the place of a bad one when it is written.
+        while let Some(&number) = state.bad.range(gone.clone()).next() {
+            state.bad.remove(&number);
         }
     }
 }

@@ -9,7 +9,7 @@
 //! - *It is this library*: the file's name has the device, inode, size and time of the library's file, and its
 //!   first bytes, with the build id, are those in memory.
 //! - *It is whole*: it is durable before it has its name.
-//! - *Nobody looks at this process*: what a debugger has changed in the code would be lost.
+//! - *Nobody has changed the code*: what a debugger, a probe or another preloaded library did would be lost.
 
 use super::kernel;
 use super::patch::{Library, PAGE};
@@ -17,7 +17,7 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 const MAGIC: [u8; 8] = *b"VRVCODE1";
@@ -138,7 +138,7 @@ impl Image {
             && foot.distance == DISTANCE as u64;
         let mut head = [0; HEAD];
         file.read_exact_at(&mut head, 0).map_err(|_| false)?;
-        if fits && library.head(HEAD) == Some(&head[..]) && !is_traced() {
+        if fits && library.head(HEAD) == Some(&head[..]) && !is_changed(library) {
             return Ok(Self { file, foot });
         }
         Err(false)
@@ -197,19 +197,64 @@ fn unmap(at: usize, len: usize) {
     unsafe { kernel::call(libc::SYS_munmap as usize, [at, len, 0, 0, 0, 0]) };
 }
 
-/// Whether a debugger is attached to this process, or that cannot be told.
-fn is_traced() -> bool {
-    let mut status = [0; 1024];
-    let fd = kernel::open(b"/proc/self/status\0", libc::O_RDONLY | libc::O_CLOEXEC, 0);
+/// Whether the library's code in memory may be another than its file's: some of its pages are this process'
+/// own, as after a change by a debugger, a probe or another preloaded library; or that cannot be told.
+fn is_changed(library: &Library) -> bool {
+    /// Bits of a page in `/proc/self/pagemap`.
+    const PRESENT: u64 = 1 << 63;
+    const SWAPPED: u64 = 1 << 62;
+    const OF_A_FILE: u64 = 1 << 61;
+    const EACH: usize = size_of::<u64>();
+    let fd = kernel::open(b"/proc/self/pagemap\0", libc::O_RDONLY | libc::O_CLOEXEC, 0);
     if fd < 0 {
         return true;
     }
-    let len = kernel::read(fd as i32, &mut status);
+    let (mut page, end) = (
+        library.start / PAGE,
+        (library.start + library.code().len()).div_ceil(PAGE),
+    );
+    let mut words = [0; 512 * EACH];
+    let mut is_changed = false;
+    while page < end && !is_changed {
+        let want = ((end - page) * EACH).min(words.len());
+        let got = kernel::pread(fd as i32, &mut words[..want], (page * EACH) as u64);
+        let words = words[..got.max(0) as usize].as_chunks::<EACH>().0;
+        page += words.len();
+        let is_own = |word: &[u8; EACH]| {
+            let word = u64::from_ne_bytes(*word);
+            word & SWAPPED != 0 || word & (PRESENT | OF_A_FILE) == PRESENT
+        };
+        is_changed = words.is_empty() || words.iter().any(is_own);
+    }
     kernel::close(fd as i32);
-    let status = &status[..len.max(0) as usize];
-    !status
-        .split(|byte| *byte == b'\n')
-        .any(|line| line == b"TracerPid:\t0")
+    is_changed
+}
+
+/// A suffix that no other process uses, whatever it takes its number for.
+pub fn fresh_suffix() -> String {
+    use std::hash::{BuildHasher, RandomState};
+    format!(".{:016x}", RandomState::new().hash_one(kernel::gettid()))
+}
+
+/// The age from which what lies beside a new copy goes: copies and notes for libraries that are no longer
+/// there, and what processes have left that were killed. Who runs one keeps it.
+const OLD: std::time::Duration = std::time::Duration::from_hours(7 * 24);
+
+/// Removes what is old.
+fn sweep(beside: &Path) -> Option<()> {
+    for entry in std::fs::read_dir(beside.parent()?).ok()?.flatten() {
+        let name = entry.file_name();
+        let name = name.as_bytes();
+        let is_ours = name.starts_with(b"preload-") && name.windows(7).any(|part| part == b".sites-");
+        let age = entry
+            .metadata()
+            .ok()
+            .and_then(|meta| meta.modified().ok()?.elapsed().ok());
+        if is_ours && entry.path() != beside && age.is_some_and(|age| age > OLD) {
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
+    Some(())
 }
 
 /// Writes the copy of a library whose code in memory is as its file has it. `replace` is given the code, where
@@ -221,43 +266,58 @@ pub fn write(
     stubs: usize,
     replace: impl FnOnce(&mut [u8], usize, &mut [u8]) -> usize,
 ) -> Option<()> {
+    // A file that is longer than the process' files may be would end it.
+    let name = Path::new(std::ffi::OsStr::from_bytes(&library.name));
+    let len = std::fs::metadata(name).ok()?.len().next_multiple_of(PAGE as u64)
+        + (stubs.next_multiple_of(PAGE) + FOOT) as u64;
+    if len > kernel::file_max() || is_changed(library) {
+        return None;
+    }
     let path = path_beside(notes);
     let mut fresh = path.clone().into_os_string();
-    fresh.push(format!(".{}", kernel::getpid()));
-    // First of all: who may not write here learns it at once.
-    let mut options = File::options();
-    let mut file = options
-        .write(true)
-        .create_new(true)
-        .mode(0o644)
-        .open(&fresh)
-        .ok()?;
-    let written = changed_copy(library, stubs, replace).and_then(|bytes| {
-        // Durable before it has its name: after a power cut programs would run what the file then has.
-        file.write_all(&bytes).ok()?;
-        file.sync_all().ok()?;
-        std::fs::rename(&fresh, &path).ok()
-    });
+    fresh.push(fresh_suffix());
+    // Who may not write here, or finds no room, learns it before the work.
+    let mut file = File::options().write(true).create_new(true).open(&fresh).ok()?;
+    let written = has_room(&file, len)
+        .then(|| changed_copy(name, library, stubs, replace))
+        .flatten()
+        .filter(|bytes| bytes.len() as u64 == len)
+        .and_then(|bytes| {
+            file.write_all(&bytes).ok()?;
+            // Whatever the umask is: others read it, too.
+            file.set_permissions(PermissionsExt::from_mode(0o644)).ok()?;
+            // Durable before it has its name: after a power cut programs would run what the file then has.
+            file.sync_all().ok()?;
+            std::fs::rename(&fresh, &path).ok()
+        });
     if written.is_none() {
         let _ = std::fs::remove_file(&fresh);
     }
-    written
+    written.and_then(|()| sweep(&path))
+}
+
+/// Reserves room for a file. Where the file system cannot, it is found out later.
+fn has_room(file: &File, len: u64) -> bool {
+    let a = [file.as_raw_fd() as usize, 0, 0, len as usize, 0, 0];
+    // SAFETY: takes numbers only.
+    let got = unsafe { kernel::call(libc::SYS_fallocate as usize, a) };
+    got == 0 || got == -(libc::EOPNOTSUPP as isize)
 }
 
 /// The bytes of a copy, with its foot.
 fn changed_copy(
+    name: &Path,
     library: &Library,
     stubs: usize,
     replace: impl FnOnce(&mut [u8], usize, &mut [u8]) -> usize,
 ) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
-    let name = Path::new(std::ffi::OsStr::from_bytes(&library.name));
     File::open(name).ok()?.read_to_end(&mut bytes).ok()?;
     let code = library.code();
     let within = library.offset..library.offset.checked_add(code.len())?;
     let is_same = bytes.get(within.clone()) == Some(code) && bytes.get(..HEAD) == library.head(HEAD);
     let slot = library.start.checked_sub(DISTANCE)?;
-    if !is_same || is_traced() {
+    if !is_same {
         return None;
     }
     let stubs_at = bytes.len().next_multiple_of(PAGE);
@@ -274,14 +334,13 @@ fn changed_copy(
         sites: sites as u64,
     };
     bytes.extend_from_slice(&foot.encode());
-    // A file that is longer than the process' files may be would end it.
-    (bytes.len() as u64 <= kernel::file_max()).then_some(bytes)
+    Some(bytes)
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use super::{FOOT, Foot, is_traced};
+    use super::{FOOT, Foot};
 
     #[test]
     fn foot_that_is_damaged_is_none() {
@@ -300,10 +359,5 @@ mod tests {
             bad[at] ^= 1;
             assert_eq!(Foot::decode(&bad), None, "byte {at}");
         }
-    }
-
-    #[test]
-    fn nobody_traces_a_test() {
-        assert!(!is_traced());
     }
 }

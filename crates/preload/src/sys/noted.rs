@@ -2,6 +2,7 @@
 //! milliseconds, and a process may be shorter than that. If anything in the file is not as expected, it is
 //! ignored and the library searched again.
 
+use super::image::fresh_suffix;
 use super::kernel;
 use super::sites::{self, Site};
 use crate::config;
@@ -9,7 +10,7 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 const MAGIC: [u8; 8] = *b"VRVSITE1";
@@ -43,6 +44,9 @@ pub fn path_for(name: &[u8]) -> Option<PathBuf> {
         meta.size(),
         meta.mtime() as u64,
         meta.mtime_nsec() as u64,
+        // One that was changed in place may have its old times.
+        meta.ctime() as u64,
+        meta.ctime_nsec() as u64,
     ];
     let bytes: Vec<u8> = stamps.iter().flat_map(|stamp| stamp.to_le_bytes()).collect();
     let mut path = begin;
@@ -110,13 +114,13 @@ fn write(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
         return Err(std::io::ErrorKind::FileTooLarge.into());
     }
     let mut fresh = path.to_owned().into_os_string();
-    fresh.push(format!(".{}", std::process::id()));
-    let mut file = File::options()
-        .write(true)
-        .create_new(true)
-        .mode(0o644)
-        .open(&fresh)?;
-    let written = file.write_all(bytes).and_then(|()| std::fs::rename(&fresh, path));
+    fresh.push(fresh_suffix());
+    let mut file = File::options().write(true).create_new(true).open(&fresh)?;
+    // Whatever the umask is: others read it, too.
+    let written = file
+        .set_permissions(PermissionsExt::from_mode(0o644))
+        .and_then(|()| file.write_all(bytes))
+        .and_then(|()| std::fs::rename(&fresh, path));
     if written.is_err() {
         let _ = std::fs::remove_file(&fresh);
     }
