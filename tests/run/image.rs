@@ -88,19 +88,7 @@ fn programs_share_a_copy_of_the_c_library_unless_somebody_could_have_changed_it(
 }
 
 #[test]
-fn program_that_is_debugged_keeps_its_code() {
-    if cannot_run() || !has("cc") {
-        return;
-    }
-    let pool = Pool::up(&["--nvm", "shm:64M", "--ssd", "256M", "--hdd", "0"]);
-    let traced = compile(&pool, "traced", &[]);
-    assert!(uses_copy(&pool, ""));
-    assert!(!uses_copy(&pool, &traced.display().to_string()));
-    assert!(uses_copy(&pool, ""));
-}
-
-#[test]
-fn what_another_preloaded_library_has_changed_stays_changed() {
+fn what_another_library_or_a_debugger_has_changed_stays_changed() {
     if cannot_run() || !has("cc") {
         return;
     }
