@@ -50,7 +50,9 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
         );
     } else if let Some(first) = served.first() {
         let library = unpack(first.pool.dir())?;
-        command.env(config::SITES, sites_beside(&library));
+        let sites = sites_beside(&library);
+        sites.parent().into_iter().for_each(sweep);
+        command.env(config::SITES, sites);
         let mut preload = library.into_os_string();
         if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
             preload.push(":");
@@ -293,19 +295,31 @@ fn unpack(pool: &Path) -> anyhow::Result<PathBuf> {
         let _ = std::fs::remove_file(&fresh);
     }
     written.with_context(|| format!("cannot put the preload library into {}", dir.display()))?;
-    sweep(&dir);
     Ok(path)
 }
 
-/// Removes libraries that were not finished, an hour later.
+/// Removes what is left: an hour later libraries that were not finished, a week later what processes have put
+/// beside a library for C libraries that may be gone by now. Who runs such a copy keeps it, and who looks for
+/// one makes it again.
 fn sweep(dir: &Path) {
-    let is_left = |name: &[u8]| name.starts_with(b".preload-") && name.ends_with(b".tmp");
-    let is_old = |meta: std::fs::Metadata| {
-        let age = meta.modified().ok().and_then(|time| time.elapsed().ok());
-        age.is_some_and(|age| age.as_secs() > 3600)
+    const HOUR: u64 = 3600;
+    let outlives = |name: &[u8]| {
+        let is_beside = name.starts_with(b"preload-") && name.windows(7).any(|part| part == b".sites-");
+        match (
+            name.starts_with(b".preload-") && name.ends_with(b".tmp"),
+            is_beside,
+        ) {
+            (true, _) => Some(HOUR),
+            (_, true) => Some(7 * 24 * HOUR),
+            _ => None,
+        }
     };
     for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
-        if is_left(entry.file_name().as_bytes()) && entry.metadata().is_ok_and(is_old) {
+        let Some(secs) = outlives(entry.file_name().as_bytes()) else {
+            continue;
+        };
+        let modified = entry.metadata().ok().and_then(|meta| meta.modified().ok());
+        if modified.is_some_and(|time| time.elapsed().is_ok_and(|age| age.as_secs() > secs)) {
             let _ = std::fs::remove_file(entry.path());
         }
     }

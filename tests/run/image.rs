@@ -6,6 +6,7 @@ use crate::common::{Pool, run_ok, text_of, varve};
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::PathBuf;
 use std::process::Command;
+use std::time::{Duration, SystemTime};
 
 /// The copies beside the preload library.
 fn copies(pool: &Pool) -> Vec<PathBuf> {
@@ -85,6 +86,35 @@ fn programs_share_a_copy_of_the_c_library_unless_somebody_could_have_changed_it(
         assert!(uses_copy(&pool, ""));
         assert!(std::fs::read(copy).expect("it can be read") == good);
     }
+}
+
+#[test]
+fn what_is_left_beside_the_library_goes_when_it_is_old() {
+    if cannot_run() {
+        return;
+    }
+    let pool = Pool::up(&["--nvm", "shm:64M", "--ssd", "256M", "--hdd", "0"]);
+    let place = |name: &str, hours: u64| {
+        let path = pool.dir().join(name);
+        let time = SystemTime::now() - Duration::from_secs(hours * 3600);
+        let file = std::fs::File::create(&path).expect("a file");
+        file.set_modified(time).expect("a time");
+        path
+    };
+    let old = [
+        place(".preload-1.tmp", 2),
+        place("preload-1.sites-1", 24 * 8),
+        place("preload-1.sites-1.code", 24 * 8),
+        place("preload-1.sites-1.code.2", 24 * 8),
+    ];
+    let kept = [
+        place(".preload-2.tmp", 0),
+        place("preload-2.sites-1.code", 24 * 6),
+        place("preload-notes", 24 * 30),
+    ];
+    assert!(uses_copy(&pool, ""));
+    assert!(old.iter().all(|path| !path.exists()));
+    assert!(kept.iter().all(|path| path.exists()));
 }
 
 #[test]

@@ -236,27 +236,6 @@ pub fn fresh_suffix() -> String {
     format!(".{:016x}", RandomState::new().hash_one(kernel::gettid()))
 }
 
-/// The age from which what lies beside a new copy goes: copies and notes for libraries that are no longer
-/// there, and what processes have left that were killed. Who runs one keeps it.
-const OLD: std::time::Duration = std::time::Duration::from_hours(7 * 24);
-
-/// Removes what is old.
-fn sweep(beside: &Path) -> Option<()> {
-    for entry in std::fs::read_dir(beside.parent()?).ok()?.flatten() {
-        let name = entry.file_name();
-        let name = name.as_bytes();
-        let is_ours = name.starts_with(b"preload-") && name.windows(7).any(|part| part == b".sites-");
-        let age = entry
-            .metadata()
-            .ok()
-            .and_then(|meta| meta.modified().ok()?.elapsed().ok());
-        if is_ours && entry.path() != beside && age.is_some_and(|age| age > OLD) {
-            let _ = std::fs::remove_file(entry.path());
-        }
-    }
-    Some(())
-}
-
 /// Writes the copy of a library whose code in memory is as its file has it. `replace` is given the code, where
 /// the page with the entry's address lies in memory, and the stubs' memory, as many bytes as `stubs`; it
 /// returns how many sites it has replaced. Failures leave nothing behind.
@@ -293,7 +272,7 @@ pub fn write(
     if written.is_none() {
         let _ = std::fs::remove_file(&fresh);
     }
-    written.and_then(|()| sweep(&path))
+    written
 }
 
 /// Reserves room for a file. Where the file system cannot, it is found out later.
