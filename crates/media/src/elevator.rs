@@ -3,15 +3,13 @@
 //! For disks below which nobody sorts: a scheduler of the kernel does the same. What lies around a read is
 //! read with it (`read_ahead`). Knows positions only; writes pass.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Range;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::Thread;
 
-use crate::aligned::AlignedBuf;
 use crate::lock::Mutex;
-use crate::read_ahead::{ReadAhead, TRACK, part_in, tracks_of};
+use crate::read_ahead::{ReadAhead, range};
 
 use crate::error::{DeviceName, MediaError};
 use crate::traits::{BlockDevice, DeviceInfo, DeviceState, ReaderPart};
@@ -23,8 +21,6 @@ const PASSES_MAX: u64 = 64;
 /// Most parts of a batch, and bytes, that go in one turn: others need not wait for the rest.
 const TURN_PARTS: usize = 16;
 const TURN_BYTES: usize = 1 << 20;
-/// A read of more bytes is not widened.
-const WIDENED_MAX: u64 = 1 << 20;
 
 /// A read that waits for its turn.
 struct Waiter {
@@ -92,19 +88,6 @@ pub struct Elevator {
     ahead: ReadAhead,
 }
 
-/// A part of a read: where on the disk, and where to.
-type Part<'b> = (u64, &'b mut [u8]);
-
-/// Bytes of the disk.
-fn range(off: u64, len: u64) -> Range<u64> {
-    off..off.saturating_add(len)
-}
-
-/// The bytes of the disk that a part covers.
-fn range_of((off, out): &Part<'_>) -> Range<u64> {
-    range(*off, out.len() as u64)
-}
-
 /// The turn of a read; passed on when it is dropped.
 struct Turn<'e>(&'e Elevator);
 
@@ -130,99 +113,6 @@ impl Elevator {
             queue: Mutex::default(),
             ahead: ReadAhead::default(),
         }
-    }
-
-    /// Whether a part can be read with what lies around it.
-    fn can_widen(&self, range: &Range<u64>) -> bool {
-        range.end - range.start <= WIDENED_MAX
-            && range.end <= self.inner.len_bytes()
-            && self.ahead.is_good(range)
-    }
-
-    /// Reads parts in their turn, in order: the tracks of which something is missing.
-    fn read_parts(&self, parts: &mut [Part<'_>]) -> Result<(), MediaError> {
-        // Others may have read it while this one waited.
-        let mut absent: Vec<&mut Part<'_>> = Vec::new();
-        for part in parts.iter_mut() {
-            if !self.ahead.take(&range_of(part), part.1) {
-                absent.push(part);
-            }
-        }
-        if absent.is_empty() {
-            return Ok(());
-        }
-        let can_widen = absent.iter().any(|part| self.can_widen(&range_of(part)));
-        if !can_widen || !self.ahead.pays() || !self.read_tracks(&mut absent) {
-            let mut exact: Vec<Part<'_>> = absent.into_iter().map(|(off, out)| (*off, &mut **out)).collect();
-            return self.inner.read_batch(&mut exact);
-        }
-        Ok(())
-    }
-
-    /// Reads parts with what lies around them. `false` if the disk could not: what nobody has asked for may be
-    /// what it cannot read.
-    fn read_tracks(&self, parts: &mut [&mut Part<'_>]) -> bool {
-        let (mut wide, mut exact): (Vec<_>, Vec<_>) =
-            parts.iter_mut().partition(|part| self.can_widen(&range_of(part)));
-        let ranges: Vec<Range<u64>> = wide.iter().map(|part| range_of(part)).collect();
-        let missing: BTreeSet<u64> = ranges
-            .iter()
-            .flat_map(|range| tracks_of(range).filter(|number| !self.ahead.has(&part_in(*number, range))))
-            .collect();
-        let (Some(first), Some(last)) = (missing.first(), missing.last()) else {
-            return false;
-        };
-        let begun = self.ahead.begin(*first..last + 1);
-        let len = self.inner.len_bytes();
-        let mut tracks: Vec<(u64, AlignedBuf)> = missing
-            .iter()
-            .map(|number| (*number, AlignedBuf::new(TRACK.min(len - number * TRACK) as usize)))
-            .collect();
-        let whole = tracks
-            .iter_mut()
-            .map(|(number, bytes)| (*number * TRACK, bytes.bytes_mut()));
-        let beside = exact.iter_mut().map(|part| (part.0, &mut *part.1));
-        let mut batch: Vec<Part<'_>> = whole.chain(beside).collect();
-        batch.sort_unstable_by_key(|(off, _)| *off);
-        let mut is_whole = self.inner.read_batch(&mut batch).is_ok();
-        let copies = if is_whole { &mut wide[..] } else { &mut [] };
-        for (part, range) in copies.iter_mut().zip(&ranges) {
-            for number in tracks_of(range) {
-                let piece = part_in(number, range);
-                let at = (piece.start - range.start) as usize;
-                let out = &mut part.1[at..at + (piece.end - piece.start) as usize];
-                match tracks.binary_search_by_key(&number, |(number, _)| *number) {
-                    Ok(found) => {
-                        let from = (piece.start - number * TRACK) as usize;
-                        out.copy_from_slice(&tracks[found].1.bytes()[from..from + out.len()]);
-                    }
-                    // It was there, and was written or taken since.
-                    Err(_) if !self.ahead.take_part(&piece, out) => {
-                        is_whole &= self.inner.read(piece.start, out).is_ok();
-                    }
-                    Err(_) => {}
-                }
-            }
-        }
-        if is_whole {
-            self.ahead.keep(begun, tracks, &ranges);
-        } else {
-            self.ahead.fail(begun, &missing);
-        }
-        is_whole
-    }
-
-    /// Changes what lies in some ranges.
-    fn change<T>(
-        &self,
-        ranges: impl IntoIterator<Item = Range<u64>, IntoIter: Clone>,
-        change: impl FnOnce() -> T,
-    ) -> T {
-        let ranges = ranges.into_iter();
-        ranges.clone().for_each(|range| self.ahead.forget(&range));
-        let done = change();
-        ranges.for_each(|range| self.ahead.forget(&range));
-        done
     }
 
     /// Waits for the turn of a read from `off` to `end`.
@@ -258,15 +148,16 @@ impl BlockDevice for Elevator {
             return Ok(());
         }
         let _turn = self.turn(range.start, range.end);
-        self.read_parts(&mut [(off, out)])
+        self.ahead.read(&*self.inner, &mut [(off, out)])
     }
 
     fn write(&self, off: u64, src: &[u8]) -> Result<(), MediaError> {
-        self.change([range(off, src.len() as u64)], || self.inner.write(off, src))
+        self.ahead
+            .change([range(off, src.len() as u64)], || self.inner.write(off, src))
     }
 
     fn write_durable(&self, off: u64, src: &[u8]) -> Result<(), MediaError> {
-        self.change([range(off, src.len() as u64)], || {
+        self.ahead.change([range(off, src.len() as u64)], || {
             self.inner.write_durable(off, src)
         })
     }
@@ -276,7 +167,7 @@ impl BlockDevice for Elevator {
     }
 
     fn trim(&self, off: u64, len: u64) -> Result<(), MediaError> {
-        self.change([range(off, len)], || self.inner.trim(off, len))
+        self.ahead.change([range(off, len)], || self.inner.trim(off, len))
     }
 
     /// In the order of positions, some at a time.
@@ -296,7 +187,7 @@ impl BlockDevice for Elevator {
             }
             let (now, rest) = left.split_at_mut(count);
             let _turn = self.turn(first, end);
-            self.read_parts(now)?;
+            self.ahead.read(&*self.inner, now)?;
             left = rest;
         }
         Ok(())
@@ -304,7 +195,7 @@ impl BlockDevice for Elevator {
 
     fn write_batch(&self, parts: &[(u64, &[u8])]) -> Result<(), MediaError> {
         let ranges = parts.iter().map(|(off, src)| range(*off, src.len() as u64));
-        self.change(ranges, || self.inner.write_batch(parts))
+        self.ahead.change(ranges, || self.inner.write_batch(parts))
     }
 
     fn reader_parts(&self) -> Vec<ReaderPart> {
@@ -333,9 +224,10 @@ impl BlockDevice for Elevator {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use super::{Elevator, PASSES_MAX, Queue, TRACK, Waiter};
+    use super::{Elevator, PASSES_MAX, Queue, Waiter};
     use crate::emulated::{DiskModel, EmulatedDisk};
     use crate::faulty::{Fault, FaultOp, FaultRule, FaultScript, FaultyDevice};
+    use crate::read_ahead::TRACK;
     use crate::sim::SimWorld;
     use crate::traits::BlockDevice;
     use std::sync::Arc;
