@@ -99,6 +99,15 @@ fn path_beside(notes: &Path) -> PathBuf {
     path.into()
 }
 
+/// Why there is no copy to map.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NoImage {
+    /// There is none, or a damaged one: it can be made.
+    Missing,
+    /// It may not be believed, or is another library's, or the code in memory was changed.
+    Unfit,
+}
+
 /// A copy that fits a library in memory.
 #[derive(Debug)]
 pub struct Image {
@@ -107,26 +116,30 @@ pub struct Image {
 }
 
 impl Image {
-    /// Opens the copy beside the notes on a library. `Err(true)`: there is none, or it is damaged.
-    pub fn open(notes: &Path, library: &Library) -> Result<Self, bool> {
+    /// Opens the copy beside the notes on a library.
+    pub fn open(notes: &Path, library: &Library) -> Result<Self, NoImage> {
         let path = path_beside(notes);
         let flags = libc::O_NOFOLLOW | libc::O_CLOEXEC;
         let file = File::options().read(true).custom_flags(flags).open(path);
-        let file = file.map_err(|error| error.kind() == std::io::ErrorKind::NotFound)?;
+        let file = file.map_err(|error| match error.kind() {
+            std::io::ErrorKind::NotFound => NoImage::Missing,
+            _ => NoImage::Unfit,
+        })?;
         Self::judge(file, library)
     }
 
-    fn judge(file: File, library: &Library) -> Result<Self, bool> {
-        let meta = file.metadata().map_err(|_| false)?;
+    fn judge(file: File, library: &Library) -> Result<Self, NoImage> {
+        let meta = file.metadata().map_err(|_| NoImage::Unfit)?;
         // SAFETY: takes no arguments.
         let own = unsafe { kernel::call(libc::SYS_geteuid as usize, [0; 6]) } as u32;
         if !meta.is_file() || (meta.uid() != 0 && meta.uid() != own) || meta.mode() & 0o022 != 0 {
-            return Err(false);
+            return Err(NoImage::Unfit);
         }
         let mut bytes = [0; FOOT];
-        let foot_at = meta.size().checked_sub(FOOT as u64).ok_or(true)?;
-        file.read_exact_at(&mut bytes, foot_at).map_err(|_| false)?;
-        let foot = Foot::decode(&bytes).ok_or(true)?;
+        let foot_at = meta.size().checked_sub(FOOT as u64).ok_or(NoImage::Missing)?;
+        file.read_exact_at(&mut bytes, foot_at)
+            .map_err(|_| NoImage::Unfit)?;
+        let foot = Foot::decode(&bytes).ok_or(NoImage::Missing)?;
         let page = PAGE as u64;
         let fits = foot.code == library.code().len() as u64
             && foot.code_at == library.offset as u64
@@ -137,11 +150,11 @@ impl Image {
             && foot.stubs_at.checked_add(foot.stubs) == Some(foot_at)
             && foot.distance == DISTANCE as u64;
         let mut head = [0; HEAD];
-        file.read_exact_at(&mut head, 0).map_err(|_| false)?;
+        file.read_exact_at(&mut head, 0).map_err(|_| NoImage::Unfit)?;
         if fits && library.head(HEAD) == Some(&head[..]) && !is_changed(library) {
             return Ok(Self { file, foot });
         }
-        Err(false)
+        Err(NoImage::Unfit)
     }
 
     /// Maps the copy over the library's code; the stubs call `entry`. Returns how many sites are replaced.

@@ -1,7 +1,7 @@
 //! Replaces the sites found by `sites` in loaded libraries by jumps to stubs, which call `entry`: in memory, or
 //! by a copy of the library in which another process has done so.
 
-use super::image::{self, Image};
+use super::image::{self, Image, NoImage};
 use super::kernel;
 use super::noted::{self, Notes};
 use super::sites::Site;
@@ -251,10 +251,10 @@ pub unsafe fn patch(
     let path = noted::path_for(&library.name);
     let mut image = path
         .as_deref()
-        .map_or(Err(false), |path| Image::open(path, library));
+        .map_or(Err(NoImage::Unfit), |path| Image::open(path, library));
     let mut notes = None;
     let find = |notes: &Notes| notes.find(library.code(), &wanted, unknown);
-    if let (Some(path), Err(true)) = (&path, &image) {
+    if let (Some(path), Err(NoImage::Missing)) = (&path, &image) {
         let notes = notes.insert(Notes::at(Some(path.clone())));
         let sites = find(notes);
         if sites.is_empty() {
