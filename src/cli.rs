@@ -596,8 +596,8 @@ pub struct RunArgs {
     #[arg(long, value_name = "DIR")]
     pub pool: Vec<PathBuf>,
     /// Calls on files which a process makes through the mount, without making a child in between, before it
-    /// opens a session of its own; the first open of a directory or of a large file opens one at once. 0:
-    /// every call is served
+    /// opens a session of its own; four calls by descriptor count as one. The first open of a directory or of
+    /// a large file opens one at once. 0: every call is served
     #[arg(long, value_name = "CALLS", default_value_t = 16)]
     pub session_after: u32,
     /// Program and arguments

@@ -15,7 +15,8 @@ pub const DEVICE: &str = "VARVE_PRELOAD_DEVICE";
 pub const READ_ONLY: &str = "VARVE_PRELOAD_READ_ONLY";
 /// Atime policy: "noatime" or "strictatime", else as relatime.
 pub const ATIME: &str = "VARVE_PRELOAD_ATIME";
-/// Number of read-only calls that a process makes through the mount before it opens a session.
+/// Number of calls by path that a process makes through the mount before it opens a session; four calls by
+/// descriptor count as one.
 pub const SESSION_AFTER: &str = "VARVE_PRELOAD_SESSION_AFTER";
 /// Default of [`SESSION_AFTER`].
 pub const SESSION_AFTER_DEFAULT: u32 = 16;
@@ -95,7 +96,7 @@ pub fn nth(variable: &str, nth: usize) -> String {
 pub struct Config {
     /// The mounts that are served: at least one, none inside another.
     pub mounts: Vec<MountConfig>,
-    /// How many calls that only look the mount makes before a session is opened for them.
+    /// How many calls by path the mount makes before a session is opened for them.
     pub session_after: u32,
     /// File of the counters.
     pub stats: Option<PathBuf>,

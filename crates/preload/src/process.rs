@@ -11,6 +11,7 @@ mod pool;
 mod real;
 
 use self::paths::Cwd;
+use self::pool::By;
 pub use self::pool::Pool;
 pub use self::real::hand_offset;
 use crate::Errno;
@@ -375,7 +376,8 @@ impl Process {
             } else if pool.is_off() {
                 Some(Why::NoSession)
             } else {
-                (!pool.is_worth_a_session(self.config.session_after)).then_some(Why::FirstCalls)
+                (!pool.is_worth_a_session(self.config.session_after, By::Descriptor))
+                    .then_some(Why::FirstCalls)
             };
             if let Some(why) = left {
                 return Err(Stop::Kernel(why));

@@ -2,6 +2,7 @@
 //! mount from which names lead in.
 
 use super::Process;
+use super::pool::By;
 use crate::Errno;
 use crate::config::PoolId;
 use crate::sys::kernel;
@@ -32,7 +33,9 @@ impl Process {
         }
         self.place_of(dirfd, path)
             .map(|(pool, _)| self.pool(pool))
-            .is_some_and(|pool| !pool.is_off() && !pool.is_worth_a_session(self.config.session_after))
+            .is_some_and(|pool| {
+                !pool.is_off() && !pool.is_worth_a_session(self.config.session_after, By::Path)
+            })
     }
 
     /// Returns the route of an [early](Self::is_early) path.

@@ -12,6 +12,17 @@ use varve_format::InodeKey;
 use varve_libfs::{AtimePolicy, Copies, Cred, Fs, FsOptions, SocketConnector};
 use varve_media::lock::RwLock;
 
+/// Calls by descriptor that count as one by path. On the mount these are one request at most, where a path is
+/// several; an assembler makes some forty for one small file, and has ended then.
+const CALLS_BY_DESCRIPTOR: u32 = 4;
+
+/// How a call says which file it means.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum By {
+    Path,
+    Descriptor,
+}
+
 /// A mounted pool.
 pub struct Pool {
     /// Where it is mounted.
@@ -23,7 +34,8 @@ pub struct Pool {
     session_uid: AtomicU32,
     /// Whom the session acts for, if it is an ordinary user's.
     session_cred: RwLock<Option<Cred>>,
-    /// Calls that the mount made since the process began, or last made a child, while there was no session.
+    /// Calls that the mount made since the process began, or last made a child, while there was no session;
+    /// those by path count [`CALLS_BY_DESCRIPTOR`].
     missed: AtomicU32,
     /// `O_PATH` descriptor of the mount, from which placeholders are duplicated; -1 before the first.
     anchor: AtomicI32,
@@ -75,10 +87,17 @@ impl Pool {
         self.off.load(Ordering::Acquire)
     }
 
-    /// Whether there is a session, or enough was done without, `after` calls: many a program reads a file or
-    /// two, many a child only starts a program. A signal handler opens none, since that starts threads.
-    pub(super) fn is_worth_a_session(&self, after: u32) -> bool {
-        self.has_session() || (self.missed.fetch_add(1, Ordering::Relaxed) >= after && !signals::in_handler())
+    /// Whether there is a session, or enough was done without, `after` calls by path: many a program reads a
+    /// file or two, many a child only starts a program. A signal handler opens none, since that starts
+    /// threads.
+    pub(super) fn is_worth_a_session(&self, after: u32, by: By) -> bool {
+        let weight = match by {
+            By::Path => CALLS_BY_DESCRIPTOR,
+            By::Descriptor => 1,
+        };
+        self.has_session()
+            || (self.missed.fetch_add(weight, Ordering::Relaxed) >= after.saturating_mul(CALLS_BY_DESCRIPTOR)
+                && !signals::in_handler())
     }
 
     /// Counts the calls anew: a process that makes a child after a few calls, as a shell does for each
