@@ -310,8 +310,9 @@ pub struct UndoArgs {
   varve defrag ./pool/mnt/db --dry-run            only says in how many pieces it lies
   varve dedup apply ./pool/mnt/images && varve defrag ./pool/mnt/images
 
-What a file has alone on SSD or HDD in pieces of less than 4 MiB (SSD: 1 MiB) that lie apart is copied to one
-place of the same tier, in the order of the file: a disk reads it without a seek for each piece.
+What a file has alone on SSD or HDD in pieces of less than 8 MiB (SSD: 1 MiB) that lie apart is copied to one
+place of the same tier, in the order of the file: a disk reads it without a seek for each piece. On HDD
+neighbours are joined if they are at most 8 MiB together.
 What files share is neither moved nor copied, and stays shared: after `varve dedup apply` it lies
 where the first file has it, and this moves together what the others have besides. Use it for
 files that random writes have scattered, too. NVM is left: there is nothing to gain.

@@ -15,7 +15,7 @@ use varve_format::{BLOCK_BYTES, Tier};
 use varve_kernelfs::pool::size;
 use varve_libfs::OwnedBlocks;
 use varve_similarity::files::{Found, ReadRate, walk};
-use varve_store::long_blocks;
+use varve_store::{moved_blocks, staying_blocks};
 
 /// Bytes that are looked at in one call, so that signals are heeded and the rate is kept.
 const STEP_BYTES: u64 = 16 << 20;
@@ -24,7 +24,7 @@ const STEP_BYTES: u64 = 16 << 20;
 #[derive(Debug, Default, Clone, Copy)]
 struct Pieces {
     pieces: u64,
-    /// Blocks of short pieces that have another short one beside them.
+    /// Blocks of short pieces that have another short one beside them, if a step can take both.
     movable_blocks: u64,
 }
 
@@ -60,18 +60,22 @@ impl Counter {
 
     /// Ends a piece; returns its blocks if it is a short one that was not counted as movable.
     fn close(&mut self, tier: usize) -> u64 {
-        match self.open[tier].take() {
-            Some((_, blocks, before))
-                if blocks < long_blocks(if tier == 0 { Tier::Ssd } else { Tier::Hdd }) =>
-            {
-                if before > 0 {
-                    // `u64::MAX`: the one before is counted.
-                    self.sums.movable_blocks += blocks + if before == u64::MAX { 0 } else { before };
-                    return u64::MAX;
-                }
-                blocks
+        let Some((_, blocks, before)) = self.open[tier].take() else {
+            return 0;
+        };
+        let on = if tier == 0 { Tier::Ssd } else { Tier::Hdd };
+        match before {
+            _ if blocks >= staying_blocks(on) => 0,
+            // The one before is counted.
+            u64::MAX => {
+                self.sums.movable_blocks += blocks;
+                u64::MAX
             }
-            _ => 0,
+            1.. if before + blocks <= moved_blocks(on) => {
+                self.sums.movable_blocks += before + blocks;
+                u64::MAX
+            }
+            _ => blocks,
         }
     }
 

@@ -45,7 +45,7 @@ pub use payload::{Payload, PayloadSource, PayloadUnavailable};
 pub use pool::Store;
 pub use pool::fetch::{Fetched, Unfetched, Wanted};
 pub use tx::devices::{DeviceStatus, DeviceUse};
-pub use tx::{Defragmented, ShareRange, Tx, Unshared, long_blocks};
+pub use tx::{Defragmented, ShareRange, Tx, Unshared, moved_blocks, staying_blocks};
 pub use types::{
     DataTarget, Devices, DirItem, Emptied, JobRow, MappedPart, MkfsOptions, NumberedBlocks, OpenOptions,
     OpenReport, OwnedPart, Pass, Passes, PendingFrees, PoolMediaStats, SharedPart, SpaceStats, SummedPart,

@@ -21,7 +21,7 @@ mod state;
 mod units;
 mod unshare;
 
-pub use defrag::{Defragmented, long_blocks};
+pub use defrag::{Defragmented, moved_blocks, staying_blocks};
 pub use shared::ShareRange;
 pub(crate) use state::TxState;
 pub use unshare::Unshared;
