@@ -25,8 +25,14 @@ struct Load {
     /// fio's name.
     name: &'static str,
     bytes: usize,
+    /// Transfers under way.
     depth: usize,
+    /// Transfers of a call of ours; more than `depth` only where that is all that a ring has under way.
+    call: usize,
 }
+
+/// Transfers under way, and in a call.
+const DEPTHS: [(usize, usize); 4] = [(1, 1), (8, 8), (32, 32), (32, 256)];
 
 impl Load {
     fn writes(self) -> bool {
@@ -39,7 +45,7 @@ impl Load {
 }
 
 fn ours(device: &dyn BlockDevice, load: Load, seconds: f64, dice: &mut Dice) -> anyhow::Result<Turn> {
-    let mut buffers: Vec<AlignedBuf> = (0..load.depth).map(|_| AlignedBuf::new(load.bytes)).collect();
+    let mut buffers: Vec<AlignedBuf> = (0..load.call).map(|_| AlignedBuf::new(load.bytes)).collect();
     let places = device.len_bytes() / load.bytes as u64;
     let (mut done, mut next) = (0_u64, 0_u64);
     let (begun, used) = (Instant::now(), processor_us());
@@ -59,7 +65,7 @@ fn ours(device: &dyn BlockDevice, load: Load, seconds: f64, dice: &mut Dice) -> 
             let parts = buffers.iter_mut().map(|buffer| (place(), buffer.bytes_mut()));
             device.read_batch(&mut parts.collect::<Vec<_>>())?;
         }
-        done += load.depth as u64;
+        done += load.call as u64;
     }
     let took = begun.elapsed().as_secs_f64();
     Ok(Turn {
@@ -123,17 +129,30 @@ pub fn run(options: &Options, top: &Path) -> anyhow::Result<()> {
     let has_fio = output(Command::new("fio").arg("--version"));
     println!("\nbackends: {} beside {has_fio:?}", device.info());
     println!(
-        "{:9} {:>5} {:>5} | {:>9} {:>9} {:>8} | {:>9} {:>9} {:>8} | {:>6} {:>6} {:>6}",
-        "load", "KiB", "depth", "ours/s", "us", "cpu us", "fio/s", "us", "cpu us", "ops", "time", "cpu"
+        "{:9} {:>5} {:>5} {:>5} | {:>9} {:>9} {:>8} | {:>9} {:>9} {:>8} | {:>6} {:>6} {:>6}",
+        "load",
+        "KiB",
+        "depth",
+        "call",
+        "ours/s",
+        "us",
+        "cpu us",
+        "fio/s",
+        "us",
+        "cpu us",
+        "ops",
+        "time",
+        "cpu"
     );
     let mut dice = Dice::new(7);
     for name in ["randread", "randwrite", "read", "write"] {
         for kib in [4, 64, 1024] {
-            for depth in [1, 8, 32] {
+            for (depth, call) in DEPTHS {
                 let load = Load {
                     name,
                     bytes: kib << 10,
                     depth,
+                    call,
                 };
                 let (mut own, mut others) = (Vec::new(), Vec::new());
                 for _ in 0..options.rounds {
@@ -144,7 +163,7 @@ pub fn run(options: &Options, top: &Path) -> anyhow::Result<()> {
                 }
                 let (own, other) = (shown(&own), shown(&others));
                 println!(
-                    "{name:9} {kib:5} {depth:5} | {:9.0} {:9.1} {:8.1} | {:9.0} {:9.1} {:8.1} | {:6.2} {:6.2} {:6.2}",
+                    "{name:9} {kib:5} {depth:5} {call:5} | {:9.0} {:9.1} {:8.1} | {:9.0} {:9.1} {:8.1} | {:6.2} {:6.2} {:6.2}",
                     own.per_second,
                     own.us,
                     own.processor_us,

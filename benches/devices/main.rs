@@ -9,8 +9,8 @@
 //!
 //! Files and loop devices lie in a temporary directory of `--dir` (the target directory), which must be on
 //! the disk to measure. *backends*: operations a second and microseconds of one, of this library and of fio
-//! (io_uring, fixed buffers) on the same file; at depth N the library has N transfers of a batch under way,
-//! and the next batch begins when all have ended. *reads*: 4 KiB that no cache holds, each place once.
+//! (io_uring, fixed buffers) on the same file; at depth N the library has N transfers under way, and a call
+//! ends when all of its transfers have ended. *reads*: 4 KiB that no cache holds, each place once.
 //! *writes*: 4 KiB at random places of a file, each followed by `fdatasync`. *idle*: start, stop, memory,
 //! processor. In each round all sides take their turn; the median of the rounds is shown. Sides that need
 //! root or a program that is missing are named and left out.
