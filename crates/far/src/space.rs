@@ -21,6 +21,7 @@ use crate::temperature::History;
 use parking_lot::Mutex;
 use slab::Slab;
 use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicU32, Ordering};
 use zerocopy::IntoBytes;
 
 /// Why a page was not stored, or not read.
@@ -61,12 +62,22 @@ pub(crate) struct Tier {
     backend: Box<dyn Backend>,
     is_compressed: bool,
     speed: Speed,
+    /// Most slabs: its capacity, or less while [`Space::limit_compressed`] says so.
+    limit_slabs: AtomicU32,
+}
+
+impl Tier {
+    fn limit_slabs(&self) -> u32 {
+        self.limit_slabs.load(Ordering::Relaxed)
+    }
 }
 
 #[derive(Default)]
 struct State {
     slabs: Vec<Option<Slab>>,
     free_numbers: Vec<u32>,
+    /// Slabs in each tier.
+    used: Vec<u32>,
     /// Slabs that may have free objects, by tier and class. Checked when used.
     open: BTreeMap<(usize, Class), Vec<u32>>,
     /// Users beyond the first, of objects that have several.
@@ -111,6 +122,7 @@ impl Space {
         {
             match measure::measure(&*backend) {
                 Ok(speed) => tiers.push(Tier {
+                    limit_slabs: AtomicU32::new(backend.capacity_slabs()),
                     backend,
                     is_compressed,
                     speed,
@@ -121,6 +133,7 @@ impl Space {
         tiers.sort_by_key(|tier| (!tier.is_compressed, tier.speed.read));
         let state = State {
             stats: stats::Counters::new(tiers.len()),
+            used: vec![0; tiers.len()],
             ..State::default()
         };
         let space = Self {
@@ -216,6 +229,9 @@ impl Space {
                 slab.is_listed = false;
             }
         }
+        if state.used[tier] >= self.tiers[tier].limit_slabs() {
+            return None;
+        }
         let slot = self.tiers[tier].backend.alloc().ok()?;
         let mut slab = Slab::new(tier, slot, class, History::new(state.now_s));
         slab.is_listed = true;
@@ -232,6 +248,7 @@ impl Space {
             }
         };
         state.slabs[number as usize] = Some(slab);
+        state.used[tier] += 1;
         state.open.entry((tier, class)).or_default().push(number);
         Some(Place { slab: number, object })
     }
@@ -379,6 +396,7 @@ impl Space {
                 self.tiers[slab.tier].backend.dealloc(slab.slot);
             }
             state.free_numbers.push(number);
+            state.used[slab.tier] -= 1;
             if let Some(open) = state.open.get_mut(&(slab.tier, slab.class)) {
                 open.retain(|other| *other != number);
             }
@@ -429,8 +447,25 @@ impl Space {
     #[must_use]
     pub fn dram_bytes(&self) -> u64 {
         let state = self.state.lock();
-        let slabs = state.slabs.iter().flatten();
-        slabs.filter(|slab| self.tiers[slab.tier].is_compressed).count() as u64 * SLAB_BYTES as u64
+        let used = state.used.iter().zip(&self.tiers);
+        let slabs: u64 = used
+            .filter(|(_, tier)| tier.is_compressed)
+            .map(|(used, _)| u64::from(*used))
+            .sum();
+        slabs * SLAB_BYTES as u64
+    }
+
+    /// Bounds the compressed tier from now on, at most by its capacity. Slabs above the bound go down at the
+    /// next ticks; where no other tier is, what is there stays, and the bound is not below it.
+    pub fn limit_compressed(&self, slabs: u32) {
+        let state = self.state.lock();
+        for (tier, used) in self.tiers.iter().zip(&state.used) {
+            if tier.is_compressed {
+                let least = if self.tiers.len() == 1 { *used } else { 0 };
+                let limit = slabs.clamp(least, tier.backend.capacity_slabs());
+                tier.limit_slabs.store(limit, Ordering::Relaxed);
+            }
+        }
     }
 
     /// Whether there is any tier.

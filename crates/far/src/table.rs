@@ -80,6 +80,12 @@ impl Entry {
     pub fn is_far(&self) -> bool {
         matches!(self, Self::Far(_) | Self::Repeated(_))
     }
+
+    /// Whether a touch of the page waits until it is brought back.
+    #[must_use]
+    pub fn is_out(&self) -> bool {
+        self.is_far() || matches!(self, Self::Aside(_))
+    }
 }
 
 // The word: bits 0-2 tag, 3-4 lives, then by tag.
@@ -163,9 +169,49 @@ fn unpack(packed: Packed) -> Entry {
 struct Chunk {
     words: [u64; CHUNK_PAGES as usize],
     lows: [u32; CHUNK_PAGES as usize],
-    far: u16,
+    counts: Counts,
     faults: u32,
     passed_over: bool,
+}
+
+/// Pages by state.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// In the set-aside area.
+    pub aside: u64,
+    /// In slabs.
+    pub stored: u64,
+    /// Of one repeated word.
+    pub repeated: u64,
+    /// Lost.
+    pub poisoned: u64,
+}
+
+impl Counts {
+    fn of(&mut self, entry: &Entry) -> Option<&mut u64> {
+        match entry {
+            Entry::Local { .. } => None,
+            Entry::Aside(_) => Some(&mut self.aside),
+            Entry::Far(_) => Some(&mut self.stored),
+            Entry::Repeated(_) => Some(&mut self.repeated),
+            Entry::Poisoned => Some(&mut self.poisoned),
+        }
+    }
+
+    fn change(&mut self, old: &Entry, new: &Entry) {
+        if let Some(count) = self.of(old) {
+            *count -= 1;
+        }
+        if let Some(count) = self.of(new) {
+            *count += 1;
+        }
+    }
+
+    /// Pages that a touch has to wait for.
+    #[must_use]
+    pub fn out(&self) -> u64 {
+        self.aside + self.stored + self.repeated
+    }
 }
 
 impl Chunk {
@@ -173,7 +219,7 @@ impl Chunk {
         Box::new(Self {
             words: [0; CHUNK_PAGES as usize],
             lows: [0; CHUNK_PAGES as usize],
-            far: 0,
+            counts: Counts::default(),
             faults: 0,
             passed_over: false,
         })
@@ -188,8 +234,7 @@ impl Chunk {
 
     fn set(&mut self, index: usize, entry: &Entry) -> Entry {
         let old = self.get(index);
-        self.far -= u16::from(old.is_far());
-        self.far += u16::from(entry.is_far());
+        self.counts.change(&old, entry);
         let packed = pack(entry);
         self.words[index] = packed.word;
         self.lows[index] = packed.low;
@@ -210,7 +255,7 @@ pub struct Activity {
 #[derive(Debug, Clone, Default)]
 pub struct Table {
     chunks: BTreeMap<u64, Box<Chunk>>,
-    far: u64,
+    counts: Counts,
 }
 
 fn split(page: PageNo) -> (u64, usize) {
@@ -236,8 +281,7 @@ impl Table {
         }
         let chunk = self.chunks.entry(number).or_insert_with(Chunk::new);
         let old = chunk.set(index, &entry);
-        self.far -= u64::from(old.is_far());
-        self.far += u64::from(entry.is_far());
+        self.counts.change(&old, &entry);
         old
     }
 
@@ -256,7 +300,7 @@ impl Table {
             for index in from..to {
                 let old = chunk.set(index, &Entry::UNKNOWN);
                 if old != Entry::UNKNOWN {
-                    self.far -= u64::from(old.is_far());
+                    self.counts.change(&old, &Entry::UNKNOWN);
                     taken.push((PageNo(base + index as u64), old));
                 }
             }
@@ -320,16 +364,39 @@ impl Table {
         taken
     }
 
+    /// Pages that a touch has to wait for, from `from` on: at most `most`, in the order of their addresses.
+    #[must_use]
+    pub fn out_from(&self, from: PageNo, most: usize) -> Vec<(PageNo, Entry)> {
+        let mut found = Vec::new();
+        for (number, chunk) in self.chunks.range(from.0 / CHUNK_PAGES..) {
+            if chunk.counts.out() == 0 {
+                continue;
+            }
+            let base = number * CHUNK_PAGES;
+            let first = from.0.saturating_sub(base).min(CHUNK_PAGES) as usize;
+            for index in first..CHUNK_PAGES as usize {
+                let entry = chunk.get(index);
+                if entry.is_out() {
+                    found.push((PageNo(base + index as u64), entry));
+                    if found.len() >= most {
+                        return found;
+                    }
+                }
+            }
+        }
+        found
+    }
+
     /// Pages whose bytes are outside of the program's memory.
     #[must_use]
     pub fn far_pages(&self) -> u64 {
-        self.far
+        self.counts.stored + self.counts.repeated
     }
 
-    /// Far pages of one chunk.
+    /// Pages by state.
     #[must_use]
-    pub fn far_in(&self, chunk: u64) -> u16 {
-        self.chunks.get(&chunk).map_or(0, |chunk| chunk.far)
+    pub fn counts(&self) -> Counts {
+        self.counts
     }
 
     /// Bytes that the table takes.
@@ -456,6 +523,12 @@ mod tests {
                 }
                 let far = model.values().filter(|entry| entry.is_far()).count() as u64;
                 prop_assert_eq!(table.far_pages(), far);
+                let out: Vec<(PageNo, Entry)> =
+                    model.iter().filter(|(_, entry)| entry.is_out()).map(|(page, entry)| (PageNo(*page), *entry)).collect();
+                prop_assert_eq!(table.counts().out(), out.len() as u64);
+                let from = out.get(out.len() / 3).map_or(0, |(page, _)| page.0);
+                let rest: Vec<_> = out.into_iter().filter(|(page, _)| page.0 >= from).take(40).collect();
+                prop_assert_eq!(table.out_from(PageNo(from), 40), rest);
             }
             let mut all = Vec::new();
             table.each(|page, entry| all.push((page.0, entry)));

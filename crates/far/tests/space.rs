@@ -214,6 +214,35 @@ fn full_fast_tier_makes_room_for_a_hot_slab() {
     );
 }
 
+#[test]
+fn lower_bound_of_compressed_memory_moves_slabs_down_and_a_higher_one_takes_more() {
+    let (space, _) = Space::new(vec![tier(Dram::new(8), true), tier(Dram::new(8), false)], T_S);
+    // Objects of 3,072 bytes: 341 to a slab.
+    let fresh: Vec<Page> = (0..341 * 4).map(|seed| page(seed, 70)).collect();
+    let stored: Vec<Stored> = space.store(&fresh).into_iter().map(Result::unwrap).collect();
+    assert_eq!(space.dram_bytes(), 4 << 20);
+    space.limit_compressed(1);
+    assert_eq!(space.stats().tiers[0].capacity_slabs, 1);
+    // Hot as they are: the bound is stronger.
+    space.tick(1);
+    assert_eq!(space.dram_bytes(), 1 << 20);
+    let mut read = Page::default();
+    for (seed, stored) in stored.iter().enumerate() {
+        space.load(stored, &mut read).unwrap();
+        assert!(read.0 == page(seed as u64, 70).0);
+    }
+    space.limit_compressed(u32::MAX);
+    assert_eq!(space.stats().tiers[0].capacity_slabs, 8, "not above the capacity");
+    space.tick(2);
+    assert_eq!(space.dram_bytes(), 4 << 20, "they are hot, and there is room");
+
+    let (alone, _) = Space::new(vec![tier(Dram::new(8), true)], T_S);
+    assert!(alone.store(&fresh).iter().all(Result::is_ok));
+    alone.limit_compressed(1);
+    alone.tick(1);
+    assert_eq!(alone.stats().tiers[0].capacity_slabs, 4, "there is nowhere to go");
+}
+
 /// Table 5.4 asks for 94 %: three tiers, a hot set of a third of the first one, which moves on every minute.
 #[test]
 fn shifting_hot_set_is_found_in_the_first_tier() {

@@ -145,6 +145,11 @@ pub fn state_file(dir: &Path, manager: u32) -> PathBuf {
     dir.join(format!("{manager}.json"))
 }
 
+/// Returns the path of the socket at which a pager takes requests.
+pub fn control_file(dir: &Path, pager: u32) -> PathBuf {
+    dir.join(format!("{pager}.far"))
+}
+
 impl Snapshot {
     /// Replaces the state file.
     ///

@@ -12,6 +12,9 @@ use zerocopy::IntoBytes;
 /// Most slabs that move at one look: 8 MiB.
 pub const MOVES_MAX: usize = 8;
 
+/// Most slabs that leave a tier above its bound at one look: 64 MiB.
+pub const MOVES_OVER_MAX: usize = 64;
+
 /// One slab that is to move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Move {
@@ -24,7 +27,7 @@ impl Space {
     /// or cold. Gives the number of slabs that moved. Faults go on meanwhile.
     pub fn tick(&self, now_s: u64) -> usize {
         let (hot, cold) = self.look(now_s);
-        let mut moved = 0;
+        let mut moved = self.shed(now_s);
         for number in hot {
             if moved >= MOVES_MAX {
                 return moved;
@@ -61,6 +64,36 @@ impl Space {
         }
         cold.sort_unstable_by(|a, b| b.cmp(a));
         (hot, cold.into_iter().map(|(_, number)| number).collect())
+    }
+
+    /// Moves slabs out of tiers that are above their bound, those that were idle longest first. Gives their
+    /// number.
+    fn shed(&self, now_s: u64) -> usize {
+        let mut moved = 0;
+        for tier in 0..self.tiers.len() {
+            let over = {
+                let state = self.state.lock();
+                state.used[tier].saturating_sub(self.tiers[tier].limit_slabs()) as usize
+            };
+            if over == 0 {
+                continue;
+            }
+            let most = over.min(MOVES_OVER_MAX);
+            let mut idle: Vec<(u64, u32)> = {
+                let state = self.state.lock();
+                let here = state.slabs.iter().enumerate().filter_map(|(number, slab)| {
+                    let slab = slab
+                        .as_ref()
+                        .filter(|slab| slab.tier == tier && slab.takes_objects())?;
+                    Some((slab.history.idle_s(now_s), number as u32))
+                });
+                here.collect()
+            };
+            idle.sort_unstable_by(|a, b| b.cmp(a));
+            let leaving = idle.into_iter().take(most);
+            moved += leaving.filter(|(_, number)| self.demote(*number, now_s)).count();
+        }
+        moved
     }
 
     /// The fastest tier that holds such slabs.
@@ -121,14 +154,7 @@ impl Space {
     }
 
     fn has_room(&self, tier: usize) -> bool {
-        let state = self.state.lock();
-        let used = state
-            .slabs
-            .iter()
-            .flatten()
-            .filter(|slab| slab.tier == tier)
-            .count();
-        used < self.tiers[tier].backend.capacity_slabs() as usize
+        self.state.lock().used[tier] < self.tiers[tier].limit_slabs()
     }
 
     /// Allocates, copies, verifies, switches, frees. False where any of it did not work; the slab is where it
@@ -191,6 +217,8 @@ impl Space {
         if !copied {
             return false;
         }
+        state.used[slab.tier] -= 1;
+        state.used[wanted.to] += 1;
         // Freed by the last unpin: readers may still be there.
         slab.left = Some((slab.tier, slab.slot));
         slab.is_listed = false;

@@ -101,7 +101,7 @@ impl Space {
             .map(|((tier, stored), loaded)| TierStats {
                 name: tier.backend.name().to_owned(),
                 speed: tier.speed,
-                capacity_slabs: tier.backend.capacity_slabs(),
+                capacity_slabs: tier.limit_slabs(),
                 stored: *stored,
                 loaded: *loaded,
                 ..TierStats::default()

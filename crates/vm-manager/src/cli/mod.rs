@@ -22,6 +22,8 @@ pub enum VmCommand {
     Run(RunArgs),
     /// Manage the memory of a running process, or of a control group, until interrupted.
     Attach(AttachArgs),
+    /// Change, empty or show the far memory of a running program (`run --local`).
+    Far(FarArgs),
     /// Show what the running managers do.
     Status(ShowArgs),
     /// Watch the running managers.
@@ -80,6 +82,23 @@ pub struct RunArgs {
     pub program: Vec<std::ffi::OsString>,
 }
 
+/// Arguments of `far`.
+#[derive(Debug, Args)]
+pub struct FarArgs {
+    /// Any process of the run, or its pager (the `varve vm run` itself).
+    #[arg(value_name = "PID")]
+    pub pid: i32,
+    /// Keep at most this much of the run's memory local from now on, such as 8G or 60% of all of it.
+    #[arg(long, value_name = "SIZE|SHARE", conflicts_with = "drain")]
+    pub local: Option<crate::far::Local>,
+    /// Bring everything back, wait until it has come, and let nothing leave until a new --local is given.
+    #[arg(long)]
+    pub drain: bool,
+    /// Print the state as JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// Arguments of `attach`.
 #[derive(Debug, Args)]
 pub struct AttachArgs {
@@ -131,6 +150,7 @@ pub fn run(cmd: VmCommand) -> anyhow::Result<ExitCode> {
     match cmd {
         VmCommand::Run(args) => manage::run(&args),
         VmCommand::Attach(args) => manage::attach(&args),
+        VmCommand::Far(args) => far::change(&args),
         VmCommand::Status(args) => show::status(args.json),
         VmCommand::Top => top::run(),
         VmCommand::Heat(args) => show::heat(&args),

@@ -1,5 +1,6 @@
 //! The `[far]` table of the policy file, and what `--local` says.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -37,6 +38,25 @@ impl FromStr for Local {
         }
         Ok(Self::Bytes(bytes))
     }
+}
+
+impl fmt::Display for Local {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Bytes(bytes) => {
+                let unit = [(40, "T"), (30, "G"), (20, "M"), (10, "K")];
+                let unit = unit.iter().find(|(shift, _)| bytes.trailing_zeros() >= *shift);
+                let (shift, name) = unit.unwrap_or(&(0, ""));
+                write!(f, "{}{name}", bytes >> shift)
+            }
+            Self::Share(share) => write!(f, "{}%", percent(*share)),
+        }
+    }
+}
+
+/// A share in percent, without the dust of its binary form.
+fn percent(share: f64) -> f64 {
+    (share * 1e8).round() / 1e6
 }
 
 /// A size such as 8G, in bytes.
@@ -183,6 +203,12 @@ mod tests {
             "stall=1%",
         ] {
             assert!(bad.parse::<Local>().is_err(), "{bad}");
+        }
+        for words in ["8G", "513M", "4194305", "60%", "33.3%", "1T"] {
+            assert_eq!(
+                words.parse::<Local>().map(|local| local.to_string()),
+                Ok(words.to_owned())
+            );
         }
     }
 

@@ -37,8 +37,17 @@ pub(super) fn run(pager: &Arc<Pager>, program: &Arc<Program>) {
     };
     loop {
         let wanted = program.take_wanted(BATCH);
-        if wanted == 0 {
+        if program.is_gone() {
             return;
+        }
+        if pager.goal.is_draining() {
+            if write_out::empty_front(program).is_err() {
+                return;
+            }
+            continue;
+        }
+        if wanted == 0 {
+            continue;
         }
         match evictor.step(wanted) {
             Ok(true) => {}
@@ -204,6 +213,9 @@ fn move_batch(
     is_again: bool,
 ) -> io::Result<(u64, Vec<Present>)> {
     let mut guard = program.pages();
+    if pager.goal.is_draining() {
+        return Ok((0, Vec::new()));
+    }
     let pages = &mut *guard;
     let mut runs = Vec::new();
     let mut room = pages.ring.room(BATCH);

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use varve_far::Page;
-use varve_far::table::{Entry, PageNo};
+use varve_far::table::{Entry, PageNo, Stored};
+use varve_far::{Page, SpaceError};
 
 use super::counters::{FaultKind, add};
 use super::pager::Pager;
@@ -18,7 +18,7 @@ use crate::sys::{Event, Faults};
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// The outcome of a fault.
-enum Outcome {
+pub(super) enum Outcome {
     /// The thread goes on.
     Served(FaultKind),
     /// An event must be read first.
@@ -52,7 +52,10 @@ pub(super) fn serve(pager: &Arc<Pager>, program: &Arc<Program>) {
         let mut is_gone = false;
         waiting.retain(|(address, since): &(u64, Instant)| {
             match resolve(pager, program, &mut pages, PageNo::of(*address)) {
-                Outcome::Served(kind) => pager.counters.fault(kind, since.elapsed()),
+                Outcome::Served(kind) => {
+                    pages.table.note_fault(PageNo::of(*address));
+                    pager.counters.fault(kind, since.elapsed());
+                }
                 Outcome::Later => return true,
                 Outcome::Gone => is_gone = true,
             }
@@ -112,8 +115,8 @@ fn fork(pager: &Arc<Pager>, parent: &Arc<Program>, pages: &mut Pages, faults: Fa
     pager.add_child(parent, faults, pages.fork(&pager.space));
 }
 
-/// Brings the page of a fault back.
-fn resolve(pager: &Pager, program: &Program, pages: &mut Pages, page: PageNo) -> Outcome {
+/// Brings a page back.
+pub(super) fn resolve(pager: &Pager, program: &Program, pages: &mut Pages, page: PageNo) -> Outcome {
     let entry = pages.table.get(page);
     let mut bytes = Page::default();
     let (kind, put) = match entry {
@@ -126,22 +129,51 @@ fn resolve(pager: &Pager, program: &Program, pages: &mut Pages, page: PageNo) ->
             Ok(()) => (FaultKind::Aside, program.faults.copy(page.address(), &bytes)),
             Err(error) => return failed_read(program, &error),
         },
-        Entry::Far(stored) => match pager.space.load(&stored, &mut bytes) {
-            Ok(tier) => (FaultKind::Tier(tier), program.faults.copy(page.address(), &bytes)),
-            Err(error) => {
-                tracing::error!(
-                    "far page {:#x} is lost: {error}; touching it is SIGBUS",
-                    page.address()
-                );
-                pages.set(page, Entry::Poisoned);
-                release(&pager.space, Some(stored));
-                (FaultKind::Poisoned, program.faults.poison(page.address()))
-            }
-        },
+        Entry::Far(stored) => {
+            let tier = pager.space.load(&stored, &mut bytes);
+            return install(pager, program, pages, (page, stored), &bytes, tier);
+        }
         Entry::Poisoned => (FaultKind::Poisoned, program.faults.poison(page.address())),
     };
+    put_back(pager, program, pages, page, kind, put)
+}
+
+/// Brings a page back whose entry names `stored`, with what was read from there.
+pub(super) fn install(
+    pager: &Pager,
+    program: &Program,
+    pages: &mut Pages,
+    (page, stored): (PageNo, Stored),
+    bytes: &Page,
+    tier: Result<usize, SpaceError>,
+) -> Outcome {
+    let (kind, put) = match tier {
+        Ok(tier) => (FaultKind::Tier(tier), program.faults.copy(page.address(), bytes)),
+        Err(error) => {
+            tracing::error!(
+                "far page {:#x} is lost: {error}; touching it is SIGBUS",
+                page.address()
+            );
+            pages.set(page, Entry::Poisoned);
+            release(&pager.space, Some(stored));
+            (FaultKind::Poisoned, program.faults.poison(page.address()))
+        }
+    };
+    put_back(pager, program, pages, page, kind, put)
+}
+
+/// Notes what the kernel said to a page that was put in.
+fn put_back(
+    pager: &Pager,
+    program: &Program,
+    pages: &mut Pages,
+    page: PageNo,
+    kind: FaultKind,
+    put: io::Result<()>,
+) -> Outcome {
     match put {
         Ok(()) => {
+            let entry = pages.table.get(page);
             came_back(pager, pages, page, entry, kind);
             Outcome::Served(kind)
         }
@@ -198,5 +230,4 @@ fn came_back(pager: &Pager, pages: &mut Pages, page: PageNo, entry: Entry, kind:
     if !matches!(entry, Entry::Local { .. }) {
         pages.set(page, local);
     }
-    pages.table.note_fault(page);
 }

@@ -9,9 +9,12 @@
 mod agent;
 mod check;
 pub mod config;
+pub mod control;
 mod counters;
+mod drain;
 mod evict;
 mod faults;
+mod goal;
 mod hand;
 mod join;
 mod library;
@@ -22,5 +25,6 @@ mod write_out;
 
 pub use config::{FarConfig, Local};
 pub use counters::{FaultKind, Latencies};
+pub use goal::Drain;
 pub use pager::{FarStatus, Pager};
 pub use run::run;

@@ -12,8 +12,9 @@ use varve_far::{Dram, FileSlabs, PAGE_BYTES, Page, Space, TierConfig};
 use super::agent::Agent;
 use super::config::{FarConfig, Local};
 use super::counters::{Counters, FaultKind, Latencies};
+use super::goal::{Drain, Goal};
 use super::program::{Area, Pages, Program};
-use super::{evict, faults};
+use super::{check, drain, evict, faults};
 use crate::sys::Faults;
 use crate::types::Pid;
 
@@ -27,7 +28,7 @@ pub struct Pager {
     pub(super) space: Space,
     pub(super) counters: Counters,
     pub(super) config: FarConfig,
-    local: Local,
+    pub(super) goal: Goal,
     programs: Mutex<Vec<Arc<Program>>>,
     numbers: AtomicU64,
     joined: AtomicU64,
@@ -68,7 +69,12 @@ pub struct FarStatus {
     pub forks: u64,
     /// Private memory of the programs that is in memory, and compressed pages, bytes.
     pub local_bytes: u64,
-    /// The bound on `local_bytes`.
+    /// The limit as it was asked for: a size, a share, or `all` after a drain.
+    pub local: String,
+    /// How far a drain has come; none without one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub drain: Option<Drain>,
+    /// The bound on `local_bytes`; after a drain there is none, and this is 2^64 - 1.
     pub limit_bytes: u64,
     /// Pages in slabs or kept as one word.
     pub far_pages: u64,
@@ -138,7 +144,7 @@ impl Pager {
             space,
             counters: Counters::default(),
             config: config.clone(),
-            local,
+            goal: Goal::new(local),
             programs: Mutex::default(),
             numbers: AtomicU64::new(0),
             joined: AtomicU64::new(0),
@@ -230,6 +236,58 @@ impl Pager {
         self.full.lock().is_some_and(|full| full.elapsed() < REST)
     }
 
+    /// The programs, those that have just ended among them.
+    pub(super) fn programs(&self) -> Vec<Arc<Program>> {
+        self.programs.lock().clone()
+    }
+
+    /// Whether a process is one that is served.
+    pub(super) fn serves(&self, pid: Pid) -> bool {
+        let programs = self.programs.lock();
+        programs
+            .iter()
+            .any(|program| program.pid() == Some(pid) && !program.is_gone())
+    }
+
+    /// Sets another limit. Ends a drain.
+    ///
+    /// # Errors
+    /// A sentence, when this machine cannot reach it.
+    pub fn set_local(&self, local: Local) -> anyhow::Result<()> {
+        check::limit(local)?;
+        self.space.limit_compressed(self.config.compressed_slabs(local));
+        *self.full.lock() = None;
+        self.goal.set(local);
+        Ok(())
+    }
+
+    /// Begins to bring all pages back. Nothing leaves from then on, until [`Self::set_local`].
+    ///
+    /// # Errors
+    /// A sentence, when they do not fit into memory.
+    pub fn drain(self: &Arc<Self>) -> anyhow::Result<()> {
+        let far = self.status().far_pages * PAGE_BYTES as u64;
+        let pids: Vec<Pid> = self
+            .programs()
+            .iter()
+            .filter_map(|program| program.pid())
+            .collect();
+        let available = crate::machine::view(&pids).available_bytes;
+        if far > available {
+            anyhow::bail!(
+                "{} MiB of far pages do not fit into the {} MiB of memory that are available: give a larger limit instead, or \
+                free memory",
+                far >> 20,
+                available >> 20
+            );
+        }
+        if let Some(number) = self.goal.drain() {
+            let pager = self.clone();
+            thread("far drain", move || drain::run(&pager, number))?;
+        }
+        Ok(())
+    }
+
     /// Programs that are served now.
     #[must_use]
     pub fn served(&self) -> usize {
@@ -250,9 +308,10 @@ impl Pager {
 
     /// The limit, with `far_bytes` of far pages and `local_bytes` of local ones.
     fn limit(&self, local_bytes: u64, far_bytes: u64) -> u64 {
-        match self.local {
-            Local::Bytes(bytes) => bytes,
-            Local::Share(share) => ((local_bytes + far_bytes) as f64 * share) as u64,
+        match self.goal.local() {
+            Some(Local::Bytes(bytes)) => bytes,
+            Some(Local::Share(share)) => ((local_bytes + far_bytes) as f64 * share) as u64,
+            None => u64::MAX,
         }
     }
 
@@ -263,7 +322,7 @@ impl Pager {
         let mut far_pages = 0;
         for program in programs.iter().filter(|program| !program.is_gone()) {
             resident += program.look();
-            if matches!(self.local, Local::Share(_))
+            if matches!(self.goal.local(), Some(Local::Share(_)))
                 && let Some(pages) = program.try_pages()
             {
                 far_pages += pages.table.far_pages();
@@ -297,6 +356,8 @@ impl Pager {
             reason: space.reason.clone(),
             migrated: [space.promoted, space.demoted],
             local_bytes: self.space.dram_bytes(),
+            local: self.goal.words(),
+            drain: self.goal.progress(),
             ..FarStatus::default()
         };
         for program in programs.iter().filter(|program| !program.is_gone()) {

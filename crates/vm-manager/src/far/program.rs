@@ -275,11 +275,11 @@ impl Program {
         }
     }
 
-    /// Takes at most `most` of the pages that are to leave; waits until there are any. 0 when the program is
-    /// gone.
+    /// Takes at most `most` of the pages that are to leave; waits half a second for any. 0 when there are
+    /// none.
     pub(super) fn take_wanted(&self, most: u64) -> u64 {
         let mut want = self.want.lock();
-        while *want == 0 && !self.is_gone() {
+        if *want == 0 && !self.is_gone() {
             self.wanted.wait_for(&mut want, Duration::from_millis(500));
         }
         let taken = most.min(*want);

@@ -2,6 +2,7 @@
 //! ended.
 
 use std::ffi::OsString;
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus};
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,13 +13,13 @@ use varve_far::wire;
 use super::config::{FarConfig, Local};
 use super::library::RunDir;
 use super::pager::{FarStatus, Pager};
-use super::{check, join};
+use super::{check, control, join};
 
 /// How often the program is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// Runs `program` with at most `local` of its memory local. `look` is called many times a second, with the
-/// pid until the program has ended, and the pager.
+/// Runs `program` with at most `local` of its memory local. Requests come to the socket `control`. `look` is
+/// called many times a second, with the pid until the program has ended, and the pager.
 ///
 /// # Errors
 /// Why it was not started.
@@ -26,6 +27,7 @@ pub fn run(
     program: &[OsString],
     config: &FarConfig,
     local: Local,
+    control: &Path,
     note: &dyn Fn(&str),
     mut look: impl FnMut(Option<u32>, &Pager),
 ) -> anyhow::Result<(ExitStatus, FarStatus)> {
@@ -39,6 +41,8 @@ pub fn run(
     }
     let dir = RunDir::make().context("cannot make the library of far memory")?;
     join::listen(&pager, &dir.socket(), device).context("cannot listen for programs")?;
+    let _control = control::listen(&pager, control)
+        .with_context(|| format!("cannot listen for `varve vm far` at {}", control.display()))?;
     let mut command = Command::new(name);
     let mut preload = dir.library().into_os_string();
     if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {

@@ -14,6 +14,9 @@ use crate::sys::Faults;
 /// Pages that are written at once.
 pub(super) const BATCH: u64 = 64;
 
+/// Slots that are emptied at once.
+const EMPTY_MAX: u64 = 4096;
+
 /// Where a page goes.
 enum Target {
     Repeated(u64),
@@ -62,6 +65,25 @@ pub(super) fn oldest(pager: &Pager, program: &Program, most: u64) -> io::Result<
     }
     empty(program, first, count)?;
     Ok(left)
+}
+
+/// Frees the oldest slots of the set-aside area, as many as hold nothing any more.
+///
+/// # Errors
+/// When the program has ended.
+pub(super) fn empty_front(program: &Program) -> io::Result<()> {
+    loop {
+        let (first, count) = {
+            let pages = program.pages();
+            let (first, count) = pages.ring.oldest(EMPTY_MAX);
+            let empty = (first..first + count).take_while(|slot| pages.ring.get(*slot).is_none());
+            (first, empty.count() as u64)
+        };
+        if count == 0 {
+            return Ok(());
+        }
+        empty(program, first, count)?;
+    }
 }
 
 /// Drops the memory of slots that no entry names, and frees them.

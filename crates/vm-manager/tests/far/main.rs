@@ -4,6 +4,7 @@
 //! Needs root, Linux 6.8 and `/dev/userfaultfd`; is skipped loudly elsewhere. Longer:
 //! `VARVE_FAR_SECONDS=600`.
 
+mod running;
 mod torture;
 
 use std::path::Path;
@@ -31,6 +32,12 @@ fn main() -> ExitCode {
             })
         }
         ["--torture", seconds, mib, threads] => {
+            let number = |text: &str| text.parse::<f64>().expect("a number");
+            torture::run(number(seconds), number(mib) as usize, number(threads) as usize);
+            ExitCode::SUCCESS
+        }
+        ["--torture-with-pid", seconds, mib, threads] => {
+            println!("{}", std::process::id());
             let number = |text: &str| text.parse::<f64>().expect("a number");
             torture::run(number(seconds), number(mib) as usize, number(threads) as usize);
             ExitCode::SUCCESS
@@ -99,6 +106,9 @@ fn checks() -> ExitCode {
     full(&seconds);
     orphan();
     killed_pager();
+    running::changed();
+    running::drained_all_the_time(&seconds);
+    running::socket_of_a_killed_pager();
     println!("far: all is well");
     ExitCode::SUCCESS
 }

@@ -1,0 +1,236 @@
+//! `varve vm far`: a running program gets another limit, gives everything back, and finds every byte.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use super::{READER_MIB, err, resident_mib, status, vm};
+
+/// How long a state may take to come about on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A run of this program, ended when dropped.
+pub struct Run {
+    pub pager: Child,
+    out: BufReader<std::process::ChildStdout>,
+    pub pid: i32,
+    _temp: tempfile::TempDir,
+}
+
+impl Run {
+    /// Starts `program` with these arguments before it. Its first line is its pid.
+    pub fn start(arguments: &[&str], program: &[&str]) -> Self {
+        let me = std::env::current_exe().expect("the path of this program");
+        let temp = tempfile::tempdir().expect("a directory");
+        let mut command = Command::new(&me);
+        command
+            .args(["--vm", "run", "--quiet", "--json"])
+            .args(arguments)
+            .arg("--")
+            .arg(&me)
+            .args(program)
+            .env("TMPDIR", temp.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut pager = command.spawn().expect("it starts");
+        let mut out = BufReader::new(pager.stdout.take().expect("its output"));
+        let mut line = String::new();
+        out.read_line(&mut line).expect("a line");
+        let Ok(pid) = line.trim().parse() else {
+            let mut told = String::new();
+            let _ = pager.stderr.take().expect("it").read_to_string(&mut told);
+            panic!("no pid: {line}{told}");
+        };
+        Self {
+            pager,
+            out,
+            pid,
+            _temp: temp,
+        }
+    }
+
+    pub fn kill_program(&self) {
+        let pid = rustix::process::Pid::from_raw(self.pid).expect("a pid");
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+    }
+
+    /// Ends the program. Gives what it said and what the pager told.
+    pub fn finish(mut self) -> (String, Value) {
+        self.kill_program();
+        let (mut said, mut told) = (String::new(), String::new());
+        self.out.read_to_string(&mut said).expect("its output");
+        let mut pipe = self.pager.stderr.take().expect("its messages");
+        pipe.read_to_string(&mut told).expect("its messages");
+        self.pager.wait().expect("it ends");
+        (said, status(&told))
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        // Its program ends with it.
+        let _ = self.pager.kill();
+        let _ = self.pager.wait();
+    }
+}
+
+/// Waits until `is_so`.
+pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < end, "{what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// `varve vm far` with these arguments, which succeeds. Gives its state.
+pub fn far(arguments: &[&str]) -> Value {
+    let output = vm(&[&["far", "--json"], arguments].concat());
+    assert!(output.status.success(), "{arguments:?}: {}", err(&output));
+    serde_json::from_slice(&output.stdout).expect("JSON")
+}
+
+fn control_file(pager: &Child) -> PathBuf {
+    PathBuf::from(format!("/run/varve-vm/{}.far", pager.id()))
+}
+
+/// The limit of a running program is changed by the pid of the program and of the pager.
+pub fn changed() {
+    let run = Run::start(&["--local", "9M", "--far", "/dev/shm=256M"], &["--reader"]);
+    let (pid, pager) = (run.pid.to_string(), run.pager.id().to_string());
+    let low = READER_MIB / 2;
+    until("its memory leaves", || resident_mib(run.pid) < low);
+
+    let now = far(&[&pid, "--local", "40M"]);
+    assert_eq!(now["local"], "40M", "{now}");
+    until("a larger limit is used", || resident_mib(run.pid) > 32);
+
+    let now = far(&[&pager, "--drain"]);
+    assert_eq!(
+        (&now["far_pages"], &now["local"]),
+        (&0.into(), &"all".into()),
+        "{now}"
+    );
+    assert!(
+        now["drain"]["is_done"] == true && now["drain"]["stay"] == 0,
+        "{now}"
+    );
+    let all = resident_mib(run.pid);
+    assert!(all >= READER_MIB, "all is local: {all} MiB");
+    let evicted = far(&[&pid])["evicted"].clone();
+    std::thread::sleep(Duration::from_millis(800));
+    let later = far(&[&pid]);
+    assert_eq!(later["evicted"], evicted, "nothing leaves after a drain");
+    assert!(resident_mib(run.pid) >= READER_MIB);
+    let slabs = later["tiers"].as_array().expect("tiers");
+    let slabs: u64 = slabs.iter().filter_map(|tier| tier["slabs"].as_u64()).sum();
+    assert_eq!(slabs, 0, "no slab is kept: {later}");
+
+    far(&[&pager, "--local", "20%"]);
+    until("its memory leaves again", || resident_mib(run.pid) < low);
+    refused(&run);
+    let control = control_file(&run.pager);
+    assert!(control.exists());
+    let (said, last) = run.finish();
+    assert_eq!(said, "", "it found every byte");
+    assert_eq!(last["poisoned"], 0, "{last}");
+    assert!(!control.exists(), "the socket goes with the run");
+    println!("far: limits of a running program: {last}");
+}
+
+/// Each in a sentence that says what to do.
+fn refused(run: &Run) {
+    let pid = run.pid.to_string();
+    let other = std::os::unix::process::CommandExt::uid(&mut Command::new("sleep"), 65534)
+        .arg("100")
+        .spawn();
+    let mut other = other.expect("another user's process");
+    let (mine, theirs) = (std::process::id().to_string(), other.id().to_string());
+    for (arguments, says) in [
+        (vec!["far", "999999999", "--drain"], "there is no process"),
+        (vec!["far", &mine, "--drain"], "start it with `varve vm run"),
+        (vec!["far", &theirs, "--drain"], "belongs to another user (65534)"),
+        (vec!["far", &pid, "--local", "9999T"], "MiB of memory"),
+        (vec!["far", &pid, "--local", "1K"], "too little"),
+        (
+            vec!["far", &pid, "--local", "9M", "--drain"],
+            "cannot be used with",
+        ),
+    ] {
+        let output = vm(&arguments);
+        let told = err(&output);
+        assert!(
+            !output.status.success() && told.contains(says),
+            "{arguments:?}: {told}"
+        );
+    }
+    other.kill().and_then(|()| other.wait()).expect("it ends");
+}
+
+/// Limits and drains change all the time while a program that knows all its bytes forks, moves and drops.
+pub fn drained_all_the_time(seconds: &str) {
+    let run = Run::start(
+        &["--local", "9M", "--far", "/dev/shm=512M"],
+        &["--torture-with-pid", seconds, "64", "2"],
+    );
+    let pager = run.pager.id().to_string();
+    let (mut drains, mut came_back) = (0, 0);
+    for round in 0.. {
+        let limit = ["8M", "9M", "40%", "16M"][round % 4];
+        let output = vm(&["far", &pager, "--local", limit]);
+        if !output.status.success() {
+            assert!(
+                err(&output).contains("no process") || err(&output).contains("in no run"),
+                "{}",
+                err(&output)
+            );
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(300));
+        let output = vm(&["far", &pager, "--drain", "--json"]);
+        if !output.status.success() {
+            let told = err(&output);
+            assert!(
+                told.contains("no process") || told.contains("ended") || told.contains("in no run"),
+                "{told}"
+            );
+            break;
+        }
+        let now: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        assert_eq!(now["drain"]["is_done"], true, "{now}");
+        drains += 1;
+        came_back += now["drain"]["came_back"].as_u64().unwrap_or(0);
+    }
+    assert!(
+        drains > 1 && came_back > 1_000,
+        "{drains} drains brought {came_back} pages back"
+    );
+    let mut run = run;
+    let end = run.pager.wait().expect("it ends");
+    assert!(end.success(), "the program found every byte: {end}");
+    println!("far: drained all the time: {drains} drains, {came_back} pages came back");
+}
+
+/// The socket of a pager that was killed is not in the way.
+pub fn socket_of_a_killed_pager() {
+    let mut run = Run::start(&["--local", "9M", "--far", "/dev/shm=256M"], &["--reader"]);
+    let control = control_file(&run.pager);
+    until("it listens", || control.exists());
+    run.pager
+        .kill()
+        .and_then(|()| run.pager.wait().map(drop))
+        .expect("it is killed");
+    run.kill_program();
+    assert!(control.exists(), "nobody removed it");
+    let output = vm(&["far", &std::process::id().to_string(), "--drain"]);
+    assert!(
+        !output.status.success() && err(&output).contains("in no run"),
+        "{}",
+        err(&output)
+    );
+    assert!(!control.exists(), "the next command does");
+}
