@@ -29,6 +29,8 @@ pub mod aside;
 
 pub mod regions;
 
+pub mod stall;
+
 pub use backend::{Backend, BackendError, Dram, FileSlabs, Slot};
 pub use page::{PAGE_BYTES, Page};
 pub use place::Place;

@@ -66,8 +66,8 @@ pub struct RunArgs {
     #[command(flatten)]
     pub manage: ManageArgs,
     /// Keep at most this much of the program's memory local, such as 8G or 60% of all of it; the rest goes to
-    /// far memory.
-    #[arg(long, value_name = "SIZE|SHARE")]
+    /// far memory. `stall=1%` finds the size from the time that threads wait for far pages.
+    #[arg(long, value_name = "SIZE|SHARE|stall=SHARE")]
     pub local: Option<crate::far::Local>,
     /// With --local: keep far pages in this directory too, such as /dev/shm=4G; again for further ones.
     #[arg(long, value_name = "DIR=SIZE", requires = "local", value_parser = crate::far::config::tier)]
@@ -88,8 +88,9 @@ pub struct FarArgs {
     /// Any process of the run, or its pager (the `varve vm run` itself).
     #[arg(value_name = "PID")]
     pub pid: i32,
-    /// Keep at most this much of the run's memory local from now on, such as 8G or 60% of all of it.
-    #[arg(long, value_name = "SIZE|SHARE", conflicts_with = "drain")]
+    /// Keep at most this much of the run's memory local from now on, such as 8G or 60% of all of it, or what
+    /// stall=1% finds.
+    #[arg(long, value_name = "SIZE|SHARE|stall=SHARE", conflicts_with = "drain")]
     pub local: Option<crate::far::Local>,
     /// Bring everything back, wait until it has come, and let nothing leave until a new --local is given.
     #[arg(long)]

@@ -13,6 +13,9 @@ pub enum Local {
     Bytes(u64),
     /// This share of all private memory of the programs, local and far, above 0 and at most 1.
     Share(f64),
+    /// As much as it takes so that threads wait for far pages for this share of the time, above 0 and at most
+    /// 0.5.
+    Stall(f64),
 }
 
 /// Least `--local`, in bytes.
@@ -22,7 +25,18 @@ impl FromStr for Local {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("`{text}` is not a size such as 8G or 512M, nor a share such as 60%");
+        let wrong = || format!("`{text}` is not a size such as 8G or 512M, a share such as 60%, or stall=1%");
+        if let Some(percent) = text.strip_prefix("stall=") {
+            let percent = percent
+                .strip_suffix('%')
+                .and_then(|percent| percent.parse::<f64>().ok());
+            return match percent {
+                Some(percent) if (0.01..=50.0).contains(&percent) => Ok(Self::Stall(percent / 100.0)),
+                _ => Err(format!(
+                    "a stall is between stall=0.01% and stall=50% of the time, not {text}"
+                )),
+            };
+        }
         if let Some(percent) = text.strip_suffix('%') {
             let percent: f64 = percent.parse().map_err(|_| wrong())?;
             if !(1.0..=100.0).contains(&percent) {
@@ -50,6 +64,7 @@ impl fmt::Display for Local {
                 write!(f, "{}{name}", bytes >> shift)
             }
             Self::Share(share) => write!(f, "{}%", percent(*share)),
+            Self::Stall(share) => write!(f, "stall={}%", percent(*share)),
         }
     }
 }
@@ -171,8 +186,10 @@ impl FarConfig {
     pub fn compressed_slabs(&self, local: Local) -> u32 {
         let bytes = match local {
             Local::Bytes(bytes) => bytes as f64 * self.compressed_share,
-            Local::Share(_) if self.compressed_share > 0.0 => f64::from(self.compressed_mib) * 1_048_576.0,
-            Local::Share(_) => 0.0,
+            Local::Share(_) | Local::Stall(_) if self.compressed_share > 0.0 => {
+                f64::from(self.compressed_mib) * 1_048_576.0
+            }
+            Local::Share(_) | Local::Stall(_) => 0.0,
         };
         (bytes / varve_far::backend::SLAB_BYTES as f64) as u32
     }
@@ -200,11 +217,24 @@ mod tests {
             "99999999999999999999",
             "16777216T",
             "nan%",
-            "stall=1%",
+            "stall=",
+            "stall=1",
+            "stall=0%",
+            "stall=51%",
+            "stall=nan%",
         ] {
             assert!(bad.parse::<Local>().is_err(), "{bad}");
         }
-        for words in ["8G", "513M", "4194305", "60%", "33.3%", "1T"] {
+        for words in [
+            "8G",
+            "513M",
+            "4194305",
+            "60%",
+            "33.3%",
+            "1T",
+            "stall=1%",
+            "stall=0.05%",
+        ] {
             assert_eq!(
                 words.parse::<Local>().map(|local| local.to_string()),
                 Ok(words.to_owned())

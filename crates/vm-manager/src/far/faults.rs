@@ -50,6 +50,12 @@ pub(super) fn serve(pager: &Arc<Pager>, program: &Arc<Program>) {
         waiting.sort_unstable_by_key(|(address, _)| *address);
         waiting.dedup_by_key(|(address, _)| *address);
         let mut is_gone = false;
+        let out = |(address, _): &&(u64, Instant)| pages.table.get(PageNo::of(*address)).is_out();
+        let stalled = waiting.iter().filter(out).count() as u64;
+        pager.stall.begin(
+            waiting.iter().map(|(_, since)| *since).min().unwrap_or(begun),
+            stalled,
+        );
         waiting.retain(|(address, since): &(u64, Instant)| {
             match resolve(pager, program, &mut pages, PageNo::of(*address)) {
                 Outcome::Served(kind) => {
@@ -61,6 +67,7 @@ pub(super) fn serve(pager: &Arc<Pager>, program: &Arc<Program>) {
             }
             false
         });
+        pager.stall.end(stalled);
         if is_gone {
             break;
         }

@@ -1,9 +1,91 @@
 //! What the pager works towards: a limit of local memory, or that everything is local.
 
+use std::time::Instant;
+
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+use varve_far::stall::{Control, Look, Waits};
 
-use super::config::Local;
+use super::config::{LOCAL_MIN_BYTES, Local};
+
+/// The stall of a run, and the limit that was found from it.
+#[derive(Debug)]
+pub(super) struct Stall {
+    begun: Instant,
+    state: Mutex<StallState>,
+}
+
+#[derive(Debug, Default)]
+struct StallState {
+    waits: Waits,
+    share: f64,
+    control: Option<(f64, Control)>,
+    limit: u64,
+}
+
+impl Stall {
+    pub(super) fn new() -> Self {
+        Self {
+            begun: Instant::now(),
+            state: Mutex::default(),
+        }
+    }
+
+    fn ns(&self, at: Instant) -> u64 {
+        at.saturating_duration_since(self.begun).as_nanos() as u64
+    }
+
+    /// Notes that `count` threads wait since `at`.
+    pub(super) fn begin(&self, at: Instant, count: u64) {
+        if count > 0 {
+            self.state.lock().waits.begin(self.ns(at), count);
+        }
+    }
+
+    /// Notes that `count` threads wait no more.
+    pub(super) fn end(&self, count: u64) {
+        if count > 0 {
+            let now = self.ns(Instant::now());
+            self.state.lock().waits.end(now, count);
+        }
+    }
+
+    /// Once a second: with `local` and `total` bytes of the programs, finds the limit for a target of
+    /// `target`, if there is one.
+    pub(super) fn step(&self, target: Option<f64>, local: u64, total: u64) {
+        let now = self.ns(Instant::now());
+        let mut state = self.state.lock();
+        state.share = state.waits.take(now);
+        let Some(target) = target else {
+            state.control = None;
+            return;
+        };
+        let look = Look {
+            stall: state.share,
+            local,
+            total,
+        };
+        if state.control.as_ref().is_none_or(|(before, _)| *before != target) {
+            // From where it is.
+            state.control = Some((target, Control::new(target, local, LOCAL_MIN_BYTES)));
+        }
+        if let Some((_, control)) = &mut state.control {
+            let limit = control.step(&look);
+            state.limit = limit;
+        }
+    }
+
+    /// The share of the last second in which a thread waited for a far page.
+    pub(super) fn share(&self) -> f64 {
+        self.state.lock().share
+    }
+
+    /// The limit that was found; none before the first second.
+    pub(super) fn limit(&self) -> Option<u64> {
+        let state = self.state.lock();
+        state.control.as_ref().map(|_| state.limit)
+    }
+}
 
 /// How far a drain has come.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+use varve_far::place::SLABS_MAX;
 use varve_far::{Dram, FileSlabs, PAGE_BYTES, Page, Space, TierConfig};
 
 use super::agent::Agent;
 use super::config::{FarConfig, Local};
 use super::counters::{Counters, FaultKind, Latencies};
-use super::goal::{Drain, Goal};
+use super::goal::{Drain, Goal, Stall};
 use super::program::{Area, Pages, Program};
 use super::{check, drain, evict, faults};
 use crate::sys::Faults;
@@ -29,6 +30,7 @@ pub struct Pager {
     pub(super) counters: Counters,
     pub(super) config: FarConfig,
     pub(super) goal: Goal,
+    pub(super) stall: Stall,
     programs: Mutex<Vec<Arc<Program>>>,
     numbers: AtomicU64,
     joined: AtomicU64,
@@ -76,6 +78,8 @@ pub struct FarStatus {
     pub drain: Option<Drain>,
     /// The bound on `local_bytes`; after a drain there is none, and this is 2^64 - 1.
     pub limit_bytes: u64,
+    /// Share of the last second in which at least one thread waited for a page that had left.
+    pub stall_share: f64,
     /// Pages in slabs or kept as one word.
     pub far_pages: u64,
     /// Bytes of tables.
@@ -117,7 +121,8 @@ impl Pager {
         let compressed = config.compressed_slabs(local);
         if compressed > 0 {
             joining.push(TierConfig {
-                backend: Box::new(Dram::new(compressed)),
+                // Bounded by `limit_compressed`, which follows the limit.
+                backend: Box::new(Dram::new(SLABS_MAX)),
                 is_compressed: true,
             });
         }
@@ -140,11 +145,13 @@ impl Pager {
                 "there is no place for far pages: compressed memory is switched off and no [[far.tier]] works",
             ));
         }
+        space.limit_compressed(compressed);
         let pager = Arc::new(Self {
             space,
             counters: Counters::default(),
             config: config.clone(),
             goal: Goal::new(local),
+            stall: Stall::new(),
             programs: Mutex::default(),
             numbers: AtomicU64::new(0),
             joined: AtomicU64::new(0),
@@ -311,6 +318,7 @@ impl Pager {
         match self.goal.local() {
             Some(Local::Bytes(bytes)) => bytes,
             Some(Local::Share(share)) => ((local_bytes + far_bytes) as f64 * share) as u64,
+            Some(Local::Stall(_)) => self.stall.limit().unwrap_or(u64::MAX),
             None => u64::MAX,
         }
     }
@@ -345,6 +353,28 @@ impl Pager {
         }
     }
 
+    /// Once a second: takes the stall of it, and finds the limit from it where that is asked for.
+    fn look_at_stall(&self) {
+        let target = match self.goal.local() {
+            Some(Local::Stall(target)) => Some(target),
+            _ => None,
+        };
+        let (mut resident, mut far_pages) = (0, 0);
+        if target.is_some() {
+            for program in self.programs().iter().filter(|program| !program.is_gone()) {
+                resident += program.resident();
+                far_pages += program.try_pages().map_or(0, |pages| pages.table.far_pages());
+            }
+        }
+        let local = resident + self.space.dram_bytes();
+        self.stall
+            .step(target, local, resident + far_pages * PAGE_BYTES as u64);
+        if let (Some(_), Some(limit)) = (target, self.stall.limit()) {
+            let compressed = self.config.compressed_slabs(Local::Bytes(limit));
+            self.space.limit_compressed(compressed.max(1));
+        }
+    }
+
     /// Counts of now.
     #[must_use]
     pub fn status(&self) -> FarStatus {
@@ -358,6 +388,7 @@ impl Pager {
             local_bytes: self.space.dram_bytes(),
             local: self.goal.words(),
             drain: self.goal.progress(),
+            stall_share: self.stall.share(),
             ..FarStatus::default()
         };
         for program in programs.iter().filter(|program| !program.is_gone()) {
@@ -431,6 +462,7 @@ fn watch(pager: &Weak<Pager>) {
 fn tick(pager: &Weak<Pager>) {
     let begun = Instant::now();
     every(Duration::from_secs(1), pager, |pager| {
+        pager.look_at_stall();
         pager.space.tick(begun.elapsed().as_secs());
     });
 }

@@ -234,3 +234,36 @@ pub fn socket_of_a_killed_pager() {
     );
     assert!(!control.exists(), "the next command does");
 }
+
+/// With `stall=5%` memory that nobody uses leaves, memory in use stays, and the program waits little. When it
+/// begins to use all, it gets all.
+pub fn found_from_stall() {
+    let run = Run::start(
+        &["--local", "stall=5%", "--far", "/dev/shm=256M"],
+        &["--part-reader"],
+    );
+    let pid = run.pid.to_string();
+    until("what nobody uses leaves", || resident_mib(run.pid) < 40);
+    let mut stalls = Vec::new();
+    let mut least = u64::MAX;
+    for _ in 0..20 {
+        std::thread::sleep(Duration::from_millis(500));
+        let now = far(&[&pid]);
+        assert_eq!(now["local"], "stall=5%", "{now}");
+        stalls.push(now["stall_share"].as_f64().expect("a share"));
+        least = least.min(resident_mib(run.pid));
+    }
+    let mean = stalls.iter().sum::<f64>() / stalls.len() as f64;
+    println!(
+        "far: stall=5%: at least {least} MiB of 64 local, mean stall {:.2} %",
+        mean * 100.0
+    );
+    assert!(least >= 8, "the 8 MiB in use stay: {least} MiB");
+    assert!(mean < 0.25, "it waits a little: {stalls:?}");
+    // The signal has it read all.
+    let program = rustix::process::Pid::from_raw(run.pid).expect("a pid");
+    rustix::process::kill_process(program, rustix::process::Signal::USR1).expect("it runs");
+    until("what is in use now comes back", || resident_mib(run.pid) > 56);
+    let (said, _) = run.finish();
+    assert_eq!(said, "", "it found every byte");
+}

@@ -480,3 +480,28 @@ pub fn run(seconds: f64, mib: usize, threads: usize) {
         of(&done.spawns),
     );
 }
+
+/// Fills 64 MiB, says its pid, and reads the first 8 MiB for ever; all of it after SIGUSR1. Says `WRONG` when
+/// it reads something else than it wrote.
+pub fn part_reader() {
+    let all_of_it = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    signal_hook::flag::register(libc::SIGUSR1, all_of_it.clone()).expect("a signal can be waited for");
+    let mut region = Region::new(0, (64 << 20) / PAGE, 1);
+    (0..region.pages()).for_each(|page| region.write(page));
+    println!("{}", std::process::id());
+    let mut expected = [0u8; PAGE];
+    loop {
+        let pages = if all_of_it.load(Ordering::Relaxed) {
+            region.pages()
+        } else {
+            (8 << 20) / PAGE
+        };
+        for page in 0..pages {
+            fill(page as u64, region.versions[page], &mut expected);
+            if *region.bytes(page) != expected {
+                println!("WRONG: page {page}");
+                std::process::exit(3);
+            }
+        }
+    }
+}
