@@ -171,6 +171,10 @@ struct Chunk {
     lows: [u32; CHUNK_PAGES as usize],
     counts: Counts,
     faults: u32,
+    /// Faults on pages that were out, halved at each sample of heat.
+    touched: u32,
+    /// Pages that were out at the samples before, halved as well.
+    seen: u32,
     passed_over: bool,
 }
 
@@ -221,6 +225,8 @@ impl Chunk {
             lows: [0; CHUNK_PAGES as usize],
             counts: Counts::default(),
             faults: 0,
+            touched: 0,
+            seen: 0,
             passed_over: false,
         })
     }
@@ -405,11 +411,25 @@ impl Table {
         (self.chunks.len() * (size_of::<Chunk>() + 3 * size_of::<u64>())) as u64
     }
 
-    /// Notes a fault in the chunk of `page`.
-    pub fn note_fault(&mut self, page: PageNo) {
+    /// Notes a fault in the chunk of `page`, which was out or was never touched.
+    pub fn note_fault(&mut self, page: PageNo, was_out: bool) {
         if let Some(chunk) = self.chunks.get_mut(&split(page).0) {
             chunk.faults = chunk.faults.saturating_add(1);
+            chunk.touched = chunk.touched.saturating_add(u32::from(was_out));
         }
+    }
+
+    /// Heat of each chunk: the share, 0..=1, of its pages that were out at the samples before which were
+    /// touched since; `None` where nothing was out. Later ones count more.
+    pub fn sample_heat(&mut self) -> Vec<(u64, Option<f64>)> {
+        let mut heat = Vec::with_capacity(self.chunks.len());
+        for (number, chunk) in &mut self.chunks {
+            let share = f64::from(chunk.touched) / f64::from(chunk.seen);
+            heat.push((*number, (chunk.seen > 0).then(|| share.min(1.0))));
+            chunk.touched /= 2;
+            chunk.seen = chunk.seen / 2 + chunk.counts.out() as u32;
+        }
+        heat
     }
 
     /// Whether the hand passes this chunk over: its fault count is above `threshold`, and it was not passed
@@ -476,6 +496,26 @@ mod tests {
             1 => (0..1024u64, 0..512u64, 0..512u64).prop_map(|(from, gap, count)| Step::Move(from, from + count + gap, count)),
             1 => Just(Step::Kept),
         ]
+    }
+
+    #[test]
+    fn heat_is_the_share_of_pages_that_were_out_and_were_touched() {
+        let mut table = Table::default();
+        for page in 0..4 {
+            let _ = table.set(PageNo(page), Entry::Repeated(page));
+        }
+        let _ = table.set(PageNo(CHUNK_PAGES), Entry::Poisoned);
+        assert_eq!(
+            table.sample_heat(),
+            [(0, None), (1, None)],
+            "nothing was seen yet"
+        );
+        let _ = table.set(PageNo(2), Entry::UNKNOWN);
+        table.note_fault(PageNo(2), true);
+        table.note_fault(PageNo(9), false);
+        assert_eq!(table.sample_heat(), [(0, Some(0.25)), (1, None)]);
+        // Half of the first sample, and the three that are out now.
+        assert_eq!(table.sample_heat(), [(0, Some(0.0)), (1, None)]);
     }
 
     proptest! {

@@ -346,6 +346,9 @@ mod tests {
             ("[ingens]\ntau = nan", "ingens.tau"),
             ("[multi_clock]\nperiod_ms = 1", "multi_clock.period_ms"),
             ("[damon]\nmax_regions = 1000000", "damon.max_regions"),
+            ("[far.price]\ndram = -1.0", "far.price.dram"),
+            ("[far.price]\ndram = inf", "far.price.dram"),
+            ("[far.price.tier]\n\"/ssd\" = nan", "/ssd in [far.price.tier]"),
         ] {
             let error = PolicyFile::parse(text).unwrap_err().to_string();
             assert!(error.contains(field), "{error}");

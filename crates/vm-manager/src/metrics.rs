@@ -12,6 +12,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use std::sync::atomic::AtomicU64;
 
+use crate::far::FarStatus;
 use crate::snapshot::Snapshot;
 
 type Labels = Vec<(String, String)>;
@@ -120,10 +121,105 @@ pub fn text(s: &Snapshot) -> String {
         tier.lists.iter().enumerate().map(row).collect::<Vec<_>>()
     });
     gauge("tier_pages", "Pages by tier and list", tiers.collect());
+    if let Some(far) = &s.far {
+        far_gauges(&mut gauge, far);
+    }
     let mut out = String::new();
     // Writing to a string cannot fail.
     let _ = encode(&mut out, &registry);
     out
+}
+
+type Rows = Vec<(Labels, f64)>;
+
+/// Far memory: bytes, pages by place, faults by source with latencies, slabs by temperature.
+fn far_gauges(gauge: &mut impl FnMut(&str, &str, Rows), far: &FarStatus) {
+    let one = |value: f64| vec![(Labels::new(), value)];
+    let label = |key: &str, value: &str| (key.to_owned(), value.to_owned());
+    gauge(
+        "far_local_bytes",
+        "Bytes that are local",
+        one(far.local_bytes as f64),
+    );
+    // None after a drain.
+    let limit = far.drain.is_none().then_some(far.limit_bytes as f64);
+    gauge(
+        "far_limit_bytes",
+        "Most local bytes",
+        limit.map_or_else(Rows::new, one),
+    );
+    gauge(
+        "far_stall_share",
+        "Share of the last second in which a thread waited for a far page",
+        one(far.stall_share),
+    );
+    gauge("far_table_bytes", "Bytes of tables", one(far.table_bytes as f64));
+    gauge(
+        "far_saved",
+        "What far pages save, in the unit of far.price",
+        far.saved.map_or_else(Rows::new, one),
+    );
+    let mut pages = vec![
+        (vec![label("place", "aside")], far.aside_pages as f64),
+        (vec![label("place", "one word")], far.repeated_pages as f64),
+        (vec![label("place", "lost")], far.poisoned as f64),
+    ];
+    let mut sources = vec![
+        ("first touch", far.zero_faults),
+        ("aside", far.aside_faults),
+        ("one word", far.repeated_faults),
+    ];
+    let (mut slabs, mut most) = (Rows::new(), Rows::new());
+    for tier in &far.tiers {
+        pages.push((vec![label("place", &tier.name)], tier.pages as f64));
+        sources.push((&tier.name, tier.faults));
+        most.push((vec![label("tier", &tier.name)], f64::from(tier.capacity_slabs)));
+        for (temperature, count) in ["hot", "warm", "cold"].iter().zip(tier.by_temperature) {
+            let labels = vec![label("tier", &tier.name), label("temperature", temperature)];
+            slabs.push((labels, f64::from(count)));
+        }
+    }
+    gauge("far_pages", "Pages by where they are", pages);
+    gauge("far_slabs", "Slabs of 1 MiB by tier and temperature", slabs);
+    gauge("far_slabs_max", "Most slabs of a tier", most);
+    let faults = sources
+        .iter()
+        .map(|(name, all)| (vec![label("source", name)], all.count as f64));
+    gauge(
+        "far_faults",
+        "Faults since start, by where the page was",
+        faults.collect(),
+    );
+    let times = sources.iter().flat_map(|(name, all)| {
+        [("0.5", all.median_ns), ("0.99", all.p99_ns)].map(|(quantile, ns)| {
+            let labels = vec![label("source", name), label("quantile", quantile)];
+            (labels, ns as f64 / 1e9)
+        })
+    });
+    gauge(
+        "far_fault_seconds",
+        "Time in the pager until a thread goes on",
+        times.collect(),
+    );
+    let moved = [
+        ("aside", far.moved_aside),
+        ("out", far.evicted),
+        ("unwritten", far.unwritten),
+        ("back", far.turned_back),
+    ];
+    let moved = moved.map(|(kind, count)| (vec![label("kind", kind)], count as f64));
+    gauge(
+        "far_moved_pages",
+        "Pages moved since start: aside, out, of these unwritten, and back as far space was full",
+        moved.into(),
+    );
+    let migrated = ["up", "down"].iter().zip(far.migrated);
+    let migrated = migrated.map(|(way, count)| (vec![label("way", way)], count as f64));
+    gauge(
+        "far_migrated_slabs",
+        "Slabs moved between tiers since start",
+        migrated.collect(),
+    );
 }
 
 /// The latest snapshot, shared with the server.
@@ -199,6 +295,30 @@ mod tests {
             assert!(body.contains(&format!("varve_vm_{name}")), "{name} in {body}");
         }
         assert!(body.ends_with("# EOF\n"));
+        assert!(!body.contains("varve_vm_far"), "no far memory, no metrics of it");
+        let tier = crate::far::FarTierStatus {
+            name: "/ssd".to_owned(),
+            by_temperature: [1, 2, 3],
+            ..Default::default()
+        };
+        let far = FarStatus {
+            stall_share: 0.25,
+            tiers: vec![tier],
+            ..FarStatus::default()
+        };
+        let body = text(&Snapshot {
+            far: Some(far),
+            ..Snapshot::default()
+        });
+        for line in [
+            "varve_vm_far_stall_share{} 0.25",
+            "varve_vm_far_slabs{tier=\"/ssd\",temperature=\"cold\"} 3.0",
+            "varve_vm_far_fault_seconds{source=\"/ssd\",quantile=\"0.99\"} 0.0",
+            "varve_vm_far_pages{place=\"aside\"} 0.0",
+        ] {
+            assert!(body.contains(line), "{line} in {body}");
+        }
+        assert!(!body.contains("varve_vm_far_saved{"), "no price, no saving");
         let shared: Shared = Arc::new(Mutex::new(snapshot));
         let address = serve("127.0.0.1:0".parse().unwrap(), shared).unwrap();
         let mut stream = std::net::TcpStream::connect(address).unwrap();

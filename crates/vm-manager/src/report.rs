@@ -132,6 +132,7 @@ impl Engine {
                 pid,
                 name,
                 cooperating,
+                far_pages: 0,
                 regions: regions.len() as u64,
                 used_bytes: regions.iter().sum(),
                 huge_pages: claim.map_or(0, |c| c.huge_pages),

@@ -30,6 +30,8 @@ pub struct ProcessStatus {
     pub metric: f64,
     /// Whether it cooperates.
     pub cooperating: bool,
+    /// Pages in far memory.
+    pub far_pages: u64,
 }
 
 /// One tier.

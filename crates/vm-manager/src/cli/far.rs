@@ -12,7 +12,8 @@ use super::manage::{Signals, exit_code};
 use super::{FarArgs, RunArgs, out, policy};
 use crate::far::control::{self, Answer, Request, Wish};
 use crate::far::{self, FarStatus, Local, Pager};
-use crate::snapshot::{Snapshot, control_file, state_dir, state_file};
+use crate::metrics;
+use crate::snapshot::{ProcessStatus, Snapshot, control_file, state_dir, state_file};
 use crate::types::Pid;
 
 const REPORT_EVERY: Duration = Duration::from_secs(1);
@@ -30,13 +31,27 @@ pub(super) fn run(args: &RunArgs, local: Local) -> anyhow::Result<ExitCode> {
     };
     let begun = Instant::now();
     let mut reported = Instant::now();
+    let shared = match args.manage.metrics {
+        None => None,
+        Some(address) => {
+            let shared = metrics::Shared::default();
+            let bound = metrics::serve(address, shared.clone())
+                .with_context(|| format!("cannot serve metrics on {address}"))?;
+            note(&format!("varve vm: metrics on http://{bound}/metrics"));
+            Some(shared)
+        }
+    };
     let look = |pid: Option<u32>, pager: &Pager| {
         if let Some(pid) = pid {
             signals.pass_on(Pid(pid as i32));
         }
         if reported.elapsed() >= REPORT_EVERY {
             reported = Instant::now();
-            state.write(begun, pager.status());
+            let snapshot = snapshot(begun, pager);
+            state.write(&snapshot);
+            if let Some(shared) = &shared {
+                *shared.lock() = snapshot;
+            }
         }
     };
     let control = control_file(&state_dir()?, std::process::id());
@@ -182,17 +197,31 @@ impl StateFile {
         Ok(Self(state_file(&state_dir()?, std::process::id())))
     }
 
-    fn write(&self, begun: Instant, status: FarStatus) {
-        let snapshot = Snapshot {
-            version: 1,
-            manager: std::process::id(),
-            uptime_s: begun.elapsed().as_secs_f64(),
-            far: Some(status),
-            ..Snapshot::default()
-        };
+    fn write(&self, snapshot: &Snapshot) {
         if let Err(error) = snapshot.write(&self.0) {
             tracing::warn!("cannot write {}: {error}", self.0.display());
         }
+    }
+}
+
+/// The state that others read.
+fn snapshot(begun: Instant, pager: &Pager) -> Snapshot {
+    let processes = pager.processes().into_iter();
+    let processes = processes.map(|(pid, name, used_bytes, far_pages)| ProcessStatus {
+        pid: pid.0,
+        name,
+        used_bytes,
+        far_pages,
+        ..ProcessStatus::default()
+    });
+    Snapshot {
+        version: 1,
+        manager: std::process::id(),
+        uptime_s: begun.elapsed().as_secs_f64(),
+        processes: processes.collect(),
+        heat: pager.take_heat(REPORT_EVERY.as_secs_f64()),
+        far: Some(pager.status()),
+        ..Snapshot::default()
     }
 }
 

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 
 use super::{HeatArgs, out};
+use crate::far::{FarStatus, Latencies};
 use crate::probe::Probe;
 use crate::snapshot::Snapshot;
 
@@ -41,6 +42,9 @@ pub(super) fn status(json: bool) -> anyhow::Result<ExitCode> {
 
 /// Formats a snapshot as text, also for `top`.
 pub(super) fn describe(s: &Snapshot) -> String {
+    if let Some(far) = &s.far {
+        return describe_far(s, far);
+    }
     let mut out = String::new();
     let _ = writeln!(
         out,
@@ -111,6 +115,84 @@ pub(super) fn describe(s: &Snapshot) -> String {
         let _ = writeln!(out, "  not used  {note}");
     }
     out
+}
+
+/// Formats the snapshot of a pager.
+fn describe_far(s: &Snapshot, far: &FarStatus) -> String {
+    let mib = |pages: u64| (pages * varve_far::PAGE_BYTES as u64) >> 20;
+    let mut out = format!(
+        "pager {} up {:.0} s: far memory, local {}\n",
+        s.manager, s.uptime_s, far.local
+    );
+    let most = match far.drain {
+        Some(drain) if drain.is_done => "all has come back".to_owned(),
+        Some(drain) => format!("coming back: {} pages so far", drain.came_back),
+        None => format!("at most {} MiB", far.limit_bytes >> 20),
+    };
+    let _ = writeln!(
+        out,
+        "  local     {} MiB, {most}; a thread waited {:.2} % of the last second",
+        far.local_bytes >> 20,
+        far.stall_share * 100.0
+    );
+    let _ = writeln!(
+        out,
+        "  far       {} MiB in {} pages, {} of them one word; {} pages wait aside; {} KiB of tables",
+        mib(far.far_pages),
+        far.far_pages,
+        far.repeated_pages,
+        far.aside_pages,
+        far.table_bytes >> 10
+    );
+    if let Some(saved) = far.saved {
+        let _ = writeln!(out, "  saved     {saved:.2} (by [far.price])");
+    }
+    for tier in &far.tiers {
+        let [hot, warm, cold] = tier.by_temperature;
+        let _ = writeln!(
+            out,
+            "  {:<9} {} of {} slabs ({hot} hot, {warm} warm, {cold} cold), {} pages{}",
+            tier.name,
+            tier.slabs,
+            tier.capacity_slabs,
+            tier.pages,
+            faults(&tier.faults)
+        );
+    }
+    for (name, latencies) in [
+        ("aside", far.aside_faults),
+        ("one word", far.repeated_faults),
+        ("first", far.zero_faults),
+    ] {
+        if latencies.count > 0 {
+            let _ = writeln!(out, "  {name:<9} {}", faults(&latencies).trim_start_matches("; "));
+        }
+    }
+    for p in &s.processes {
+        let (used, far) = (p.used_bytes >> 20, mib(p.far_pages));
+        let _ = writeln!(
+            out,
+            "  {:>8} {:<16} {used:>7} MiB local, {far:>7} MiB far",
+            p.pid, p.name
+        );
+    }
+    if let Some(reason) = &far.reason {
+        let _ = writeln!(
+            out,
+            "  lost      {} pages; the last failure: {reason}",
+            far.poisoned
+        );
+    }
+    out
+}
+
+fn faults(latencies: &Latencies) -> String {
+    format!(
+        "; {} faults, median {:.1} us, 99 % {:.1} us",
+        latencies.count,
+        latencies.median_ns as f64 / 1e3,
+        latencies.p99_ns as f64 / 1e3
+    )
 }
 
 pub(super) fn heat(args: &HeatArgs) -> anyhow::Result<ExitCode> {

@@ -1,10 +1,13 @@
 //! The `[far]` table of the policy file, and what `--local` says.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
+
+use super::status::FarStatus;
 
 /// How much of the programs' memory stays local.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -128,8 +131,43 @@ pub struct FarConfig {
     pub aside_share: f64,
     /// z-score of the faults of 2 MiB above which the hand passes over them once (0.1..=10).
     pub z_active: f64,
+    /// Prices, to tell what far memory saves.
+    pub price: FarPrice,
     /// Slab files.
     pub tier: Vec<FarTier>,
+}
+
+/// Prices of a GiB, in any unit (0..=1000000). Without one of DRAM nothing is told.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct FarPrice {
+    /// Of DRAM, compressed or not.
+    pub dram: f64,
+    /// Of what holds the slabs of each directory; 0 where none is named.
+    pub tier: BTreeMap<String, f64>,
+}
+
+const PRICE_MAX: f64 = 1e6;
+
+impl FarPrice {
+    /// What far pages save: the DRAM that they do not take, less the DRAM and the slabs that they take.
+    pub(super) fn saved(&self, status: &FarStatus, is_dram: impl Fn(usize) -> bool) -> Option<f64> {
+        if self.dram <= 0.0 {
+            return None;
+        }
+        let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
+        let page = varve_far::PAGE_BYTES as u64;
+        let spared = gib(status.far_pages * page) - gib(status.table_bytes);
+        let slabs = status.tiers.iter().enumerate().map(|(number, tier)| {
+            let price = if is_dram(number) {
+                self.dram
+            } else {
+                self.tier.get(&tier.name).copied().unwrap_or(0.0)
+            };
+            gib(u64::from(tier.slabs) << 20) * price
+        });
+        Some(spared * self.dram - slabs.sum::<f64>())
+    }
 }
 
 impl Default for FarConfig {
@@ -140,6 +178,7 @@ impl Default for FarConfig {
             t_s: 5,
             aside_share: 1.0 / 16.0,
             z_active: varve_far::regions::Z_ACTIVE,
+            price: FarPrice::default(),
             tier: Vec::new(),
         }
     }
@@ -150,7 +189,7 @@ const MIB_MAX: u32 = 1 << 24;
 impl FarConfig {
     /// Fields with their bounds: name, value, least, most.
     #[must_use]
-    pub fn bounds(&self) -> [(&'static str, f64, f64, f64); 5] {
+    pub fn bounds(&self) -> [(&'static str, f64, f64, f64); 6] {
         [
             ("far.compressed_share", self.compressed_share, 0.0, 0.9),
             (
@@ -162,6 +201,7 @@ impl FarConfig {
             ("far.t_s", self.t_s as f64, 1.0, 3_600.0),
             ("far.aside_share", self.aside_share, 0.001, 0.5),
             ("far.z_active", self.z_active, 0.1, 10.0),
+            ("far.price.dram", self.price.dram, 0.0, PRICE_MAX),
         ]
     }
 
@@ -176,6 +216,16 @@ impl FarConfig {
             return Some(format!(
                 "`limit_mib` of {} is not between 1 and {MIB_MAX}",
                 tier.dir.display()
+            ));
+        }
+        let wrong = self
+            .price
+            .tier
+            .iter()
+            .find(|(_, price)| !(0.0..=PRICE_MAX).contains(*price));
+        if let Some((dir, price)) = wrong {
+            return Some(format!(
+                "the price of {dir} in [far.price.tier] is {price}, allowed is 0 to {PRICE_MAX}"
             ));
         }
         (self.tier.len() > 8).then(|| "more than 8 tables [[far.tier]]".to_owned())
@@ -240,6 +290,31 @@ mod tests {
                 Ok(words.to_owned())
             );
         }
+    }
+
+    #[test]
+    fn far_pages_save_the_dram_that_they_do_not_take() {
+        let tier = |name: &str, slabs| crate::far::FarTierStatus {
+            name: name.to_owned(),
+            slabs,
+            ..Default::default()
+        };
+        let status = FarStatus {
+            far_pages: 4 << 18,
+            table_bytes: 1 << 28,
+            tiers: vec![
+                tier("compressed DRAM", 512),
+                tier("/ssd", 2048),
+                tier("/unknown", 9),
+            ],
+            ..FarStatus::default()
+        };
+        let mut price = FarPrice::default();
+        assert_eq!(price.saved(&status, |tier| tier == 0), None);
+        price.dram = 8.0;
+        price.tier.insert("/ssd".to_owned(), 1.0);
+        // 4 GiB far, less a quarter for tables and a half for compressed pages, less 2 GiB of SSD.
+        assert_eq!(price.saved(&status, |tier| tier == 0), Some(8.0 * 3.25 - 2.0));
     }
 
     #[test]

@@ -13,7 +13,8 @@ use std::time::Duration;
 use rustix::net::sockopt;
 use serde::{Deserialize, Serialize};
 
-use super::pager::{FarStatus, Pager};
+use super::pager::Pager;
+use super::status::FarStatus;
 use crate::types::Pid;
 
 /// Longest request, bytes.

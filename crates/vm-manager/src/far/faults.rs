@@ -59,7 +59,8 @@ pub(super) fn serve(pager: &Arc<Pager>, program: &Arc<Program>) {
         waiting.retain(|(address, since): &(u64, Instant)| {
             match resolve(pager, program, &mut pages, PageNo::of(*address)) {
                 Outcome::Served(kind) => {
-                    pages.table.note_fault(PageNo::of(*address));
+                    let was_out = kind != FaultKind::Zero;
+                    pages.table.note_fault(PageNo::of(*address), was_out);
                     pager.counters.fault(kind, since.elapsed());
                 }
                 Outcome::Later => return true,

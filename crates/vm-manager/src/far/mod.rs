@@ -21,10 +21,12 @@ mod library;
 mod pager;
 mod program;
 mod run;
+mod status;
 mod write_out;
 
 pub use config::{FarConfig, Local};
 pub use counters::{FaultKind, Latencies};
 pub use goal::Drain;
-pub use pager::{FarStatus, Pager};
+pub use pager::Pager;
 pub use run::run;
+pub use status::{FarStatus, FarTierStatus};

@@ -6,16 +6,16 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
 use varve_far::place::SLABS_MAX;
 use varve_far::{Dram, FileSlabs, PAGE_BYTES, Page, Space, TierConfig};
 
 use super::agent::Agent;
 use super::config::{FarConfig, Local};
-use super::counters::{Counters, FaultKind, Latencies};
-use super::goal::{Drain, Goal, Stall};
+use super::counters::Counters;
+use super::goal::{Goal, Stall};
 use super::program::{Area, Pages, Program};
 use super::{check, drain, evict, faults};
+use crate::heat::HeatMap;
 use crate::sys::Faults;
 use crate::types::Pid;
 
@@ -33,81 +33,11 @@ pub struct Pager {
     pub(super) stall: Stall,
     programs: Mutex<Vec<Arc<Program>>>,
     numbers: AtomicU64,
-    joined: AtomicU64,
+    pub(super) joined: AtomicU64,
     full: Mutex<Option<Instant>>,
     is_over: AtomicBool,
     is_ended: AtomicBool,
-}
-
-/// One tier, for people.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct FarTierStatus {
-    /// Its directory, or that it is compressed memory.
-    pub name: String,
-    /// Median of 4 KiB reads when it joined, nanoseconds.
-    pub read_ns: u64,
-    /// 1 MiB slabs in it.
-    pub slabs: u32,
-    /// Most slabs.
-    pub capacity_slabs: u32,
-    /// Hot, warm and cold slabs.
-    pub by_temperature: [u32; 3],
-    /// Pages in it.
-    pub pages: u64,
-    /// Faults that it served.
-    pub faults: Latencies,
-}
-
-/// Far memory, for people: in the state file, in `--json`.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct FarStatus {
-    /// Programs that are served.
-    pub programs: usize,
-    /// Programs that ever joined.
-    pub joined: u64,
-    /// Forks that were followed.
-    pub forks: u64,
-    /// Private memory of the programs that is in memory, and compressed pages, bytes.
-    pub local_bytes: u64,
-    /// The limit as it was asked for: a size, a share, or `all` after a drain.
-    pub local: String,
-    /// How far a drain has come; none without one.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub drain: Option<Drain>,
-    /// The bound on `local_bytes`; after a drain there is none, and this is 2^64 - 1.
-    pub limit_bytes: u64,
-    /// Share of the last second in which at least one thread waited for a page that had left.
-    pub stall_share: f64,
-    /// Pages in slabs or kept as one word.
-    pub far_pages: u64,
-    /// Bytes of tables.
-    pub table_bytes: u64,
-    /// Pages moved aside, ever.
-    pub moved_aside: u64,
-    /// Pages that left, ever.
-    pub evicted: u64,
-    /// Of these, pages that needed no writing.
-    pub unwritten: u64,
-    /// Pages that went back since far space was full.
-    pub turned_back: u64,
-    /// Pages that the kernel did not move.
-    pub refused: u64,
-    /// First touches of ranges that were evicted from.
-    pub zero_faults: Latencies,
-    /// Faults on pages in the set-aside area.
-    pub aside_faults: Latencies,
-    /// Faults on pages of one repeated word.
-    pub repeated_faults: Latencies,
-    /// Pages that are lost.
-    pub poisoned: u64,
-    /// Slabs moved up and down.
-    pub migrated: [u64; 2],
-    /// Why a page was lost or not written, the last time.
-    pub reason: Option<String>,
-    /// Tiers, fastest first.
-    pub tiers: Vec<FarTierStatus>,
+    pub(super) heat: Mutex<Vec<HeatMap>>,
 }
 
 impl Pager {
@@ -158,6 +88,7 @@ impl Pager {
             full: Mutex::default(),
             is_over: AtomicBool::new(false),
             is_ended: AtomicBool::new(false),
+            heat: Mutex::default(),
         });
         let watching = Arc::downgrade(&pager);
         thread("far limit", move || watch(&watching))?;
@@ -314,7 +245,7 @@ impl Pager {
     }
 
     /// The limit, with `far_bytes` of far pages and `local_bytes` of local ones.
-    fn limit(&self, local_bytes: u64, far_bytes: u64) -> u64 {
+    pub(super) fn limit(&self, local_bytes: u64, far_bytes: u64) -> u64 {
         match self.goal.local() {
             Some(Local::Bytes(bytes)) => bytes,
             Some(Local::Share(share)) => ((local_bytes + far_bytes) as f64 * share) as u64,
@@ -373,61 +304,6 @@ impl Pager {
             let compressed = self.config.compressed_slabs(Local::Bytes(limit));
             self.space.limit_compressed(compressed.max(1));
         }
-    }
-
-    /// Counts of now.
-    #[must_use]
-    pub fn status(&self) -> FarStatus {
-        let programs: Vec<Arc<Program>> = self.programs.lock().clone();
-        let space = self.space.stats();
-        let mut status = FarStatus {
-            programs: self.served(),
-            joined: self.joined.load(Ordering::Relaxed),
-            reason: space.reason.clone(),
-            migrated: [space.promoted, space.demoted],
-            local_bytes: self.space.dram_bytes(),
-            local: self.goal.words(),
-            drain: self.goal.progress(),
-            stall_share: self.stall.share(),
-            ..FarStatus::default()
-        };
-        for program in programs.iter().filter(|program| !program.is_gone()) {
-            status.local_bytes += program.resident();
-            // A program that was stopped in the middle of a move keeps its lock.
-            if let Some(pages) = program.try_pages() {
-                status.far_pages += pages.table.far_pages();
-                status.table_bytes += pages.table.bytes();
-            }
-        }
-        status.limit_bytes = self.limit(status.local_bytes, status.far_pages * PAGE_BYTES as u64);
-        let counters = &self.counters;
-        for (to, from) in [
-            (&mut status.forks, &counters.forks),
-            (&mut status.moved_aside, &counters.moved_aside),
-            (&mut status.evicted, &counters.evicted),
-            (&mut status.unwritten, &counters.unwritten),
-            (&mut status.turned_back, &counters.turned_back),
-            (&mut status.refused, &counters.refused),
-        ] {
-            *to = from.load(Ordering::Relaxed);
-        }
-        status.zero_faults = counters.latencies(FaultKind::Zero);
-        status.aside_faults = counters.latencies(FaultKind::Aside);
-        status.repeated_faults = counters.latencies(FaultKind::Repeated);
-        status.poisoned = counters.latencies(FaultKind::Poisoned).count;
-        let tiers = space.tiers.into_iter().enumerate();
-        status.tiers = tiers
-            .map(|(number, tier)| FarTierStatus {
-                name: tier.name,
-                read_ns: tier.speed.read.as_nanos() as u64,
-                slabs: tier.slabs,
-                capacity_slabs: tier.capacity_slabs,
-                by_temperature: tier.by_temperature,
-                pages: tier.objects,
-                faults: counters.latencies(FaultKind::Tier(number)),
-            })
-            .collect();
-        status
     }
 }
 

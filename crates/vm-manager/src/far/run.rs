@@ -12,7 +12,8 @@ use varve_far::wire;
 
 use super::config::{FarConfig, Local};
 use super::library::RunDir;
-use super::pager::{FarStatus, Pager};
+use super::pager::Pager;
+use super::status::FarStatus;
 use super::{check, control, join};
 
 /// How often the program is looked at.

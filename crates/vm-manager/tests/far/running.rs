@@ -1,6 +1,7 @@
 //! `varve vm far`: a running program gets another limit, gives everything back, and finds every byte.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -100,10 +101,30 @@ fn control_file(pager: &Child) -> PathBuf {
 
 /// The limit of a running program is changed by the pid of the program and of the pager.
 pub fn changed() {
-    let run = Run::start(&["--local", "9M", "--far", "/dev/shm=256M"], &["--reader"]);
+    let address = TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr());
+    let address = address.expect("a free port").to_string();
+    let policy = tempfile::NamedTempFile::new().expect("a file");
+    let prices = "[far.price]\ndram = 4096.0\n[far.price.tier]\n\"/dev/shm\" = 1024.0\n";
+    std::fs::write(policy.path(), prices).expect("it can be written");
+    let policy = policy.path().to_string_lossy();
+    let run = Run::start(
+        &[
+            "--policy",
+            &policy,
+            "--metrics",
+            &address,
+            "--local",
+            "9M",
+            "--far",
+            "/dev/shm=256M",
+        ],
+        &["--reader"],
+    );
     let (pid, pager) = (run.pid.to_string(), run.pager.id().to_string());
     let low = READER_MIB / 2;
     until("its memory leaves", || resident_mib(run.pid) < low);
+
+    shown(&run, &address);
 
     let now = far(&[&pid, "--local", "40M"]);
     assert_eq!(now["local"], "40M", "{now}");
@@ -140,6 +161,69 @@ pub fn changed() {
     assert_eq!(last["poisoned"], 0, "{last}");
     assert!(!control.exists(), "the socket goes with the run");
     println!("far: limits of a running program: {last}");
+}
+
+/// What `status`, `heat` and the metrics say of a run.
+fn shown(run: &Run, address: &str) {
+    let all = |arguments: &[&str]| String::from_utf8_lossy(&vm(arguments).stdout).into_owned();
+    let pid = run.pid.to_string();
+    let mut said = String::new();
+    until("the state is written", || {
+        said = all(&["status"]);
+        said.contains(&format!("pager {} ", run.pager.id())) && said.contains("of the last second")
+    });
+    for part in [
+        "far memory, local 9M",
+        "at most 9 MiB",
+        "/dev/shm",
+        "aside",
+        "saved",
+        "median",
+        &pid,
+    ] {
+        assert!(said.contains(part), "{part:?} is not in {said}");
+    }
+    let mut maps = Value::Null;
+    until("heat is seen", || {
+        maps = serde_json::from_str(&all(&["heat", "--json", "--pid", &pid])).unwrap_or_default();
+        let cells = maps[0]["columns"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .flat_map(|column| column.as_array());
+        cells.flatten().any(|heat| heat.as_u64() > Some(0))
+    });
+    assert_eq!(maps[0]["pid"], run.pid, "{maps}");
+    assert!(all(&["heat", "--pid", &pid]).contains("hot"), "it is drawn");
+
+    let mut stream = TcpStream::connect(address).expect("metrics are served");
+    stream
+        .write_all(b"GET /metrics HTTP/1.1\r\n\r\n")
+        .expect("a request");
+    let mut text = String::new();
+    stream.read_to_string(&mut text).expect("an answer");
+    let value = |name: &str| {
+        let line = text
+            .lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        let number = line.and_then(|number| number.trim().parse::<f64>().ok());
+        number.unwrap_or_else(|| panic!("no {name} in {text}"))
+    };
+    let shm = value("varve_vm_far_pages{place=\"/dev/shm\"}")
+        + value("varve_vm_far_pages{place=\"compressed DRAM\"}");
+    assert!(shm > 2_000.0, "{text}");
+    assert!(value("varve_vm_far_faults{source=\"/dev/shm\"}") > 0.0, "{text}");
+    assert!(
+        value("varve_vm_far_fault_seconds{source=\"/dev/shm\",quantile=\"0.5\"}") > 0.0,
+        "{text}"
+    );
+    assert!(
+        value("varve_vm_far_stall_share{}") > 0.0,
+        "a reader of all waits: {text}"
+    );
+    // Some 40 MiB of DRAM at 4 a MiB, less as many of slabs at 1, or a few more that are not full.
+    let saved = value("varve_vm_far_saved{}");
+    assert!(saved > 20.0 && saved < 4.0 * READER_MIB as f64, "{saved}: {text}");
 }
 
 /// Each in a sentence that says what to do.
