@@ -13,6 +13,8 @@ pub mod userfault;
 
 pub mod codec;
 
+pub mod reuse;
+
 pub mod temperature;
 
 pub mod backend;

@@ -4,6 +4,8 @@
 //! copied without it. A slab that is being read or written is pinned, and what it left is freed when the last
 //! pin goes.
 
+mod ahead;
+mod load;
 mod migrate;
 pub use migrate::MOVES_MAX;
 mod slab;
@@ -16,8 +18,10 @@ use crate::codec::{self, Class};
 use crate::measure::{self, Speed};
 use crate::page::Page;
 use crate::place::{Place, SLABS_MAX};
+use crate::reuse::Reuse;
 use crate::table::Stored;
 use crate::temperature::History;
+use ahead::Ahead;
 use parking_lot::Mutex;
 use slab::Slab;
 use std::collections::{BTreeMap, HashMap};
@@ -83,14 +87,35 @@ struct State {
     /// Users beyond the first, of objects that have several.
     shared: HashMap<Place, u32>,
     now_s: u64,
+    ahead: Ahead,
+    rest: [Rest; 2],
     stats: stats::Counters,
 }
 
 /// Far memory of one run.
 pub struct Space {
     tiers: Vec<Tier>,
+    /// The seed's T, in seconds; 0: found from reuse times.
     t_s: u64,
     state: Mutex<State>,
+}
+
+/// How long slabs rest before they are cold, of compressed ones or of the others.
+struct Rest {
+    reuse: Reuse,
+    cold_s: u64,
+}
+
+/// T until reuse times are known, seconds (the seed's).
+pub const T_FIRST_S: u64 = 5;
+
+impl Default for Rest {
+    fn default() -> Self {
+        Self {
+            reuse: Reuse::default(),
+            cold_s: 2 * T_FIRST_S,
+        }
+    }
 }
 
 /// A page on its way into a slab.
@@ -110,7 +135,8 @@ struct Pinned {
 
 impl Space {
     /// Measures the backends and sorts them, fastest reads first; compressed DRAM stays in front. Gives also
-    /// a sentence for each that did not join. `t_s` is the seed's T, in seconds.
+    /// a sentence for each that did not join. `t_s` is the seed's T, in seconds; 0: it is found from how
+    /// long slabs rest between accesses.
     #[must_use]
     pub fn new(joining: Vec<TierConfig>, t_s: u64) -> (Self, Vec<String>) {
         let mut refused = Vec::new();
@@ -293,45 +319,6 @@ impl Space {
         errors
     }
 
-    /// Reads a page and compares its hash. Gives the tier's number, 0 the fastest.
-    ///
-    /// # Errors
-    /// `Io` and `Checksum`: the slab takes no objects from now on, and `page` holds anything.
-    pub fn load(&self, stored: &Stored, page: &mut Page) -> Result<usize, SpaceError> {
-        let place = stored.place;
-        let pinned = self.pin(place).ok_or(SpaceError::NoObject(place))?;
-        let offset = usize::from(place.object) * pinned.class.object_bytes();
-        let tier = &self.tiers[pinned.tier];
-        let (read, whole) = if pinned.class.is_compressed() {
-            let mut object = [0u8; codec::COMPRESSED_MAX_BYTES];
-            let object = &mut object[..pinned.class.object_bytes()];
-            let read = tier.backend.read(pinned.slot, offset, object);
-            (read, codec::decompress(object, page))
-        } else {
-            (tier.backend.read(pinned.slot, offset, page.as_mut_bytes()), true)
-        };
-        let same = whole && page.hash() == stored.hash;
-        let mut state = self.state.lock();
-        self.unpin(&mut state, place.slab);
-        match read {
-            Ok(()) if same => {
-                state.stats.loaded[pinned.tier] += 1;
-                Ok(pinned.tier)
-            }
-            Ok(()) => {
-                let tier = tier.backend.name().to_owned();
-                let error = SpaceError::Checksum { tier };
-                state.stats.checksums += 1;
-                state.stats.reason = Some(error.to_string());
-                if let Some(slab) = state.slabs[place.slab as usize].as_mut() {
-                    slab.is_retired = true;
-                }
-                Err(error)
-            }
-            Err(error) => Err(self.retire(&mut state, place.slab, pinned.tier, error)),
-        }
-    }
-
     /// The tier of an object, 0 the fastest.
     #[must_use]
     pub fn tier_of(&self, place: Place) -> Option<usize> {
@@ -372,6 +359,7 @@ impl Space {
         if !slab.free(place.object) {
             return;
         }
+        state.ahead.forget(place);
         if !slab.is_listed
             && slab.takes_objects()
             && self.tiers[slab.tier].is_compressed == slab.class.is_compressed()
@@ -401,21 +389,6 @@ impl Space {
                 open.retain(|other| *other != number);
             }
         }
-    }
-
-    fn pin(&self, place: Place) -> Option<Pinned> {
-        let mut state = self.state.lock();
-        let slab = state.slabs.get_mut(place.slab as usize)?.as_mut()?;
-        if !slab.has(place.object) {
-            return None;
-        }
-        slab.history.touch();
-        slab.pins += 1;
-        Some(Pinned {
-            tier: slab.tier,
-            slot: slab.slot,
-            class: slab.class,
-        })
     }
 
     fn unpin(&self, state: &mut State, number: u32) {

@@ -1,5 +1,7 @@
 //! Hot, warm and cold (RapidSwap, section 4.1.1, figure 4.2): what a slab is, once a second.
 
+use crate::reuse::Reuse;
+
 /// Temperature of a slab.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Temperature {
@@ -17,6 +19,8 @@ pub struct History {
     accessed: bool,
     /// Second of the last look that found an access, or of the last move.
     since_s: u64,
+    /// Second of the last look that found an access.
+    used_s: u64,
     temperature: Temperature,
 }
 
@@ -27,6 +31,7 @@ impl History {
         Self {
             accessed: true,
             since_s: now_s,
+            used_s: now_s,
             temperature: Temperature::Hot,
         }
     }
@@ -36,13 +41,28 @@ impl History {
         self.accessed = true;
     }
 
-    /// Looks at the access bit and clears it. `t_s` is the seed's T, in seconds: the slab is cold after 2 ×
-    /// T.
-    pub fn look(&mut self, now_s: u64, t_s: u64) -> Temperature {
+    /// Tells how long the slab rested before an access, and how long it rests now. To be called before
+    /// [`Self::look`].
+    pub fn tell(&self, now_s: u64, reuse: &mut Reuse) {
+        let rested_s = now_s.saturating_sub(self.used_s);
+        if self.accessed {
+            if rested_s > 0 {
+                reuse.note(rested_s);
+            }
+            reuse.age(0);
+        } else {
+            reuse.age(rested_s);
+        }
+    }
+
+    /// Looks at the access bit and clears it. The slab is cold after `cold_s` seconds without access, twice
+    /// the seed's T.
+    pub fn look(&mut self, now_s: u64, cold_s: u64) -> Temperature {
         if std::mem::take(&mut self.accessed) {
+            self.used_s = now_s;
             self.since_s = now_s;
             self.temperature = Temperature::Hot;
-        } else if now_s.saturating_sub(self.since_s) >= 2 * t_s {
+        } else if now_s.saturating_sub(self.since_s) >= cold_s {
             self.temperature = Temperature::Cold;
         } else {
             self.temperature = Temperature::Warm;
@@ -79,13 +99,13 @@ mod tests {
     #[test]
     fn slab_is_cold_after_twice_t() {
         let mut slab = History::new(100);
-        assert_eq!(slab.look(101, 5), Temperature::Hot);
+        assert_eq!(slab.look(101, 10), Temperature::Hot);
         for now in 102..111 {
-            assert_eq!(slab.look(now, 5), Temperature::Warm, "at {now}");
+            assert_eq!(slab.look(now, 10), Temperature::Warm, "at {now}");
         }
-        assert_eq!(slab.look(111, 5), Temperature::Cold);
+        assert_eq!(slab.look(111, 10), Temperature::Cold);
         slab.touch();
-        assert_eq!(slab.look(112, 5), Temperature::Hot);
-        assert_eq!(slab.look(113, 5), Temperature::Warm);
+        assert_eq!(slab.look(112, 10), Temperature::Hot);
+        assert_eq!(slab.look(113, 10), Temperature::Warm);
     }
 }

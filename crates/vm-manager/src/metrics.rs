@@ -213,6 +213,20 @@ fn far_gauges(gauge: &mut impl FnMut(&str, &str, Rows), far: &FarStatus) {
         "Pages moved since start: aside, out, of these unwritten, and back as far space was full",
         moved.into(),
     );
+    let ahead = ["read", "used", "wasted"].iter().zip(far.ahead);
+    let ahead = ahead.map(|(kind, count)| (vec![label("kind", kind)], count as f64));
+    gauge(
+        "far_ahead_pages",
+        "Pages read ahead of a fault since start, of these used, and wasted",
+        ahead.collect(),
+    );
+    let cold = ["page", "compressed"].iter().zip(far.cold_s);
+    let cold = cold.map(|(kind, seconds)| (vec![label("slabs", kind)], seconds as f64));
+    gauge(
+        "far_cold_seconds",
+        "Seconds without access after which slabs are cold",
+        cold.collect(),
+    );
     let migrated = ["up", "down"].iter().zip(far.migrated);
     let migrated = migrated.map(|(way, count)| (vec![label("way", way)], count as f64));
     gauge(

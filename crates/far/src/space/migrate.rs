@@ -3,9 +3,10 @@
 //! Unlike the seed, a slab is copied and compared before its old place is freed, so no crash of a copy loses
 //! it.
 
-use super::{Space, State};
+use super::{Space, State, T_FIRST_S};
 use crate::backend::{SLAB_BYTES, Slot};
 use crate::page::Page;
+use crate::reuse;
 use crate::temperature::Temperature;
 use zerocopy::IntoBytes;
 
@@ -46,13 +47,20 @@ impl Space {
     /// Classifies all slabs. Gives hot ones that are not at the top, and cold ones that are not at the
     /// bottom.
     fn look(&self, now_s: u64) -> (Vec<u32>, Vec<u32>) {
-        let mut state = self.state.lock();
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
         state.now_s = now_s;
         let (mut hot, mut cold) = (Vec::new(), Vec::new());
         let bottom = self.tiers.len().saturating_sub(1);
+        let slabs: u64 = state.used.iter().map(|used| u64::from(*used)).sum();
         for (number, slab) in state.slabs.iter_mut().enumerate() {
             let Some(slab) = slab else { continue };
-            match slab.history.look(now_s, self.t_s) {
+            let rest = &mut state.rest[usize::from(slab.class.is_compressed())];
+            if self.t_s == 0 && reuse::is_sampled(number as u32, slabs) {
+                slab.history.tell(now_s, &mut rest.reuse);
+            }
+            let cold_s = if self.t_s == 0 { rest.cold_s } else { 2 * self.t_s };
+            match slab.history.look(now_s, cold_s) {
                 Temperature::Hot if slab.tier > self.top(slab.class.is_compressed()) => {
                     hot.push(number as u32)
                 }
@@ -62,8 +70,26 @@ impl Space {
                 _ => {}
             }
         }
+        if self.t_s == 0 {
+            self.choose_rest(state, slabs);
+        }
         cold.sort_unstable_by(|a, b| b.cmp(a));
         (hot, cold.into_iter().map(|(_, number)| number).collect())
+    }
+
+    /// Now and then finds how long slabs may rest, from the reuse times of those that are sampled.
+    fn choose_rest(&self, state: &mut State, slabs: u64) {
+        for (is_compressed, rest) in [false, true].into_iter().zip(&mut state.rest) {
+            rest.reuse.end_look(slabs);
+            let top = self.top(is_compressed);
+            if !state.now_s.is_multiple_of(reuse::CHOOSE_S) || top + 1 >= self.tiers.len() {
+                continue;
+            }
+            if let Some(cold_s) = rest.reuse.choose(self.tiers[top].limit_slabs()) {
+                // A shorter time gains no hit: a hot slab makes room for itself.
+                rest.cold_s = cold_s.max(2 * T_FIRST_S);
+            }
+        }
     }
 
     /// Moves slabs out of tiers that are above their bound, those that were idle longest first. Gives their

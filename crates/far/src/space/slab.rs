@@ -1,5 +1,6 @@
 //! The record of one slab.
 
+use super::ahead::Reads;
 use crate::backend::{SLAB_BYTES, Slot};
 use crate::codec::Class;
 use crate::temperature::History;
@@ -19,6 +20,7 @@ pub(super) struct Slab {
     /// Whether a list of open slabs names it.
     pub is_listed: bool,
     pub history: History,
+    pub reads: Reads,
     /// One bit for each object.
     bits: Vec<u64>,
     /// Words of `bits` before this one are full.
@@ -48,6 +50,7 @@ impl Slab {
             is_retired: false,
             is_listed: false,
             history,
+            reads: Reads::default(),
             bits,
             hint: 0,
         }

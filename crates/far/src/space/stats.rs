@@ -81,6 +81,10 @@ pub struct SpaceStats {
     pub io_errors: u64,
     /// Pages with a wrong checksum.
     pub checksums: u64,
+    /// Objects read ahead; of these used, and not used.
+    pub ahead: [u64; 3],
+    /// Seconds after which slabs are cold: whole pages, and compressed ones.
+    pub cold_s: [u64; 2],
     /// Objects that several tables name.
     pub shared_objects: u64,
     /// The last failure, for people.
@@ -128,6 +132,11 @@ impl Space {
             full: counters.full,
             io_errors: counters.io_errors,
             checksums: counters.checksums,
+            ahead: [state.ahead.read, state.ahead.used, state.ahead.wasted],
+            cold_s: [0, 1].map(|group| match self.t_s {
+                0 => state.rest[group].cold_s,
+                t_s => 2 * t_s,
+            }),
             shared_objects: state.shared.len() as u64,
             reason: counters.reason.clone(),
         }

@@ -159,6 +159,14 @@ fn describe_far(s: &Snapshot, far: &FarStatus) -> String {
             faults(&tier.faults)
         );
     }
+    let [read, used, wasted] = far.ahead;
+    let [pages, compressed] = far.cold_s;
+    let _ = writeln!(
+        out,
+        "  slabs     cold after {pages} s ({compressed} s compressed); {} up, {} down; {read} pages read ahead, {used} used, \
+        {wasted} not",
+        far.migrated[0], far.migrated[1]
+    );
     for (name, latencies) in [
         ("aside", far.aside_faults),
         ("one word", far.repeated_faults),

@@ -124,7 +124,8 @@ pub struct FarConfig {
     pub compressed_share: f64,
     /// Most compressed memory where the local memory is a share, MiB (0..=16777216).
     pub compressed_mib: u32,
-    /// T: a slab that is not accessed for twice as long is cold, seconds (1..=3600).
+    /// T: a slab that is not accessed for twice as long is cold, seconds (0..=3600); 0: found from how long
+    /// slabs rest between accesses, at least 5.
     pub t_s: u64,
     /// Pages that wait in the set-aside area before they are written, as a share of those in memory
     /// (0.001..=0.5).
@@ -175,7 +176,7 @@ impl Default for FarConfig {
         Self {
             compressed_share: 0.5,
             compressed_mib: 1024,
-            t_s: 5,
+            t_s: 0,
             aside_share: 1.0 / 16.0,
             z_active: varve_far::regions::Z_ACTIVE,
             price: FarPrice::default(),
@@ -198,7 +199,7 @@ impl FarConfig {
                 0.0,
                 f64::from(MIB_MAX),
             ),
-            ("far.t_s", self.t_s as f64, 1.0, 3_600.0),
+            ("far.t_s", self.t_s as f64, 0.0, 3_600.0),
             ("far.aside_share", self.aside_share, 0.001, 0.5),
             ("far.z_active", self.z_active, 0.1, 10.0),
             ("far.price.dram", self.price.dram, 0.0, PRICE_MAX),

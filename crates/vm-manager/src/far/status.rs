@@ -83,6 +83,10 @@ pub struct FarStatus {
     pub repeated_faults: Latencies,
     /// Pages that are lost.
     pub poisoned: u64,
+    /// Pages read ahead of a fault; of these used, and not used.
+    pub ahead: [u64; 3],
+    /// Seconds without access after which slabs are cold: those of whole pages, and compressed ones.
+    pub cold_s: [u64; 2],
     /// Slabs moved up and down.
     pub migrated: [u64; 2],
     /// Why a page was lost or not written, the last time.
@@ -101,6 +105,8 @@ impl Pager {
             programs: self.served(),
             joined: self.joined.load(Ordering::Relaxed),
             reason: space.reason.clone(),
+            ahead: space.ahead,
+            cold_s: space.cold_s,
             migrated: [space.promoted, space.demoted],
             local_bytes: self.space.dram_bytes(),
             local: self.goal.words(),
