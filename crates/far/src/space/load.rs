@@ -61,11 +61,12 @@ impl Space {
         }
     }
 
-    /// Whether a page's tier is so slow that its reads are better made beside others.
+    /// How long a read of an object takes, by the measurement of its tier; none for compressed DRAM, which
+    /// takes no time worth waiting for elsewhere.
     #[must_use]
-    pub fn is_slow(&self, place: Place) -> bool {
-        self.tier_of(place)
-            .is_some_and(|tier| self.tiers[tier].speed.read >= ahead::SLOW)
+    pub fn read_time(&self, place: Place) -> Option<std::time::Duration> {
+        let tier = &self.tiers[self.tier_of(place)?];
+        (!tier.is_compressed).then_some(tier.speed.read)
     }
 
     /// Reads an object alone. Gives also whether it could be unpacked.

@@ -132,6 +132,10 @@ pub struct FarConfig {
     pub aside_share: f64,
     /// z-score of the faults of 2 MiB above which the hand passes over them once (0.1..=10).
     pub z_active: f64,
+    /// Threads that read slow slabs, for so many faults at a time (1..=64).
+    pub readers: u32,
+    /// Directories whose reads take at least this long are read by these threads, µs (0..=1000000).
+    pub read_apart_us: u64,
     /// Prices, to tell what far memory saves.
     pub price: FarPrice,
     /// Slab files.
@@ -179,6 +183,8 @@ impl Default for FarConfig {
             t_s: 0,
             aside_share: 1.0 / 16.0,
             z_active: varve_far::regions::Z_ACTIVE,
+            readers: 8,
+            read_apart_us: 20,
             price: FarPrice::default(),
             tier: Vec::new(),
         }
@@ -190,7 +196,7 @@ const MIB_MAX: u32 = 1 << 24;
 impl FarConfig {
     /// Fields with their bounds: name, value, least, most.
     #[must_use]
-    pub fn bounds(&self) -> [(&'static str, f64, f64, f64); 6] {
+    pub fn bounds(&self) -> [(&'static str, f64, f64, f64); 8] {
         [
             ("far.compressed_share", self.compressed_share, 0.0, 0.9),
             (
@@ -202,6 +208,8 @@ impl FarConfig {
             ("far.t_s", self.t_s as f64, 0.0, 3_600.0),
             ("far.aside_share", self.aside_share, 0.001, 0.5),
             ("far.z_active", self.z_active, 0.1, 10.0),
+            ("far.readers", f64::from(self.readers), 1.0, 64.0),
+            ("far.read_apart_us", self.read_apart_us as f64, 0.0, 1e6),
             ("far.price.dram", self.price.dram, 0.0, PRICE_MAX),
         ]
     }

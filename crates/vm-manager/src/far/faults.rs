@@ -57,10 +57,14 @@ pub(super) fn serve(pager: &Arc<Pager>, program: &Arc<Program>) {
             stalled,
         );
         waiting.retain(|(address, since): &(u64, Instant)| {
-            match resolve(pager, program, &mut pages, PageNo::of(*address)) {
+            let page = PageNo::of(*address);
+            if pager.readers.take_over(pager, program, &mut pages, page, *since) {
+                return false;
+            }
+            match resolve(pager, program, &mut pages, page) {
                 Outcome::Served(kind) => {
                     let was_out = kind != FaultKind::Zero;
-                    pages.table.note_fault(PageNo::of(*address), was_out);
+                    pages.table.note_fault(page, was_out);
                     pager.counters.fault(kind, since.elapsed());
                 }
                 Outcome::Later => return true,

@@ -20,6 +20,7 @@ mod join;
 mod library;
 mod pager;
 mod program;
+mod readers;
 mod run;
 mod status;
 mod write_out;

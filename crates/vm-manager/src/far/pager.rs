@@ -14,6 +14,7 @@ use super::config::{FarConfig, Local};
 use super::counters::Counters;
 use super::goal::{Goal, Stall};
 use super::program::{Area, Pages, Program};
+use super::readers::Readers;
 use super::{check, drain, evict, faults};
 use crate::heat::HeatMap;
 use crate::sys::Faults;
@@ -31,6 +32,7 @@ pub struct Pager {
     pub(super) config: FarConfig,
     pub(super) goal: Goal,
     pub(super) stall: Stall,
+    pub(super) readers: Arc<Readers>,
     programs: Mutex<Vec<Arc<Program>>>,
     numbers: AtomicU64,
     pub(super) joined: AtomicU64,
@@ -82,6 +84,7 @@ impl Pager {
             config: config.clone(),
             goal: Goal::new(local),
             stall: Stall::new(),
+            readers: Arc::default(),
             programs: Mutex::default(),
             numbers: AtomicU64::new(0),
             joined: AtomicU64::new(0),
@@ -90,6 +93,7 @@ impl Pager {
             is_ended: AtomicBool::new(false),
             heat: Mutex::default(),
         });
+        Readers::start(&pager)?;
         let watching = Arc::downgrade(&pager);
         thread("far limit", move || watch(&watching))?;
         let ticking = Arc::downgrade(&pager);
@@ -244,6 +248,11 @@ impl Pager {
         self.is_ended.store(true, Ordering::Release);
     }
 
+    /// Whether the run is over.
+    pub(super) fn has_ended(&self) -> bool {
+        self.is_ended.load(Ordering::Acquire)
+    }
+
     /// The limit, with `far_bytes` of far pages and `local_bytes` of local ones.
     pub(super) fn limit(&self, local_bytes: u64, far_bytes: u64) -> u64 {
         match self.goal.local() {
@@ -308,7 +317,7 @@ impl Pager {
 }
 
 /// Starts a thread of the pager. One that panics ends the pager: its programs would wait for ever otherwise.
-fn thread(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
+pub(super) fn thread(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
     let guarded = move || {
         if std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).is_err() {
             std::process::abort();

@@ -1,5 +1,6 @@
 //! One program of the run: its address space, what is known of its pages, and its agent.
 
+use std::collections::HashSet;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -49,6 +50,8 @@ impl Area {
 pub(super) struct Pages {
     pub table: Table,
     pub ring: Ring,
+    /// Pages that are being read without the lock, for threads that wait.
+    pub reading: HashSet<PageNo>,
     /// Ranges whose contents were given up, in pages, and until when they are left alone.
     quarantine: Vec<(PageNo, PageNo, Instant)>,
 }
@@ -58,6 +61,7 @@ impl Pages {
         Self {
             table: Table::default(),
             ring: Ring::new(Area::SLOTS),
+            reading: HashSet::new(),
             quarantine: Vec::new(),
         }
     }
@@ -76,6 +80,7 @@ impl Pages {
         Self {
             table: self.table.clone(),
             ring: self.ring.clone(),
+            reading: HashSet::new(),
             quarantine: self.quarantine.clone(),
         }
     }

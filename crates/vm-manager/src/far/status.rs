@@ -83,6 +83,8 @@ pub struct FarStatus {
     pub repeated_faults: Latencies,
     /// Pages that are lost.
     pub poisoned: u64,
+    /// The most faults whose pages were read from slow slabs at once.
+    pub reads_at_once: u64,
     /// Pages read ahead of a fault; of these used, and not used.
     pub ahead: [u64; 3],
     /// Seconds without access after which slabs are cold: those of whole pages, and compressed ones.
@@ -105,6 +107,7 @@ impl Pager {
             programs: self.served(),
             joined: self.joined.load(Ordering::Relaxed),
             reason: space.reason.clone(),
+            reads_at_once: self.readers.most(),
             ahead: space.ahead,
             cold_s: space.cold_s,
             migrated: [space.promoted, space.demoted],

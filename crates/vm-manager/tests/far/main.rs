@@ -108,12 +108,23 @@ fn checks() -> ExitCode {
         &seconds,
         "compressed memory and a file in memory",
     );
-    let policy = uncompressed(512);
+    let policy = uncompressed(512, "");
     truth(
         &["--policy", &policy.path().to_string_lossy()],
         &seconds,
         "a file alone",
     );
+    let policy = uncompressed(512, "readers = 4\nread_apart_us = 0\n");
+    let last = truth(
+        &["--policy", &policy.path().to_string_lossy()],
+        &seconds,
+        "a file read by threads of its own",
+    );
+    assert!(
+        last["reads_at_once"].as_u64() > Some(1),
+        "several faults at a time: {last}"
+    );
+    on_disk(&seconds);
     full(&seconds);
     orphan();
     killed_pager();
@@ -126,16 +137,17 @@ fn checks() -> ExitCode {
 }
 
 /// A policy that compresses nothing, with this much space in a file. It is removed when it goes.
-fn uncompressed(limit_mib: u32) -> tempfile::NamedTempFile {
+fn uncompressed(limit_mib: u32, more: &str) -> tempfile::NamedTempFile {
     let file = tempfile::NamedTempFile::new().expect("a file");
-    let text =
-        format!("[far]\ncompressed_share = 0\n[[far.tier]]\ndir = \"/dev/shm\"\nlimit_mib = {limit_mib}\n");
+    let text = format!(
+        "[far]\ncompressed_share = 0\n{more}[[far.tier]]\ndir = \"/dev/shm\"\nlimit_mib = {limit_mib}\n"
+    );
     std::fs::write(file.path(), text).expect("a policy can be written");
     file
 }
 
 /// The program at 10 % of its memory. It must find every byte, and far memory must have been used.
-fn truth(far: &[&str], seconds: &str, what: &str) {
+fn truth(far: &[&str], seconds: &str, what: &str) -> Value {
     let mut arguments = vec!["run", "--json", "--quiet", "--local", "9M"];
     arguments.extend(far);
     arguments.extend(["--", "PROGRAM", "--torture", seconds, "96", "3"]);
@@ -163,11 +175,34 @@ fn truth(far: &[&str], seconds: &str, what: &str) {
     for name in ["drops", "moves", "unmaps", "guards", "locks", "pipes", "forks"] {
         assert!(done[name].as_u64() > Some(0), "{what}: {name} were made: {done}");
     }
+    status
+}
+
+/// A directory on a disk, if there is one: read by threads of its own, and ahead.
+fn on_disk(seconds: &str) {
+    let far = ["--far", "/var/tmp=512M"];
+    let last = truth(&far, seconds, "compressed memory and /var/tmp");
+    let tier = last["tiers"]
+        .as_array()
+        .and_then(|tiers| tiers.last().cloned())
+        .expect("a tier");
+    if tier["read_ns"].as_u64() < Some(20_000) {
+        eprintln!("far: SKIPPED: reads of a slow disk: /var/tmp takes less than 20 us");
+        return;
+    }
+    assert!(
+        last["reads_at_once"].as_u64() > Some(1),
+        "several at a time: {last}"
+    );
+    assert!(
+        last["ahead"][1].as_u64() > Some(0),
+        "pages read ahead are used: {last}"
+    );
 }
 
 /// Far space for a few pages: the program stays above its limit, and finds every byte.
 fn full(seconds: &str) {
-    let file = uncompressed(4);
+    let file = uncompressed(4, "");
     let policy = file.path().to_string_lossy();
     let run = ["run", "--json", "--quiet", "--policy", &policy, "--local", "9M"];
     let output = vm(&[&run[..], &["--", "PROGRAM", "--torture", seconds, "48", "2"]].concat());

