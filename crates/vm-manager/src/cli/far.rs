@@ -125,6 +125,12 @@ fn told(args: &FarArgs, pager: i32, status: &FarStatus) -> String {
             mib(status.local_bytes),
             status.programs
         ),
+        None if status.limit_bytes == u64::MAX => format!(
+            "local {} MiB ({}, no limit yet), in {} programs",
+            mib(status.local_bytes),
+            status.local,
+            status.programs
+        ),
         None => format!(
             "local {} of at most {} MiB ({}), far {} MiB, in {} programs",
             mib(status.local_bytes),

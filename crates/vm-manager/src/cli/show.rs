@@ -127,6 +127,7 @@ fn describe_far(s: &Snapshot, far: &FarStatus) -> String {
     let most = match far.drain {
         Some(drain) if drain.is_done => "all has come back".to_owned(),
         Some(drain) => format!("coming back: {} pages so far", drain.came_back),
+        None if far.limit_bytes == u64::MAX => "no limit yet".to_owned(),
         None => format!("at most {} MiB", far.limit_bytes >> 20),
     };
     let _ = writeln!(
