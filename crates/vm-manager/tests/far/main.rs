@@ -50,6 +50,10 @@ fn main() -> ExitCode {
             torture::orphan(1.0, 48);
             ExitCode::SUCCESS
         }
+        ["--racer", seconds] => {
+            torture::racer(seconds.parse().expect("a number"));
+            ExitCode::SUCCESS
+        }
         ["--part-reader"] => {
             torture::part_reader();
             ExitCode::SUCCESS
@@ -96,6 +100,10 @@ fn checks() -> ExitCode {
         eprintln!("far: SKIPPED: needs root and /dev/userfaultfd (Linux 6.8)");
         return ExitCode::SUCCESS;
     }
+    if only.as_deref() == Some("raced") {
+        raced("6");
+        return ExitCode::SUCCESS;
+    }
     if only.as_deref() == Some("running") {
         running::changed();
         running::socket_of_a_killed_pager();
@@ -125,6 +133,7 @@ fn checks() -> ExitCode {
         "several faults at a time: {last}"
     );
     on_disk(&seconds);
+    raced(&seconds);
     full(&seconds);
     orphan();
     killed_pager();
@@ -198,6 +207,25 @@ fn on_disk(seconds: &str) {
         last["ahead"][1].as_u64() > Some(0),
         "pages read ahead are used: {last}"
     );
+}
+
+/// Pages are given up while they are read from a slab for another thread.
+fn raced(seconds: &str) {
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    let text =
+        "[far]\ncompressed_share = 0\nread_apart_us = 0\n[[far.tier]]\ndir = \"/var/tmp\"\nlimit_mib = 512\n";
+    std::fs::write(file.path(), text).expect("a policy can be written");
+    let policy = file.path().to_string_lossy();
+    let run = ["run", "--json", "--quiet", "--policy", &policy, "--local", "9M"];
+    let output = vm(&[&run[..], &["--", "PROGRAM", "--racer", seconds]].concat());
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(
+        output.status.success() && said.contains("nothing came back"),
+        "raced: {said}{}",
+        err(&output)
+    );
+    let status = status(&err(&output));
+    assert!(status["reads_at_once"].as_u64() > Some(1), "{status}");
 }
 
 /// Far space for a few pages: the program stays above its limit, and finds every byte.

@@ -505,3 +505,62 @@ pub fn part_reader() {
         }
     }
 }
+
+/// Threads read pages while another one gives them up: what was given up must never come back. Says `WRONG`
+/// and ends when it does.
+pub fn racer(seconds: f64) {
+    const PAGES: usize = (32 << 20) / PAGE;
+    const RUN: usize = 32;
+    // SAFETY: a new mapping at an address of the kernel's choice.
+    let base = unsafe {
+        mm::mmap_anonymous(
+            std::ptr::null_mut(),
+            PAGES * PAGE,
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::PRIVATE,
+        )
+    };
+    let base = base.expect("memory").addr();
+    // SAFETY: a word of the mapping, which stays for ever; all accesses are atomic.
+    let word = |page: usize, at: usize| unsafe { &*((base + page * PAGE + at * 8) as *const AtomicU64) };
+    let fill = |page: usize| {
+        for at in 0..PAGE / 8 {
+            word(page, at).store((page * 512 + at + 1) as u64, Ordering::Relaxed);
+        }
+    };
+    let until = Instant::now() + Duration::from_secs_f64(seconds);
+    (0..PAGES).for_each(fill);
+    std::thread::scope(|scope| {
+        for thread in 0..3 {
+            scope.spawn(move || {
+                let mut rng = fastrand::Rng::with_seed(thread);
+                while Instant::now() < until {
+                    let page = rng.usize(..PAGES);
+                    let found = word(page, 7).load(Ordering::Relaxed);
+                    if found != 0 && found != (page * 512 + 8) as u64 {
+                        println!("WRONG: page {page} holds {found}");
+                        std::process::exit(3);
+                    }
+                }
+            });
+        }
+        let mut rng = fastrand::Rng::with_seed(9);
+        while Instant::now() < until {
+            let first = rng.usize(..PAGES - RUN);
+            let start = (base + first * PAGE) as *mut std::ffi::c_void;
+            // SAFETY: a part of the mapping, whose contents are atomics.
+            unsafe { mm::madvise(start, RUN * PAGE, Advice::LinuxDontNeed) }.expect("it can be given up");
+            for _ in 0..4 {
+                for page in first..first + RUN {
+                    let found = word(page, 9).load(Ordering::Relaxed);
+                    if found != 0 {
+                        println!("WRONG: page {page} was given up and holds {found}");
+                        std::process::exit(3);
+                    }
+                }
+            }
+            (first..first + RUN).for_each(fill);
+        }
+    });
+    println!("nothing came back");
+}
