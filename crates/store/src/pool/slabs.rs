@@ -270,6 +270,13 @@ impl Store {
         out
     }
 
+    /// Whether the tier or the device of a block is to be emptied, or takes nothing any more.
+    #[must_use]
+    pub fn is_to_be_emptied(&self, tier: Tier, block: u64) -> bool {
+        let unit = block.checked_div(self.layout.unit_blocks(tier));
+        unit.is_some_and(|unit| !self.space.lock().takes_slabs(tier, unit))
+    }
+
     /// Most slabs that the pool can have.
     #[must_use]
     pub fn slabs_max(&self) -> u64 {
@@ -320,7 +327,10 @@ impl Store {
         self.count_write(slab.tier, bytes.len());
         match slab.tier {
             Tier::Nvm => self.devices.nvm.write(at, bytes)?,
-            tier => self.device(tier)?.write(at, bytes)?,
+            tier => {
+                let written = self.device(tier)?.write(at, bytes);
+                written.map_err(|error| self.lose_device(tier, error.into()))?;
+            }
         }
         Ok(())
     }
