@@ -178,6 +178,10 @@ impl Store {
     /// A device's, or the store's; some may be freed.
     pub fn end_slabs(&self, session: SessionId) -> Result<()> {
         let leases: Vec<_> = self.slabs_of(session).iter().map(|row| row.lease).collect();
+        match self.free_slabs(session, &leases) {
+            Err(StoreError::NoGrant(_)) => {}
+            done => return done,
+        }
         for lease in leases {
             match self.free_slabs(session, &[lease]) {
                 // Another thread was faster.
