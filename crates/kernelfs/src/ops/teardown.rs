@@ -202,10 +202,6 @@ impl<'k> Teardown<'k> {
         keep: bool,
         limit: BaseLimit,
     ) -> Result<(), StoreError> {
-        if !keep {
-            // First, since the digest may need the space.
-            self.core.store.end_slabs(session.id)?;
-        }
         let digested = self.digests.digest_sealed(session, seal, limit)?;
         if session.is_suspect() && self.core.store.is_torn() {
             self.name_torn(session)?;
@@ -497,9 +493,7 @@ impl<'k> Teardown<'k> {
             self.logs.remove(id);
             return;
         }
-        // They may be many: the record that removes the row frees what is left.
-        let ended = self.core.store.end_slabs(id);
-        let removed = ended.and_then(|()| self.core.store.begin()).and_then(|mut tx| {
+        let removed = self.core.store.begin().and_then(|mut tx| {
             tx.session_remove(id)?;
             tx.commit()
         });

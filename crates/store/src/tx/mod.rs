@@ -2,8 +2,7 @@
 //! transaction leaves no trace.
 //!
 //! From the ground up: `state` (dirty blocks), `alloc`, `units`, `relocate`, `in_place`, `commit`, `inode`,
-//! `shared`, `data`, `migrate`, `unshare`, `defrag`, `session_rows`,
-//! `slabs`.
+//! `shared`, `data`, `migrate`, `unshare`, `defrag`, `session_rows`.
 
 mod alloc;
 mod commit;
@@ -18,7 +17,6 @@ mod relocate;
 mod removals;
 mod session_rows;
 pub(crate) mod shared;
-mod slabs;
 mod state;
 mod units;
 mod unshare;

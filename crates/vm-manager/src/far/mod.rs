@@ -19,7 +19,6 @@ mod hand;
 mod join;
 mod library;
 mod pager;
-mod pool;
 mod program;
 mod readers;
 mod run;
