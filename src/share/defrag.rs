@@ -266,10 +266,13 @@ mod tests {
             (10, 2, hdd, 1),
             (20, 3, hdd, 1),
             (30, 4, hdd, 1),
-            (1000, 1024, hdd, 1),
+            (1000, 2048, hdd, 1),
             (50, 5, hdd, 1),
         ];
         assert_eq!(count(&parts), (5, 9));
+        // Two that do not fit into one step, and a third that fits to the second.
+        let parts = [(10, 1500, hdd, 1), (2000, 600, hdd, 1), (3000, 7, hdd, 1)];
+        assert_eq!(count(&parts), (3, 607));
         assert_eq!(count(&[]), (0, 0));
     }
 }
