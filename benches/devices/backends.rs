@@ -45,7 +45,7 @@ impl Load {
 }
 
 fn ours(device: &dyn BlockDevice, load: Load, seconds: f64, dice: &mut Dice) -> anyhow::Result<Turn> {
-    let mut buffers: Vec<AlignedBuf> = (0..load.call).map(|_| AlignedBuf::new(load.bytes)).collect();
+    let mut memory = AlignedBuf::new(load.call * load.bytes);
     let places = device.len_bytes() / load.bytes as u64;
     let (mut done, mut next) = (0_u64, 0_u64);
     let (begun, used) = (Instant::now(), processor_us());
@@ -59,11 +59,11 @@ fn ours(device: &dyn BlockDevice, load: Load, seconds: f64, dice: &mut Dice) -> 
             next * load.bytes as u64
         };
         if load.writes() {
-            let parts: Vec<(u64, &[u8])> = buffers.iter().map(|buffer| (place(), buffer.bytes())).collect();
-            device.write_batch(&parts)?;
+            let buffers = memory.bytes().chunks(load.bytes);
+            device.write_batch(&buffers.map(|buffer| (place(), buffer)).collect::<Vec<_>>())?;
         } else {
-            let parts = buffers.iter_mut().map(|buffer| (place(), buffer.bytes_mut()));
-            device.read_batch(&mut parts.collect::<Vec<_>>())?;
+            let buffers = memory.bytes_mut().chunks_mut(load.bytes);
+            device.read_batch(&mut buffers.map(|buffer| (place(), buffer)).collect::<Vec<_>>())?;
         }
         done += load.call as u64;
     }
@@ -77,6 +77,8 @@ fn ours(device: &dyn BlockDevice, load: Load, seconds: f64, dice: &mut Dice) -> 
 
 fn fio(file: &Path, load: Load, seconds: f64) -> anyhow::Result<Turn> {
     let mut command = Command::new("fio");
+    // Its buffers in large pages, as ours are.
+    command.env("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1");
     command.args([
         "--name=fio",
         "--ioengine=io_uring",

@@ -1,5 +1,5 @@
 //! System calls without a safe wrapper: housekeeping of the C library's allocator (no effect with other
-//! libraries), the start of a write-out, memory policies, and where a file lies on its device. Raw copies from and to memory
+//! libraries), the start of a write-out, large pages, memory policies, and where a file lies on its device. Raw copies from and to memory
 //! that a device has.
 
 use std::fs::File;
@@ -15,6 +15,12 @@ pub(crate) fn begin_write_out(file: &File, off: u64, len: u64) {
     unsafe {
         libc::sync_file_range(file.as_raw_fd(), off, len, libc::SYNC_FILE_RANGE_WRITE);
     }
+}
+
+/// Asks for large pages behind the bytes. Only advice: a failure changes nothing.
+pub(crate) fn prefer_large_pages(bytes: &mut [u8]) {
+    // SAFETY: the kernel changes no content, and refuses a start that is in the middle of a page.
+    unsafe { libc::madvise(bytes.as_mut_ptr().cast(), bytes.len(), libc::MADV_HUGEPAGE) };
 }
 
 /// The kind of the calling thread's memory policy; `None` where the kernel has none.

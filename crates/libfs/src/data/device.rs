@@ -41,6 +41,9 @@ const TOUCHED_MAX: NonZeroUsize = NonZeroUsize::new(4096).expect("not zero");
 const EAGER_BLOCKS: u64 = 16;
 /// Most blocks of one transfer through a buffer: 512 KiB.
 const BUFFER_BLOCKS: u64 = 128;
+/// Most blocks of one transfer through a small buffer: 64 KiB. A large one is part of a page of 2 MiB, which a
+/// process that reads little need not have.
+const SMALL_BUFFER_BLOCKS: u64 = 16;
 
 /// A window of a file: the inode, and its first block.
 type Window = (u64, u64);
@@ -143,6 +146,7 @@ impl SumCache {
 pub(super) struct DeviceReads {
     device: Arc<dyn BlockDevice>,
     sums: SumCache,
+    small_buffers: BufPool,
     buffers: BufPool,
     /// Reads that the daemon was not told of yet.
     reads: Mutex<Vec<ReadRun>>,
@@ -164,9 +168,18 @@ impl DeviceReads {
         Self {
             device,
             sums: SumCache::new(),
+            small_buffers: BufPool::new(SMALL_BUFFER_BLOCKS as usize * BLOCK_SIZE),
             buffers: BufPool::new(BUFFER_BLOCKS as usize * BLOCK_SIZE),
             reads: Mutex::default(),
             gone: AtomicU64::new(0),
+        }
+    }
+
+    fn buffers_of(&self, len: usize) -> &BufPool {
+        if len <= self.small_buffers.buf_bytes() {
+            &self.small_buffers
+        } else {
+            &self.buffers
         }
     }
 
@@ -211,8 +224,9 @@ impl DataPlane {
         let device = self.device.as_ref()?;
         let end = blocks.end.min(blocks.start + BUFFER_BLOCKS);
         let run = self.run_on_device(device, inode, keys.version, blocks.start..end)?;
-        device.buffers.with(|buffer| {
-            let bytes = &mut buffer.bytes_mut()[..run.sums.len() * BLOCK_SIZE];
+        let len = run.sums.len() * BLOCK_SIZE;
+        device.buffers_of(len).with(|buffer| {
+            let bytes = &mut buffer.bytes_mut()[..len];
             device.read(inode.id(), &run, bytes)?;
             self.is_current(inode, keys.version).then_some(())?;
             self.cache.put(keys, run.first, bytes);

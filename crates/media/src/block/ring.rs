@@ -274,6 +274,13 @@ impl<P: Protocol> Ring<P> {
                 slots[slot] = Some(index);
                 self.push(protocol, slot, &requests[index]);
                 in_flight += 1;
+                let end = requests[index].off + requests[index].len as u64;
+                if ready.last().is_none_or(|next| requests[*next].off != end) {
+                    // At once, not with the rest in the call that waits: so the device has begun with this one.
+                    // But neighbours go in together, as the kernel makes one transfer of them. An error is met
+                    // again in that call.
+                    let _ = self.ring.submit();
+                }
             }
             if in_flight == 0 {
                 return failed.map_or(Ok(()), Err);
