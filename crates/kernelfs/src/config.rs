@@ -153,7 +153,8 @@ pub struct Config {
     pub leases_max: u32,
     /// Most blocks of 4 KiB that one session has reserved. Default 262,144 (1 GiB); 256 to 16,777,216.
     pub credits_max_blocks: u64,
-    /// Read-ahead on SSD and HDD, in bytes. Default 256 KiB; 0 to 1 MiB.
+    /// Read-ahead on SSD and HDD, in bytes, when a file begins to be read in order; it grows up to 2 MiB (1 MiB
+    /// where the daemon reads) with what was. 0 for none. Default 256 KiB; 0 to 1 MiB.
     pub read_ahead_bytes: u64,
     /// Memory in which the daemon keeps what was read of shared blocks on SSD and HDD, in bytes. Default 128
     /// MiB; 0 to 1 TiB.

@@ -39,8 +39,8 @@ const TOUCHED_MAX: NonZeroUsize = NonZeroUsize::new(4096).expect("not zero");
 /// A read of so many blocks asks for checksums at once. A smaller one does when a window is read for the
 /// second time: a small file that is read once then costs one message, not two.
 const EAGER_BLOCKS: u64 = 16;
-/// Most blocks of one transfer through a buffer: 512 KiB.
-const BUFFER_BLOCKS: u64 = 128;
+/// Most blocks of one transfer through a buffer: 2 MiB.
+pub(super) const BUFFER_BLOCKS: u64 = 512;
 /// Most blocks of one transfer through a small buffer: 64 KiB. A large one is part of a page of 2 MiB, which a
 /// process that reads little need not have.
 const SMALL_BUFFER_BLOCKS: u64 = 16;

@@ -3,6 +3,7 @@
 //! release.
 
 use super::cache::Keys;
+use super::device::BUFFER_BLOCKS;
 use super::replaced::is_small;
 use super::{DataPlane, confused};
 use crate::errno::{Errno, OpError, OpResult};
@@ -21,6 +22,8 @@ const ASKS_MAX: u32 = 100_000;
 const FEW_BLOCKS: u64 = 16;
 /// Size in bytes above which slow reads bypass the cache.
 const CACHED_MAX: usize = 256 << 10;
+/// Size in bytes up to which read-ahead grows while a file is read in order: what one transfer of a device has.
+const AHEAD_MAX: u64 = BUFFER_BLOCKS * BLOCK_BYTES;
 
 /// Result of a pass over a range.
 enum Pass {
@@ -350,19 +353,29 @@ impl DataPlane {
         for &(pos, len) in forwarded {
             let at = (pos - offset) as usize;
             let into = &mut out[at..at + len];
-            let sequential = inode.read_end.swap(pos + len as u64, Ordering::Relaxed) == pos;
+            let ahead = self.ahead(inode, pos, len as u64);
             if len > CACHED_MAX {
                 self.fetch_large(inode, keys.version, pos, into)?;
             } else {
-                let ahead = if sequential {
-                    self.read_ahead_bytes as usize
-                } else {
-                    0
-                };
-                self.fetch_cached(inode, keys, pos, into, ahead)?;
+                self.fetch_cached(inode, keys, pos, into, ahead as usize)?;
             }
         }
         Ok(())
+    }
+
+    /// Notes a read. Returns by how many bytes to read ahead of it: 0 unless the read before ended where this one
+    /// begins, else as many as were read in order until now, within bounds.
+    fn ahead(&self, inode: &Inode, pos: u64, len: u64) -> u64 {
+        let least = self.read_ahead_bytes;
+        if inode.read_end.swap(pos + len, Ordering::Relaxed) != pos {
+            inode.read_in_order.store(0, Ordering::Relaxed);
+            return 0;
+        }
+        let in_order = inode.read_in_order.fetch_add(len, Ordering::Relaxed) + len;
+        match least {
+            0 => 0,
+            _ => in_order.clamp(least, least.max(AHEAD_MAX)),
+        }
     }
 
     /// Reads `out.len()` bytes past the cache.
@@ -402,7 +415,7 @@ impl DataPlane {
         ahead: usize,
     ) -> OpResult<(), T> {
         let end = pos + out.len() as u64;
-        let (mut at, mut most, mut has_waited) = (pos, DATA_MAX, false);
+        let (mut at, mut most, mut has_waited) = (pos, AHEAD_MAX as usize, false);
         while at < end {
             let block = at / BLOCK_BYTES;
             let within = (at % BLOCK_BYTES) as usize;
@@ -427,7 +440,7 @@ impl DataPlane {
                 has_waited = false;
                 continue;
             }
-            let mut want = want.min(flight.blocks() as usize * BLOCK_SIZE);
+            let mut want = want.min(flight.blocks() as usize * BLOCK_SIZE).min(DATA_MAX);
             let (bytes, numbered) = match self.ask_data(inode, first, want) {
                 // The damage may be in a later block: ask for this block alone.
                 Err(OpError::Failed(Errno(libc::EIO))) if want > BLOCK_SIZE => {

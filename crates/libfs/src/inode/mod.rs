@@ -51,6 +51,8 @@ pub struct Inode {
     capability_gone: AtomicBool,
     /// End of the last read from a slow tier, to notice sequential reading.
     pub(crate) read_end: AtomicU64,
+    /// Bytes that were read on slow tiers up to there, each read from where the one before ended.
+    pub(crate) read_in_order: AtomicU64,
     /// Listed for pruning.
     pub(crate) listed: AtomicBool,
     /// Whether it is among the files that are asked for with others.
@@ -128,6 +130,7 @@ impl Inode {
             overwritten: AtomicBool::new(false),
             capability_gone: AtomicBool::new(false),
             read_end: AtomicU64::new(0),
+            read_in_order: AtomicU64::new(0),
             listed: AtomicBool::new(false),
             noted: AtomicBool::new(false),
             list_place: AtomicU32::new(0),

@@ -24,10 +24,8 @@ use crate::traits::{BlockDevice, DeviceInfo, DeviceState, MediumKind, ReaderPart
 
 /// Transfers are cut in pieces of this size, which are in flight at once.
 const PIECE_BYTES: usize = 256 << 10;
-/// Bytes moved through one bounce buffer.
+/// Bytes moved through one bounce buffer: several pieces.
 const BOUNCE_BYTES: usize = 1 << 20;
-/// The same, in a process that only reads.
-const READER_BOUNCE_BYTES: usize = 256 << 10;
 
 /// The host's abilities to use, where it has them. The default is all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -186,7 +184,7 @@ impl FileDevice {
             direct: AtomicBool::new(flags.contains(OFlags::DIRECT)),
             rings: None,
             file,
-            bounce: BufPool::new(READER_BOUNCE_BYTES),
+            bounce: BufPool::new(BOUNCE_BYTES),
             latch: Latch::default(),
             queue: None,
             may_change: false,

@@ -207,6 +207,22 @@ fn sequential_small_reads_read_ahead_from_the_device() {
     assert!(rig.fake.called("read") <= 1);
 }
 
+#[test]
+fn read_ahead_grows_with_what_is_read_in_order() {
+    let (rig, disk, inode, _) = on_ssd(2048);
+    let transfers = |blocks: std::ops::Range<u64>| {
+        let before = disk.reads();
+        for at in blocks {
+            block(&rig, &inode, at);
+        }
+        disk.reads() - before
+    };
+    let (begin, end) = (transfers(0..256), transfers(1024..2048));
+    assert!((2..=4).contains(&begin), "{begin} for the first MiB");
+    // Anew after a jump.
+    assert!((4..=7).contains(&end), "{end} for the last four");
+}
+
 /// Returns what a read shows amid which its block is moved, and its old place is written anew with a block
 /// that has the same checksum.
 fn read_amid_a_move(bug: Option<Bug>) -> bool {
