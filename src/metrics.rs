@@ -441,6 +441,12 @@ fn tier_metrics(page: &mut Page, look: &Look) {
         "Freed, but not to be used again yet",
         of(&|t| t.pending_bytes),
     );
+    page.gauge("tier_slabs", "Slabs of far memory on a tier", of(&|t| t.slabs));
+    page.gauge(
+        "tier_slab_bytes",
+        "What files cannot have of a tier because of slabs: of SSD and HDD whole units",
+        of(&|t| t.slab_bytes),
+    );
     page.gauge(
         "tier_failed",
         "1: the tier's device failed",

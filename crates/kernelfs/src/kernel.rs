@@ -13,11 +13,12 @@ use crate::session::inflight::{InFlight, InFlightGuard};
 use crate::session::table::{SessionTable, Sessions};
 use crate::user_segments::Segments;
 use parking_lot::{Mutex, MutexGuard, RwLock};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use varve_format::TxId;
+use varve_format::{LeaseNo, TxId};
 use varve_ipc::{Clock, IpcError};
 use varve_placement::rules::Rules;
 use varve_store::{SpaceStats, Store, StoreError};
@@ -148,6 +149,8 @@ pub(crate) struct SpaceLimits {
     pub(crate) host_left: OnceLock<HostLeft>,
     /// Held exclusively during a search for space, shared during a grant: see `ops::reserve`.
     pub(crate) turn: RwLock<()>,
+    /// Slabs that were asked back, with when they are taken, in milliseconds.
+    pub(crate) slabs_asked: Mutex<BTreeMap<LeaseNo, u64>>,
 }
 
 impl SpaceLimits {

@@ -14,7 +14,7 @@
 //!    reservation are not covered, as with any client that logs without asking: see 5.
 //! 3. *ENOSPC is returned only after an exclusive reclaim pass*: free all orphans, digest all logs, wait for
 //!    readers of freed blocks, then recall unused reservations from every session, the caller's included; a
-//!    session that does not answer is sealed and digested. Each answer states the number of granted blocks
+//!    session that does not answer is sealed and digested; then ask for slabs, and take them. Each answer states the number of granted blocks
 //!    that the client knew of; a client that did not know of all (an answer was under way) is asked again.
 //!    Blocks that calls under way have consumed count as used. ENOSPC is returned without a search to a
 //!    session that already has its maximum, and to one that could not search within `wait_ms` and then finds
@@ -31,6 +31,7 @@ use crate::error::no;
 use crate::kernel::{Core, KernelFs, SpaceLimits};
 use crate::ops::digest::Digests;
 use crate::ops::holds::HeldInodes;
+use crate::ops::slabs::Slabs;
 use crate::ops::teardown::Teardown;
 use crate::session::state::Session;
 use crate::session::table::Reclaim;
@@ -124,6 +125,7 @@ pub(crate) struct Reservations<'k> {
     digests: Digests<'k>,
     held: HeldInodes<'k>,
     teardown: Teardown<'k>,
+    slabs: Slabs<'k>,
 }
 
 impl<'k> Reservations<'k> {
@@ -135,6 +137,7 @@ impl<'k> Reservations<'k> {
             digests: Digests::of(kernel),
             held: HeldInodes::of(kernel),
             teardown: Teardown::of(kernel),
+            slabs: Slabs::of(kernel),
         }
     }
 
@@ -336,7 +339,13 @@ impl<'k> Reservations<'k> {
             let _ = self.digests.digest_all();
             self.await_freed(least)
         };
-        let taken = self.search(&[&all, &recall], take)?;
+        // Slabs yield to files, after all that costs nobody anything.
+        let slabs = || {
+            let lacks = least.saturating_sub(self.promisable());
+            self.slabs.make_room(lacks, &|| self.promisable() >= least)?;
+            self.await_freed(least)
+        };
+        let taken = self.search(&[&all, &recall, &slabs], take)?;
         taken.ok_or(no(libc::ENOSPC))
     }
 

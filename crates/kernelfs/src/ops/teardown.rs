@@ -202,6 +202,10 @@ impl<'k> Teardown<'k> {
         keep: bool,
         limit: BaseLimit,
     ) -> Result<(), StoreError> {
+        if !keep {
+            // First, since the digest may need the space.
+            self.core.store.end_slabs(session.id)?;
+        }
         let digested = self.digests.digest_sealed(session, seal, limit)?;
         if session.is_suspect() && self.core.store.is_torn() {
             self.name_torn(session)?;
@@ -493,7 +497,9 @@ impl<'k> Teardown<'k> {
             self.logs.remove(id);
             return;
         }
-        let removed = self.core.store.begin().and_then(|mut tx| {
+        // They may be many: the record that removes the row frees what is left.
+        let ended = self.core.store.end_slabs(id);
+        let removed = ended.and_then(|()| self.core.store.begin()).and_then(|mut tx| {
             tx.session_remove(id)?;
             tx.commit()
         });

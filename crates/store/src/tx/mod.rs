@@ -2,7 +2,8 @@
 //! transaction leaves no trace.
 //!
 //! From the ground up: `state` (dirty blocks), `alloc`, `units`, `relocate`, `in_place`, `commit`, `inode`,
-//! `shared`, `data`, `migrate`, `unshare`, `defrag`, `session_rows`.
+//! `shared`, `data`, `migrate`, `unshare`, `defrag`, `session_rows`,
+//! `slabs`.
 
 mod alloc;
 mod commit;
@@ -17,6 +18,7 @@ mod relocate;
 mod removals;
 mod session_rows;
 pub(crate) mod shared;
+mod slabs;
 mod state;
 mod units;
 mod unshare;
