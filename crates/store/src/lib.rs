@@ -44,7 +44,7 @@ pub use journal::OP_ROOM;
 pub use payload::{Payload, PayloadSource, PayloadUnavailable};
 pub use pool::Store;
 pub use pool::fetch::{Fetched, Unfetched, Wanted};
-pub use pool::slabs::SlabUse;
+pub use pool::slabs::{SlabUnit, SlabUse};
 pub use tx::devices::{DeviceStatus, DeviceUse};
 pub use tx::{Defragmented, ShareRange, Tx, Unshared, moved_blocks, staying_blocks};
 pub use types::{

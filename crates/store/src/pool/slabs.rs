@@ -3,8 +3,9 @@
 //! (`tx/slabs.rs`).
 
 use super::Store;
+use super::writer::Writer;
 use crate::reader::{MetaReader, View};
-use crate::{Result, StoreError};
+use crate::{Result, StoreError, Tx};
 use parking_lot::RwLock;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -26,6 +27,19 @@ pub struct SlabUse {
     pub blocks: u64,
     /// Blocks that no file can have because of them: on SSD and HDD all of each unit in which a slab is.
     pub taken: u64,
+}
+
+/// A unit of slabs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SlabUnit {
+    /// SSD or HDD.
+    pub tier: Tier,
+    /// First block.
+    pub first: u64,
+    /// Blocks, without its footers: no file can have them.
+    pub blocks: u64,
+    /// Sessions that have slabs there.
+    pub sessions: std::collections::BTreeSet<SessionId>,
 }
 
 /// A slab that is served.
@@ -51,7 +65,9 @@ impl Served {
     }
 }
 
-/// The slabs that are served, by number.
+/// The slabs that are served, by number: those that have a row. Changed only under the writer's lock, which each
+/// function that does so is shown: a slab is entered at the end of the commit that gives it a row, and closed before
+/// the transaction that takes it away changes anything.
 pub(crate) type ServedSlabs = RwLock<HashMap<LeaseNo, Arc<Served>>>;
 
 /// The slabs as the one writer knows them.
@@ -60,7 +76,8 @@ pub(crate) struct SlabTable {
     rows: HashMap<LeaseNo, SlabRow>,
     /// By tier and first block.
     places: BTreeMap<(Tier, u64), LeaseNo>,
-    /// Rows that contradict the rest of the pool. They are not served, and their blocks not freed.
+    /// Rows that contradict the rest of the pool. They are not served, their blocks not freed, and they go before
+    /// any other row of a slab changes.
     unsound: HashMap<LeaseNo, SessionId>,
 }
 
@@ -89,11 +106,8 @@ impl SlabTable {
         self.rows.values()
     }
 
-    pub(crate) fn unsound_of(&self, session: SessionId) -> Vec<LeaseNo> {
-        let all = self.unsound.iter();
-        all.filter(|(_, owner)| **owner == session)
-            .map(|(lease, _)| *lease)
-            .collect()
+    pub(crate) fn unsound(&self) -> Vec<LeaseNo> {
+        self.unsound.keys().copied().collect()
     }
 
     /// Takes a row out that is not served, and its session.
@@ -127,7 +141,7 @@ impl Store {
         if self.snapshot().reader().state()?.features.incompat.get() & bit != 0 {
             return Ok(());
         }
-        if self.layout.sb.version.get() < FEATURES_VERSION {
+        if !self.may_use_slabs() {
             return Err(StoreError::Invalid(
                 "the pool's format has no slabs: varve upgrade",
             ));
@@ -147,11 +161,10 @@ impl Store {
     /// `NoSpace`: the tier has no run of this length left that is promised to nobody, takes no new blocks, or
     /// has its share; `TableFull`; `NoSession`; `Invalid` before [`use_slabs`](Self::use_slabs); a device's.
     pub fn grant_slab(&self, session: SessionId, tier: Tier, blocks: u32, most: u64) -> Result<LeaseNo> {
-        let mut tx = self.begin()?;
+        let mut tx = self.begin_slabs()?;
         let row = tx.slab_grant(session, tier, blocks, most)?;
         tx.commit()?;
         self.late_row(&row)?;
-        self.served.write().insert(row.lease, Served::of(&row));
         Ok(row.lease)
     }
 
@@ -161,7 +174,7 @@ impl Store {
     /// # Errors
     /// `NoGrant`: the session has no such slab (those before it in the list may be freed); a device's.
     pub fn free_slabs(&self, session: SessionId, leases: &[LeaseNo]) -> Result<()> {
-        let mut tx = self.begin()?;
+        let mut tx = self.begin_slabs()?;
         for lease in leases {
             if tx.room() < self.slab_room() {
                 tx.commit()?;
@@ -172,51 +185,94 @@ impl Store {
         tx.commit().map(drop)
     }
 
-    /// Frees all slabs of a session. Durable when this returns.
+    /// Frees those of these slabs that their sessions still have, and returns them. Durable when this returns.
+    ///
+    /// # Errors
+    /// A device's, or the store's; some may be freed.
+    pub fn take_slabs(&self, rows: &[SlabRow]) -> Result<Vec<SlabRow>> {
+        let mut taken = Vec::new();
+        let mut tx = self.begin_slabs()?;
+        for row in rows {
+            if tx.room() < self.slab_room() {
+                tx.commit()?;
+                tx = self.begin()?;
+            }
+            match tx.slab_free(row.session, row.lease) {
+                Ok(()) => taken.push(*row),
+                Err(StoreError::NoGrant(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        tx.commit()?;
+        Ok(taken)
+    }
+
+    /// Starts a transaction that grants, frees or passes on slabs: rows that contradict the pool go first, since
+    /// what it changes might make them look right.
+    fn begin_slabs(&self) -> Result<Tx<'_>> {
+        self.drop_unsound_slabs()?;
+        self.begin()
+    }
+
+    /// Takes the rows of slabs out that contradict the pool, and are not served. Their blocks stay in use; a repair
+    /// frees them. Durable when this returns.
+    ///
+    /// # Errors
+    /// A device's, or the store's; some may be out.
+    pub fn drop_unsound_slabs(&self) -> Result<()> {
+        loop {
+            if self.writer.lock().slabs.unsound.is_empty() {
+                return Ok(());
+            }
+            let mut tx = self.begin()?;
+            tx.slab_drop_unsound()?;
+            tx.commit()?;
+        }
+    }
+
+    /// Frees all slabs of a session, in as many records as they need. Durable when this returns.
     ///
     /// # Errors
     /// A device's, or the store's; some may be freed.
     pub fn end_slabs(&self, session: SessionId) -> Result<()> {
-        let leases: Vec<_> = self.slabs_of(session).iter().map(|row| row.lease).collect();
-        match self.free_slabs(session, &leases) {
-            Err(StoreError::NoGrant(_)) => {}
-            done => return done,
-        }
-        for lease in leases {
-            match self.free_slabs(session, &[lease]) {
-                // Another thread was faster.
-                Ok(()) | Err(StoreError::NoGrant(_)) => {}
-                Err(error) => return Err(error),
+        loop {
+            let mut tx = self.begin_slabs()?;
+            let left = tx.slabs_of(session);
+            if left.is_empty() {
+                return Ok(());
             }
+            for (at, row) in left.into_iter().enumerate() {
+                if at > 0 && tx.room() < self.slab_room() {
+                    break;
+                }
+                tx.slab_free(session, row.lease)?;
+            }
+            tx.commit()?;
         }
-        Ok(())
     }
 
-    /// Gives slabs of a session to the one that goes on with its work, which has a row. Durable when this
-    /// returns.
+    /// Gives all slabs of a session to the one that goes on with its work, which has a row. Those that are taken
+    /// meanwhile are left out. Returns them. Durable when this returns; after an error some may have passed on, and
+    /// it can be done again.
     ///
     /// # Errors
-    /// `NoGrant`: the first has no such slab (those before it in the list may be passed on); `NoSession`; a device's.
-    pub fn pass_slabs(&self, from: SessionId, to: SessionId, leases: &[LeaseNo]) -> Result<()> {
+    /// `NoSession`: the other one has no row; a device's, or the store's.
+    pub fn pass_slabs(&self, from: SessionId, to: SessionId) -> Result<Vec<LeaseNo>> {
         let mut passed = Vec::new();
-        let mut tx = self.begin()?;
-        for lease in leases {
-            if tx.room() < self.slab_room() {
-                tx.commit()?;
-                self.serve(&mut passed);
-                tx = self.begin()?;
+        loop {
+            let mut tx = self.begin_slabs()?;
+            let left = if from == to { Vec::new() } else { tx.slabs_of(from) };
+            if left.is_empty() {
+                return Ok(passed);
             }
-            passed.push(tx.slab_pass(from, to, *lease)?);
-        }
-        tx.commit()?;
-        self.serve(&mut passed);
-        Ok(())
-    }
-
-    fn serve(&self, rows: &mut Vec<SlabRow>) {
-        let mut served = self.served.write();
-        for row in rows.drain(..) {
-            served.insert(row.lease, Served::of(&row));
+            for (at, row) in left.into_iter().enumerate() {
+                if at > 0 && tx.room() < self.slab_room() {
+                    break;
+                }
+                tx.slab_pass(from, to, row.lease)?;
+                passed.push(row.lease);
+            }
+            tx.commit()?;
         }
     }
 
@@ -262,6 +318,26 @@ impl Store {
         out
     }
 
+    /// Returns the units of SSD and HDD in which slabs are. Waits for no transaction.
+    #[must_use]
+    pub fn slab_units(&self) -> Vec<SlabUnit> {
+        let mut units = BTreeMap::<_, SlabUnit>::new();
+        for slab in self.served.read().values() {
+            let unit_blocks = self.layout.unit_blocks(slab.tier);
+            let Some(unit) = slab.block.checked_div(unit_blocks) else {
+                continue;
+            };
+            let found = units.entry((slab.tier, unit)).or_insert_with(|| SlabUnit {
+                tier: slab.tier,
+                first: unit * unit_blocks,
+                blocks: self.layout.unit_data_blocks(slab.tier),
+                sessions: Default::default(),
+            });
+            found.sessions.insert(slab.session);
+        }
+        units.into_values().collect()
+    }
+
     /// Returns how many slabs and bytes each session has on each tier. Waits for no transaction.
     #[must_use]
     pub fn slab_owners(&self) -> BTreeMap<SessionId, [SlabUse; 3]> {
@@ -274,11 +350,37 @@ impl Store {
         out
     }
 
+    /// Whether a session has slabs. Waits for no transaction.
+    #[must_use]
+    pub fn has_slabs(&self, session: SessionId) -> bool {
+        self.served.read().values().any(|slab| slab.session == session)
+    }
+
+    /// Whether the pool's format has a place for slabs.
+    #[must_use]
+    pub fn may_use_slabs(&self) -> bool {
+        self.layout.sb.version.get() >= FEATURES_VERSION
+    }
+
     /// Whether the tier or the device of a block is to be emptied, or takes nothing any more.
     #[must_use]
     pub fn is_to_be_emptied(&self, tier: Tier, block: u64) -> bool {
         let unit = block.checked_div(self.layout.unit_blocks(tier));
         unit.is_some_and(|unit| !self.space.lock().takes_slabs(tier, unit))
+    }
+
+    /// Blocks that files can have when these slabs are freed: each of NVM, or all of a unit. Those of a device that
+    /// is to be emptied, or that failed, are none.
+    #[must_use]
+    pub fn slabs_worth(&self, rows: &[SlabRow]) -> u64 {
+        let Some(first) = rows.first() else { return 0 };
+        match first.block.checked_div(self.layout.unit_blocks(first.tier)) {
+            None => rows.iter().map(|row| u64::from(row.blocks)).sum(),
+            Some(unit) if self.space.lock().is_in_service(first.tier, unit) => {
+                self.layout.unit_data_blocks(first.tier)
+            }
+            Some(_) => 0,
+        }
     }
 
     /// Most slabs that the pool can have.
@@ -320,12 +422,13 @@ impl Store {
     /// As for [`read_slab`](Self::read_slab); `Latched`.
     pub fn write_slab(&self, session: SessionId, lease: LeaseNo, offset: u64, bytes: &[u8]) -> Result<()> {
         let slab = self.served(session, lease, offset, bytes.len())?;
-        if let Some(reason) = self.latched() {
-            return Err(StoreError::Latched(reason));
-        }
         let open = slab.open.read();
         if !*open {
             return Err(StoreError::NoGrant(lease));
+        }
+        // Under the lock: who frees a slab and fails has latched the pool before it is open again.
+        if let Some(reason) = self.latched() {
+            return Err(StoreError::Latched(reason));
         }
         let at = slab.block * BLOCK_BYTES + offset;
         self.count_write(slab.tier, bytes.len());
@@ -339,14 +442,22 @@ impl Store {
         Ok(())
     }
 
+    /// Begins to serve slabs whose rows were committed.
+    pub(crate) fn serve_slabs(&self, _: &Writer, rows: &[SlabRow]) {
+        if !rows.is_empty() {
+            let new = rows.iter().map(|row| (row.lease, Served::of(row)));
+            self.served.write().extend(new);
+        }
+    }
+
     /// Ends the serving of a slab: waits for who moves its bytes, and lets nobody begin.
-    pub(crate) fn close_slab(&self, lease: LeaseNo) -> Option<Arc<Served>> {
+    pub(crate) fn close_slab(&self, _: &Writer, lease: LeaseNo) -> Option<Arc<Served>> {
         let slab = self.served.write().remove(&lease)?;
         *slab.open.write() = false;
         Some(slab)
     }
 
-    pub(crate) fn reopen_slab(served: &ServedSlabs, lease: LeaseNo, slab: Arc<Served>) {
+    pub(crate) fn reopen_slab(served: &ServedSlabs, _: &Writer, lease: LeaseNo, slab: Arc<Served>) {
         *slab.open.write() = true;
         served.write().insert(lease, slab);
     }
@@ -379,25 +490,30 @@ impl Store {
         Ok(rows)
     }
 
-    /// Says of each of these rows what contradicts the rest of the pool, files aside. Of two that overlap the
-    /// one with the higher number is at fault.
+    /// Says of each of these rows what contradicts the rest of the pool, files aside. Of those that overlap all are
+    /// at fault: nothing tells which one is true, and one of them would show the bytes of another session.
     pub(crate) fn slab_faults(&self, rows: &[(u64, SlabRow)]) -> Vec<Option<String>> {
         let snapshot = self.snapshot();
         let reader = snapshot.reader();
-        let mut order: Vec<usize> = (0..rows.len()).collect();
-        order.sort_unstable_by_key(|at| rows[*at].1.lease);
-        let mut faults = vec![None; rows.len()];
-        let mut placed = BTreeMap::<(Tier, u64), u64>::new();
+        let mut faults: Vec<_> = rows
+            .iter()
+            .map(|(_, row)| self.slab_fault(&reader, row))
+            .collect();
+        let mut order: Vec<usize> = (0..rows.len()).filter(|at| faults[*at].is_none()).collect();
+        order.sort_unstable_by_key(|at| (rows[*at].1.tier, rows[*at].1.block));
+        // The one of those before that reaches farthest.
+        let mut farthest: Option<(usize, u64)> = None;
         for at in order {
             let row = &rows[at].1;
-            faults[at] = self.slab_fault(&reader, row).or_else(|| {
-                let end = row.block + u64::from(row.blocks);
-                let before = placed.range(..(row.tier, end)).next_back();
-                let overlaps = before.is_some_and(|((tier, _), last)| *tier == row.tier && *last > row.block);
-                overlaps.then(|| "another slab has some of its blocks".to_owned())
-            });
-            if faults[at].is_none() {
-                placed.insert((row.tier, row.block), row.block + u64::from(row.blocks));
+            let end = row.block + u64::from(row.blocks);
+            let same_tier = farthest.filter(|(other, _)| rows[*other].1.tier == row.tier);
+            if let Some((other, _)) = same_tier.filter(|(_, last)| *last > row.block) {
+                for at in [other, at] {
+                    faults[at] = Some("another slab has some of its blocks".to_owned());
+                }
+            }
+            if same_tier.is_none_or(|(_, last)| end > last) {
+                farthest = Some((at, end));
             }
         }
         faults
@@ -449,12 +565,11 @@ impl Store {
     pub(crate) fn load_slabs(&self, rows: &[(u64, SlabRow)]) {
         let faults = self.slab_faults(rows);
         let mut writer = self.writer.lock();
-        let mut served = self.served.write();
         for ((_, row), fault) in rows.iter().zip(faults) {
             match fault {
                 None => {
                     writer.slabs.insert(*row);
-                    served.insert(row.lease, Served::of(row));
+                    self.serve_slabs(&writer, &[*row]);
                 }
                 Some(what) => {
                     tracing::error!(slab = %row.lease, session = %row.session, "a slab is not served: {what}");

@@ -50,13 +50,25 @@ impl Space {
         Some(span)
     }
 
+    /// Makes the blocks of freed slabs available again.
+    pub(crate) fn give_slabs(&mut self, span: Span) {
+        if let Some(space) = self.tier(span.tier) {
+            space.give(span);
+            if let Some(trim) = space.emptied(span) {
+                self.trims.push(trim);
+            }
+        }
+    }
+
     /// Whether a unit of slabs may have more of them: neither its tier nor its device is to be emptied.
     pub(crate) fn takes_slabs(&self, tier: Tier, unit: u64) -> bool {
-        let Some(space) = &self.tiers[tier as usize] else {
-            return false;
-        };
-        let mut lanes = space.lanes.iter();
-        let lane = lanes.find(|lane| (lane.first..lane.end).contains(&unit));
-        !self.is_avoided(tier) && lane.is_some_and(|lane| lane.service == Service::Open)
+        !self.is_avoided(tier) && self.is_in_service(tier, unit)
+    }
+
+    /// Whether the device of a unit takes new blocks.
+    pub(crate) fn is_in_service(&self, tier: Tier, unit: u64) -> bool {
+        let lanes = self.tiers[tier as usize].iter().flat_map(|space| &space.lanes);
+        let mut own = lanes.filter(|lane| (lane.first..lane.end).contains(&unit));
+        own.any(|lane| lane.service == Service::Open)
     }
 }

@@ -16,7 +16,7 @@ mod in_place;
 mod model;
 mod scattered;
 mod shared;
-mod slabs;
+pub(crate) mod slabs;
 mod space;
 mod sums;
 mod unshare;

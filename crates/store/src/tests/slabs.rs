@@ -12,6 +12,21 @@ const BLOCKS: u32 = 8;
 const BYTES: usize = BLOCKS as usize * BLOCK_SIZE;
 const ALL: u64 = u64::MAX / 2;
 
+type Beside = Box<dyn FnOnce()>;
+
+thread_local! {
+    /// What another thread does next, between the end of a transaction and what its caller does then.
+    static BESIDE: std::cell::RefCell<Option<Beside>> = const { std::cell::RefCell::new(None) };
+}
+
+/// Runs it, once.
+pub(crate) fn beside() {
+    let beside = BESIDE.take();
+    if let Some(beside) = beside {
+        beside();
+    }
+}
+
 fn session(store: &Store, id: u64) -> Result<SessionId> {
     let row = SessionRow {
         id: SessionId(id),
@@ -108,7 +123,7 @@ fn slab_is_its_sessions_alone_and_only_while_it_has_it() {
         strange(store.read_slab(other, lease, 0, &mut bytes));
         strange(store.write_slab(other, lease, 0, &bytes));
         strange(store.free_slabs(other, &[lease]));
-        strange(store.pass_slabs(other, id, &[lease]));
+        assert_eq!(store.pass_slabs(other, id).unwrap(), []);
         strange(store.read_slab(id, LeaseNo(lease.0 + 1), 0, &mut bytes));
         for (at, len) in [
             (1, BLOCK_SIZE),
@@ -123,7 +138,7 @@ fn slab_is_its_sessions_alone_and_only_while_it_has_it() {
             );
         }
         fill(store, id, lease).unwrap();
-        store.pass_slabs(id, other, &[lease]).unwrap();
+        assert_eq!(store.pass_slabs(id, other).unwrap(), [lease]);
         strange(store.read_slab(id, lease, 0, &mut bytes));
         strange(store.free_slabs(id, &[lease]));
         store.read_slab(other, lease, 0, &mut bytes).unwrap();
@@ -231,6 +246,106 @@ fn transaction_that_is_given_up_leaves_slabs_as_they_were() {
     assert_clean(store);
 }
 
+/// What is served is what has a row, for its session.
+fn assert_served_as_rows(store: &Store) {
+    let rows = store.slabs();
+    let served = store.slab_owners();
+    let count = |tiers: &[crate::SlabUse; 3]| tiers.iter().map(|tier| tier.slabs).sum::<u64>();
+    assert_eq!(served.values().map(count).sum::<u64>(), rows.len() as u64);
+    for row in rows {
+        store
+            .read_slab(row.session, row.lease, 0, &mut [0; BLOCK_SIZE])
+            .unwrap();
+    }
+}
+
+/// Lets `beside` run after the transaction of `change`, before the store does anything else. It gives the number
+/// of the slab away, and its blocks to the fourth session; the session that had it must not reach them.
+fn in_the_gap(
+    before: impl Fn(&Store, Tier) -> Vec<LeaseNo>,
+    change: impl Fn(&Store, Tier, &[LeaseNo]) -> LeaseNo,
+    beside: fn(&Store),
+    owner: SessionId,
+) {
+    for tier in Tier::ALL {
+        let (rig, _) = with_slabs();
+        let world = rig.world.clone();
+        let store = Arc::new(rig.store);
+        for id in 2..=4 {
+            session(&store, id).unwrap();
+        }
+        let had = before(&store, tier);
+        let other = Arc::clone(&store);
+        BESIDE.set(Some(Box::new(move || {
+            beside(&other);
+            let lease = other.grant_slab(SessionId(4), tier, BLOCKS, ALL).unwrap();
+            fill(&other, SessionId(4), lease).unwrap();
+        })));
+        let lease = change(&store, tier, &had);
+        let mut bytes = vec![0; BYTES];
+        let read = store.read_slab(owner, lease, 0, &mut bytes);
+        assert!(
+            matches!(read, Err(StoreError::NoGrant(_))),
+            "{tier:?}: {read:?}, {}",
+            bytes[0]
+        );
+        let written = store.write_slab(owner, lease, 0, &[9; BLOCK_SIZE]);
+        assert!(
+            matches!(written, Err(StoreError::NoGrant(_))),
+            "{tier:?}: {written:?}"
+        );
+        assert_served_as_rows(&store);
+        assert_eq!(leak(&store), None, "{tier:?}");
+        assert_clean(&store);
+        drop(store);
+        let store = open(&world).unwrap();
+        assert_eq!(leak(&store), None, "{tier:?}");
+        assert_clean(&store);
+    }
+}
+
+fn free_first_of(store: &Store, id: u64) {
+    let lease = store.slabs_of(SessionId(id))[0].lease;
+    store.free_slabs(SessionId(id), &[lease]).unwrap();
+}
+
+#[test]
+fn slab_that_is_freed_beside_its_grant_is_nobodys() {
+    let change =
+        |store: &Store, tier: Tier, _: &[LeaseNo]| store.grant_slab(SessionId(1), tier, BLOCKS, ALL).unwrap();
+    in_the_gap(
+        |_, _| Vec::new(),
+        change,
+        |store| free_first_of(store, 1),
+        SessionId(1),
+    );
+}
+
+#[test]
+fn slab_whose_session_ends_beside_its_grant_is_nobodys() {
+    let change =
+        |store: &Store, tier: Tier, _: &[LeaseNo]| store.grant_slab(SessionId(1), tier, BLOCKS, ALL).unwrap();
+    let beside = |store: &Store| end(store, SessionId(1)).unwrap();
+    in_the_gap(|_, _| Vec::new(), change, beside, SessionId(1));
+}
+
+#[test]
+fn slab_that_is_freed_beside_its_passing_on_is_nobodys() {
+    let before = |store: &Store, tier: Tier| vec![grant(store, SessionId(1), tier).unwrap()];
+    let change = |store: &Store, _: Tier, had: &[LeaseNo]| {
+        store.pass_slabs(SessionId(1), SessionId(2)).unwrap();
+        had[0]
+    };
+    in_the_gap(before, change, |store| free_first_of(store, 2), SessionId(2));
+    let beside = |store: &Store| end(store, SessionId(2)).unwrap();
+    in_the_gap(before, change, beside, SessionId(2));
+    // On to a third.
+    let beside = |store: &Store| {
+        store.pass_slabs(SessionId(2), SessionId(3)).unwrap();
+    };
+    in_the_gap(before, change, beside, SessionId(2));
+}
+
 /// Slabs come, are written, pass on, go and come again for another session, on all media; files take freed places.
 fn life(store: &Store) -> Result<()> {
     store.use_slabs()?;
@@ -250,8 +365,7 @@ fn life(store: &Store) -> Result<()> {
     let kept = store.slabs_of(one);
     end(store, one)?;
     let three = session(store, 3)?;
-    let passed: Vec<_> = store.slabs_of(two).iter().map(|row| row.lease).collect();
-    store.pass_slabs(two, three, &passed)?;
+    assert_eq!(store.pass_slabs(two, three)?.len(), 3);
     super::crash::note(store);
     assert_eq!(kept.len(), 3);
     end(store, three)?;
@@ -396,6 +510,109 @@ fn row_over_another_slab_is_found_and_mended() {
         },
         "another slab",
     );
+}
+
+#[test]
+fn rows_that_overlap_are_served_neither_now_nor_after_the_next_start() {
+    for tier in Tier::ALL {
+        let (rig, one) = with_slabs();
+        let store = &rig.store;
+        let (two, three) = (session(store, 2).unwrap(), session(store, 3).unwrap());
+        // Keeps the unit.
+        let kept = grant(store, three, tier).unwrap();
+        fill(store, three, kept).unwrap();
+        let lease = grant(store, one, tier).unwrap();
+        fill(store, one, lease).unwrap();
+        let row = store.slabs_of(one)[0];
+        let gone = grant(store, three, tier).unwrap();
+        store.free_slabs(three, &[gone]).unwrap();
+        // A number before those that are granted next.
+        let over = SlabRow {
+            session: two,
+            lease: gone,
+            block: row.block + 2,
+            blocks: 4,
+            ..row
+        };
+        put_raw(store, 40, &over.encode().unwrap());
+        let Rig { world, store } = rig;
+        drop(store);
+        let store = open(&world).unwrap();
+        let found = store.check().unwrap();
+        let said = |bad: LeaseNo| {
+            let is = |finding: &&Finding| matches!(finding, Finding::Slab { lease, .. } if *lease == bad);
+            found.iter().filter(is).count()
+        };
+        assert_eq!((said(lease), said(gone), said(kept)), (1, 1, 0), "{found:?}");
+        assert_eq!(store.slabs_of(three).len(), 1);
+        assert_eq!(store.slabs().len(), 1);
+        for (id, lease) in [(one, lease), (two, gone)] {
+            let read = store.read_slab(id, lease, 0, &mut [0; BLOCK_SIZE]);
+            assert!(matches!(read, Err(StoreError::NoGrant(_))), "{read:?}");
+        }
+        // Its session goes, others come, as many as there is room for.
+        end(&store, one).unwrap();
+        let mut more = Vec::new();
+        while more.len() < 12 {
+            let Ok(lease) = store.grant_slab(three, tier, BLOCKS, ALL) else {
+                break;
+            };
+            fill(&store, three, lease).unwrap();
+            more.push(lease);
+        }
+        drop(store);
+        let store = open(&world).unwrap();
+        assert_eq!(store.slabs_of(three).len(), 1 + more.len(), "{tier:?}");
+        assert_eq!(store.slabs().len(), 1 + more.len());
+        assert_eq!(leak(&store), None);
+        drop(store);
+        let report = Store::repair(&devices_of(&world), RepairOptions::default()).unwrap();
+        assert_eq!(report.left, [], "{report:?}");
+        let store = open(&world).unwrap();
+        assert_eq!(store.slabs_of(three).len(), 1 + more.len(), "{tier:?}");
+        assert_clean(&store);
+    }
+}
+
+#[test]
+fn rows_that_contradict_the_pool_go_and_free_nothing() {
+    for tier in Tier::ALL {
+        let (rig, id) = with_slabs();
+        let kept = grant(&rig.store, id, tier).unwrap();
+        fill(&rig.store, id, kept).unwrap();
+        let row = rig.store.slabs()[0];
+        for slot in 40..60 {
+            // Free, or a unit's of files.
+            let block = match tier {
+                Tier::Nvm => rig.store.layout.blocks(tier) - slot,
+                _ => 2 * rig.store.layout.unit_blocks(tier) + slot - 40,
+            };
+            let (lease, blocks) = (LeaseNo(900 + slot), 1);
+            let bad = SlabRow {
+                block,
+                blocks,
+                lease,
+                ..row
+            };
+            put_raw(&rig.store, slot, &bad.encode().unwrap());
+        }
+        let before = rig.store.space();
+        let Rig { world, store } = rig;
+        drop(store);
+        let store = open(&world).unwrap();
+        assert_eq!(store.check().unwrap().len(), 20);
+        store.drop_unsound_slabs().unwrap();
+        assert_eq!(store.space(), before);
+        assert_clean(&store);
+        drop(store);
+        let store = open(&world).unwrap();
+        assert_eq!(
+            store.slabs().iter().map(|row| row.lease).collect::<Vec<_>>(),
+            [kept]
+        );
+        assert_eq!(leak(&store), None);
+        assert_clean(&store);
+    }
 }
 
 #[test]

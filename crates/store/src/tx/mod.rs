@@ -2,8 +2,7 @@
 //! transaction leaves no trace.
 //!
 //! From the ground up: `state` (dirty blocks), `alloc`, `units`, `relocate`, `in_place`, `commit`, `inode`,
-//! `shared`, `data`, `migrate`, `unshare`, `defrag`, `session_rows`,
-//! `slabs`.
+//! `shared`, `data`, `migrate`, `unshare`, `defrag`, `session_rows`, `slabs`.
 
 mod alloc;
 mod commit;
@@ -81,7 +80,10 @@ impl<'s> Tx<'s> {
     /// `Poisoned`, `Latched`, `RecordFull`: nothing was committed. A device error latches the pool; whether
     /// the transaction is durable is then known only after the next open.
     pub fn commit(self) -> Result<TxId> {
-        self.core.commit()
+        let committed = self.core.commit();
+        #[cfg(test)]
+        crate::tests::slabs::beside();
+        committed
     }
 
     /// Runs a change; an error that leaves it half done poisons the transaction.

@@ -1,5 +1,6 @@
 //! Grants, passes on and frees slabs in a transaction. A row and its blocks' bits change in one record; a slab is
-//! zeros before the record that grants it.
+//! zeros before the record that grants it. It is served from the end of the commit on, before the lock of the writer
+//! is let go: who frees it next finds it served.
 //!
 //! On SSD and HDD a unit is all for slabs or has none: it is taken from the files with its first slab, all bits
 //! set, and given back with its last. So its free places are no free blocks, and nothing else is written there.
@@ -45,7 +46,7 @@ impl Tx<'_> {
     }
 
     /// Gives a slab to another session.
-    pub(crate) fn slab_pass(&mut self, from: SessionId, to: SessionId, lease: LeaseNo) -> Result<SlabRow> {
+    pub(crate) fn slab_pass(&mut self, from: SessionId, to: SessionId, lease: LeaseNo) -> Result<()> {
         let row = self.own_slab(from, lease)?;
         if self.core.writer.sessions.slot(&to).is_none() {
             return Err(StoreError::NoSession(to));
@@ -55,9 +56,32 @@ impl Tx<'_> {
             core.close_slab(lease);
             core.writer.slabs.insert(new);
             core.undo.push(Box::new(move |writer| writer.slabs.insert(row)));
+            core.slabs_to_serve.push(new);
             core.put_slab_row(&new)
-        })?;
-        Ok(new)
+        })
+    }
+
+    /// The slabs of a session, as this transaction leaves them.
+    pub(crate) fn slabs_of(&self, session: SessionId) -> Vec<SlabRow> {
+        let rows = self.core.writer.slabs.rows();
+        rows.filter(|row| row.session == session).copied().collect()
+    }
+
+    /// Takes rows out that contradict the pool, as many as fit.
+    pub(crate) fn slab_drop_unsound(&mut self) -> Result<()> {
+        for (at, lease) in self.core.writer.slabs.unsound().into_iter().enumerate() {
+            if at > 0 && self.room() < crate::OP_ROOM {
+                return Ok(());
+            }
+            self.guard(|core| {
+                if let Some(session) = core.writer.slabs.forget_unsound(lease) {
+                    core.undo
+                        .push(Box::new(move |writer| writer.slabs.note_unsound(lease, session)));
+                }
+                core.clear_slab_row(lease)
+            })?;
+        }
+        Ok(())
     }
 
     fn own_slab(&self, session: SessionId, lease: LeaseNo) -> Result<SlabRow> {
@@ -68,21 +92,9 @@ impl Tx<'_> {
 
     /// Frees what is left of a session's slabs.
     pub(super) fn free_left_slabs(&mut self, session: SessionId) -> Result<()> {
-        let rows = self.core.writer.slabs.rows();
-        let left: Vec<_> = rows
-            .filter(|row| row.session == session)
-            .map(|row| row.lease)
-            .collect();
-        for lease in left {
-            self.guard(|core| core.free_slab(lease))?;
-        }
-        for lease in self.core.writer.slabs.unsound_of(session) {
-            self.guard(|core| {
-                core.writer.slabs.forget_unsound(lease);
-                core.undo
-                    .push(Box::new(move |writer| writer.slabs.note_unsound(lease, session)));
-                core.clear_slab_row(lease)
-            })?;
+        self.slab_drop_unsound()?;
+        for row in self.slabs_of(session) {
+            self.guard(|core| core.free_slab(row.lease))?;
         }
         Ok(())
     }
@@ -120,6 +132,7 @@ impl TxState<'_> {
         self.undo.push(Box::new(move |writer| {
             writer.slabs.remove(lease);
         }));
+        self.slabs_to_serve.push(row);
         if armed(Bug::SlabRowLate) {
             return Ok(row);
         }
@@ -242,7 +255,7 @@ impl TxState<'_> {
         let Some(unit) = row.block.checked_div(unit_blocks) else {
             let none = vec![0; row.blocks as usize];
             self.set_checksums(Tier::Nvm, 0, row.block, &none)?;
-            return self.free_span(own, true);
+            return self.free_slab_blocks(own);
         };
         let first = unit * unit_blocks;
         let slabs = &self.writer.slabs;
@@ -259,15 +272,25 @@ impl TxState<'_> {
             start: first,
             len: self.layout().unit_data_blocks(row.tier),
         };
-        self.free_span(all, true)
+        self.free_slab_blocks(all)
+    }
+
+    /// Frees blocks of slabs. They can be used as soon as the record is durable: no client maps them, no reader of
+    /// the pool finds them, and the journal changes none.
+    fn free_slab_blocks(&mut self, span: Span) -> Result<()> {
+        self.set_bits(span, false)?;
+        self.slab_blocks_freed.push(span);
+        Ok(())
     }
 
     /// Lets nobody read or write it any more, unless this transaction is given up.
     fn close_slab(&mut self, lease: LeaseNo) {
-        if let Some(slab) = self.store.close_slab(lease) {
+        self.slabs_to_serve.retain(|row| row.lease != lease);
+        if let Some(slab) = self.store.close_slab(&self.writer, lease) {
             let served = Arc::clone(&self.store.served);
-            self.undo
-                .push(Box::new(move |_| Store::reopen_slab(&served, lease, slab)));
+            self.undo.push(Box::new(move |writer| {
+                Store::reopen_slab(&served, writer, lease, slab)
+            }));
         }
     }
 
