@@ -65,8 +65,7 @@ impl KernelFs {
         Counters::bump(&self.counters.requests);
         let session = self.locked().live(id).ok_or(IpcError::Sealed)?;
         if let Some(predecessor) = session.hears() {
-            Slabs::of(self).take_over(&session, predecessor);
-            Teardown::of(self).forget_ended(predecessor);
+            Teardown::of(self).forget_heard(predecessor);
         }
         let result = self.dispatch(&session, request);
         // A request that failed because the session was sealed meanwhile returns `Sealed`.
@@ -164,7 +163,7 @@ impl KernelFs {
             Request::WriteSlab { slab, offset, bytes } => Slabs::of(self)
                 .write(session, slab, offset, &bytes)
                 .map(|()| Response::Done),
-            Request::Slabs { former: _ } => Ok(Slabs::of(self).list(session)),
+            Request::Slabs { former } => Slabs::of(self).list(session, &former),
             Request::BarrierAck { tx } => {
                 TakeOver::of(self).barrier_ack(session, tx);
                 Ok(Response::Done)

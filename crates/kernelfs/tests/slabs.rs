@@ -63,7 +63,13 @@ fn free(client: &Client, slabs: &[LeaseNo]) -> Result<Response, IpcError> {
 }
 
 fn list(client: &Client) -> Vec<(LeaseNo, Tier)> {
-    match client.link.call(Request::Slabs { former: Vec::new() }).unwrap() {
+    take_over(client, &[])
+}
+
+/// Takes over what the sessions of these tokens had.
+fn take_over(client: &Client, former: &[u128]) -> Vec<(LeaseNo, Tier)> {
+    let former = former.to_vec();
+    match client.link.call(Request::Slabs { former }).unwrap() {
         Response::Slabs(_, slabs) => slabs,
         other => panic!("{other:?}"),
     }
@@ -314,21 +320,134 @@ fn client_that_comes_again_has_its_slabs_and_no_other_does() {
     drop(again(&world, token));
     let client = again(&world, token);
     assert_ne!(client.id(), first);
-    assert_eq!(list(&client), slabs);
+    assert_eq!(list(&client), [], "nothing passes on unasked");
+    assert_eq!(take_over(&client, &[token]), slabs);
     for (slab, _) in &slabs {
         assert_eq!(whole(&client, *slab), Ok(vec![5; SLAB_BYTES as usize]));
     }
+    assert_eq!(take_over(&client, &[token, 77, client.welcome.token]), slabs);
     world.check();
-    // Sealed, and sealed again by a restart before it asked anything: it shows the token of the last session that
-    // answered it.
-    let token = client.welcome.token;
-    varve_ipc::Service::gone(&*world.kernel, client.id());
-    drop(again(&world, token));
-    world = world.restart();
-    let client = again(&world, token);
-    assert_eq!(list(&client), slabs);
     client.link.call(Request::Bye).unwrap();
     assert_eq!(world.kernel.store().slabs(), []);
+    world.check();
+}
+
+/// Opens a session of user 1000 that goes on with another.
+fn resume(world: &World, token: u128) -> Client {
+    let peer = Peer {
+        uid: 1000,
+        gid: 1000,
+        ..Peer::this_process()
+    };
+    let hello = Hello {
+        resume: Some(token),
+        ..hello()
+    };
+    world.client_as(peer, hello)
+}
+
+#[test]
+fn whichever_answers_are_lost_the_client_has_its_slabs() {
+    // A client keeps each token that it heard until the request to take slabs over was answered. What of a session is
+    // lost: 0: its welcome; 1: the request; 2: the answer; 3: the daemon, before the request; 4: after it; 5: nothing.
+    const LOSSES: usize = 6;
+    // Each of the fifth: it has all pairs.
+    for case in (0..LOSSES * LOSSES * LOSSES).step_by(5) {
+        let losses = [case % LOSSES, case / LOSSES % LOSSES, case / LOSSES / LOSSES];
+        let mut world = world();
+        let client = user(&world, 1000);
+        let slabs: Vec<_> = Tier::ALL
+            .into_iter()
+            .map(|tier| (grant(&client, tier).unwrap(), tier))
+            .collect();
+        for (slab, _) in &slabs {
+            fill(&client, *slab, 5);
+        }
+        let mut tokens = vec![client.welcome.token];
+        if case % 2 == 0 {
+            varve_ipc::Service::gone(&*world.kernel, client.id());
+        }
+        drop(client);
+        for loss in losses {
+            let client = resume(&world, *tokens.last().unwrap());
+            if loss == 0 {
+                continue;
+            }
+            let former = tokens.clone();
+            tokens.push(client.welcome.token);
+            if [2, 4, 5].contains(&loss) {
+                assert_eq!(take_over(&client, &former), slabs, "{losses:?}");
+            }
+            if loss == 5 {
+                tokens = vec![client.welcome.token];
+                assert_eq!(list(&client), slabs, "{losses:?}");
+            }
+            let id = client.id();
+            drop(client);
+            match loss {
+                3 | 4 => world = world.restart(),
+                _ => varve_ipc::Service::gone(&*world.kernel, id),
+            }
+            world.kernel.tick();
+        }
+        let last = resume(&world, *tokens.last().unwrap());
+        assert_eq!(take_over(&last, &tokens), slabs, "{losses:?}");
+        for (slab, _) in &slabs {
+            assert_eq!(
+                whole(&last, *slab),
+                Ok(vec![5; SLAB_BYTES as usize]),
+                "{losses:?}"
+            );
+        }
+        world.check();
+        last.link.call(Request::Bye).unwrap();
+        assert_eq!(world.kernel.store().slabs(), []);
+    }
+}
+
+#[test]
+fn slabs_pass_on_from_a_session_that_still_lives_and_without_those_that_are_taken() {
+    let world = world_with(|config| config.far_percent = 50);
+    let client = user(&world, 1000);
+    let slabs: Vec<_> = (0..3).map(|_| grant(&client, Tier::Nvm).unwrap()).collect();
+    let other = user(&world, 1000);
+    let own = grant(&other, Tier::Ssd).unwrap();
+    // Not of another user.
+    let stranger = user(&world, 1001);
+    assert_eq!(take_over(&stranger, &[client.welcome.token]), []);
+    assert!(client.is_live());
+    free(&client, &slabs[1..2]).unwrap();
+    let all = [(slabs[0], Tier::Nvm), (slabs[2], Tier::Nvm), (own, Tier::Ssd)];
+    let mut got = take_over(&other, &[client.welcome.token]);
+    got.sort_unstable();
+    let mut want = all.to_vec();
+    want.sort_unstable();
+    assert_eq!(got, want);
+    assert_eq!(grant(&client, Tier::Nvm), Err(IpcError::Sealed));
+    let many = Request::Slabs { former: vec![1; 65] };
+    assert_eq!(other.link.call(many), Err(IpcError::Errno(libc::E2BIG)));
+    world.check();
+}
+
+#[test]
+fn pool_that_becomes_read_only_before_slabs_pass_on_keeps_them() {
+    let mut world = world();
+    let client = user(&world, 1000);
+    for tier in Tier::ALL {
+        fill(&client, grant(&client, tier).unwrap(), 5);
+    }
+    let token = client.welcome.token;
+    world = world.restart();
+    let again = resume(&world, token);
+    world.kernel.store().latch("a device failed");
+    for _ in 0..2 {
+        let former = vec![token];
+        let refused = again.link.call(Request::Slabs { former });
+        assert_eq!(refused, Err(IpcError::Errno(libc::EROFS)));
+    }
+    world = world.restart();
+    let again = resume(&world, token);
+    assert_eq!(take_over(&again, &[again.welcome.token, token]).len(), 3);
     world.check();
 }
 
@@ -419,6 +538,175 @@ fn slabs_that_are_not_given_back_are_taken() {
     world.check();
 }
 
+/// Takes slabs of a tier, until there are no more or so many.
+fn many(client: &Client, tier: Tier, most: usize) -> Vec<LeaseNo> {
+    (0..most).map_while(|_| grant(client, tier).ok()).collect()
+}
+
+/// Promises all that is free.
+fn fill_pool(world: &World) {
+    let store = world.kernel.store();
+    store.reserve(store.space().available).unwrap();
+}
+
+#[test]
+fn holders_that_yield_nothing_cost_all_searches_together_one_wait() {
+    let world = world_with(|config| (config.lease_ms, config.wait_ms) = (100, 4_000));
+    let (bad, worse, good) = (world.client(), world.client(), world.client());
+    let mut own = Vec::new();
+    for tier in [Tier::Ssd, Tier::Hdd] {
+        many(&bad, tier, 4);
+        many(&worse, tier, 4);
+        own.extend(many(&good, tier, 2));
+        many(&bad, tier, 1000);
+    }
+    own.extend(many(&good, Tier::Nvm, 2));
+    many(&worse, Tier::Nvm, 1000);
+    let taken: u64 = world
+        .kernel
+        .store()
+        .slab_use()
+        .iter()
+        .map(|tier| tier.taken)
+        .sum();
+    fill_pool(&world);
+    // Each search waits a while for sessions to return reservations, too.
+    let writers: Vec<_> = (0..3).map(|_| world.client()).collect();
+    let each = (taken - 2 * 256) / 4;
+    assert!(each > 1024, "{each}");
+    let began = std::time::Instant::now();
+    let over = std::sync::atomic::AtomicBool::new(false);
+    let given = std::thread::scope(|scope| {
+        let yields = scope.spawn(|| {
+            let mut given = Vec::new();
+            while !over.load(std::sync::atomic::Ordering::Relaxed) {
+                if let Some(Upcall::YieldSlabs { slabs }) =
+                    good.link.upcall(Duration::from_millis(5)).unwrap()
+                {
+                    free(&good, &slabs).unwrap();
+                    given.extend(slabs);
+                }
+            }
+            given
+        });
+        let writers = writers.iter().map(|writer| scope.spawn(|| reserve(writer, each)));
+        let writers: Vec<_> = writers.collect();
+        let results: Vec<_> = writers.into_iter().map(|writer| writer.join().unwrap()).collect();
+        over.store(true, std::sync::atomic::Ordering::Relaxed);
+        let elapsed = began.elapsed();
+        assert!(results.iter().all(Result::is_ok), "{results:?} {elapsed:?}");
+        yields.join().unwrap()
+    });
+    let elapsed = began.elapsed();
+    assert!(elapsed < Duration::from_millis(3_800), "{elapsed:?}");
+    // Who keeps the rules loses only what it gives.
+    let left: Vec<_> = list(&good).into_iter().map(|(slab, _)| slab).collect();
+    for slab in own {
+        assert!(
+            left.contains(&slab) != given.contains(&slab),
+            "{slab} of {left:?}, given {given:?}"
+        );
+    }
+    world.check();
+}
+
+#[test]
+fn footers_of_units_are_no_space_that_slabs_give_back() {
+    let world = world();
+    let far = world.client();
+    let stats = world.kernel.store().space().tiers[Tier::Ssd as usize];
+    let slabs = many(&far, Tier::Ssd, 6);
+    let taken = world.kernel.store().slab_use()[Tier::Ssd as usize].taken;
+    let unit = taken / 2;
+    assert!(unit < stats.unit_blocks && slabs.len() == 6, "{taken}");
+    fill_pool(&world);
+    let writer = world.client();
+    reserve(&writer, unit + 1).unwrap();
+    assert_eq!(list(&far), []);
+    // More than all slabs are worth: none is asked for, and none goes.
+    let slab = grant(&far, Tier::Nvm);
+    let wanted = match slab {
+        Ok(_) => 5_000,
+        Err(_) => panic!("{slab:?}"),
+    };
+    while far.link.upcall(Duration::ZERO).unwrap().is_some() {}
+    assert_eq!(reserve(&writer, wanted), Err(IpcError::Errno(libc::ENOSPC)));
+    assert_eq!(far.link.upcall(Duration::ZERO).unwrap(), None);
+    assert_eq!(list(&far).len(), 1);
+    world.check();
+}
+
+#[test]
+fn every_slab_yields_before_a_file_gets_no_space() {
+    for step in [1, 255, 257, 1021] {
+        let world = world();
+        let far = world.client();
+        for tier in Tier::ALL {
+            many(&far, tier, 1000);
+        }
+        let total = world.kernel.store().space().available
+            + world
+                .kernel
+                .store()
+                .slab_use()
+                .iter()
+                .map(|tier| tier.taken)
+                .sum::<u64>();
+        fill_pool(&world);
+        let writer = world.client();
+        let mut got = world.kernel.store().space().reserved;
+        while reserve(&writer, step).is_ok() {
+            got += step;
+            if step == 1 {
+                break;
+            }
+        }
+        let left: u64 = world
+            .kernel
+            .store()
+            .slab_use()
+            .iter()
+            .map(|tier| tier.taken)
+            .sum();
+        assert!(
+            step == 1 || (left == 0 && got + step > total),
+            "{step}: {got} of {total}, {left}"
+        );
+        world.check();
+    }
+}
+
+#[test]
+fn slabs_whose_space_is_not_needed_any_more_stay() {
+    let world = world();
+    let (one, other) = (world.client(), world.client());
+    let mine = grant(&one, Tier::Ssd).unwrap();
+    let theirs = grant(&other, Tier::Hdd).unwrap();
+    fill_pool(&world);
+    let writer = world.client();
+    std::thread::scope(|scope| {
+        let yields = scope.spawn(|| {
+            // Both are asked, and one is enough.
+            assert_eq!(one.upcall(), Upcall::YieldSlabs { slabs: vec![mine] });
+            assert_eq!(other.upcall(), Upcall::YieldSlabs { slabs: vec![theirs] });
+            free(&one, &[mine]).unwrap();
+        });
+        reserve(&writer, 500).unwrap();
+        yields.join().unwrap();
+    });
+    world.clock.advance_ms(10_000);
+    world.kernel.tick();
+    world.kernel.tick();
+    assert!(whole(&other, theirs) == Ok(zeros()));
+    // It was asked for long ago.
+    let began = std::time::Instant::now();
+    reserve(&writer, world.kernel.store().space().available + 100).unwrap();
+    let elapsed = began.elapsed();
+    assert!(elapsed < Duration::from_millis(950), "{elapsed:?}");
+    assert!(whole(&other, theirs) == ENXIO);
+    world.check();
+}
+
 #[test]
 fn tier_that_is_evacuated_asks_its_slabs_back() {
     let world = world();
@@ -459,7 +747,37 @@ fn tier_that_is_evacuated_asks_its_slabs_back() {
             },
         )
         .unwrap();
-    grant(&far, Tier::Ssd).unwrap();
+    let slab = grant(&far, Tier::Ssd).unwrap();
+    // One that is cancelled in time.
+    let asked = world.kernel.admin_request(
+        Peer::this_process(),
+        Admin::Evacuate {
+            tier: Tier::Ssd,
+            partly: false,
+        },
+    );
+    let Ok(Response::Json(json)) = asked else {
+        panic!("{asked:?}")
+    };
+    let EvacuationAsked::Started(job) = serde_json::from_str(&json).unwrap() else {
+        panic!("{json}")
+    };
+    world.kernel.tick();
+    assert_eq!(far.upcall(), Upcall::YieldSlabs { slabs: vec![slab] });
+    let jobs = world.kernel.admin_request(Peer::this_process(), Admin::Jobs);
+    let Ok(Response::Json(told)) = jobs else {
+        panic!("{jobs:?}")
+    };
+    let named = format!("asked back from session {}", far.id());
+    assert!(told.contains(&named), "{named} in {told}");
+    let cancel = Admin::Job {
+        id: job.id,
+        act: JobAct::Cancel,
+    };
+    world.kernel.admin_request(Peer::this_process(), cancel).unwrap();
+    world.clock.advance_ms(5_000);
+    world.kernel.tick();
+    assert_eq!(whole(&far, slab), Ok(zeros()));
     world.check();
 }
 

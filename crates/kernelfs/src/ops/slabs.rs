@@ -4,17 +4,22 @@
 use crate::error::no;
 use crate::kernel::{Core, KernelFs, SpaceLimits};
 use crate::ops::record::Records;
+use crate::ops::teardown::Teardown;
 use crate::session::state::Session;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use varve_format::{BLOCK_BYTES, BLOCK_SIZE, LeaseNo, SessionId, Tier};
-use varve_ipc::{IpcError, Response, SLAB_BYTES, SLAB_RANGES_MAX, SLABS_AT_ONCE, Upcall};
+use varve_ipc::{IpcError, Response, SLAB_BYTES, SLAB_FORMERS_MAX, SLAB_RANGES_MAX, SLABS_AT_ONCE, Upcall};
 use varve_store::{SlabRow, StoreError};
 
 /// Blocks of a slab.
 const SLAB_BLOCKS: u32 = (SLAB_BYTES / BLOCK_BYTES) as u32;
 /// A user who is neither root nor the pool's owner has at most this part of what slabs may take.
 const USER_PART: u64 = 4;
+/// A search for space asks for at least this part of all slabs: the next ones find what it asked for.
+const ASKED_PART: u64 = 8;
+/// For how many times `wait_ms` a session is late whose slabs had to be taken.
+const LATE_WAITS: u64 = 10;
 /// Pause between two looks whether slabs that were asked back are there.
 const NAP: Duration = Duration::from_millis(2);
 
@@ -24,6 +29,7 @@ pub(crate) struct Slabs<'k> {
     core: Core<'k>,
     space: &'k SpaceLimits,
     records: Records<'k>,
+    teardown: Teardown<'k>,
 }
 
 impl<'k> Slabs<'k> {
@@ -33,11 +39,13 @@ impl<'k> Slabs<'k> {
             core: Core::of(kernel),
             space: &kernel.space,
             records: Records::of(kernel),
+            teardown: Teardown::of(kernel),
         }
     }
 
     /// `Request::GrantSlab`.
     pub(crate) fn grant(&self, session: &Session, tier: Tier) -> Result<LeaseNo, IpcError> {
+        self.check_format()?;
         if session.read_only {
             return Err(no(libc::EROFS));
         }
@@ -46,11 +54,16 @@ impl<'k> Slabs<'k> {
         let Some(_beside) = self.space.turn.try_read() else {
             return Err(no(libc::ENOSPC));
         };
+        // Else two sessions of a user could both find room for their last one.
+        let _one_at_a_time = self.space.slab_grants.lock();
         let most = self.most(tier);
-        let own_full = !session.privileged
-            && self.of_user(session.peer.uid, tier) + u64::from(SLAB_BLOCKS) > most / USER_PART;
-        if most == 0 || own_full || self.space.promisable(self.core.store) < SLAB_BLOCKS.into() {
+        if most == 0 || self.space.promisable(self.core.store) < SLAB_BLOCKS.into() {
             return Err(no(libc::ENOSPC));
+        }
+        if !session.privileged
+            && self.of_user(session.peer.uid, tier) + u64::from(SLAB_BLOCKS) > most / USER_PART
+        {
+            return Err(no(libc::EDQUOT));
         }
         self.records.make(session)?;
         let granted = self
@@ -65,6 +78,14 @@ impl<'k> Slabs<'k> {
             return Err(IpcError::Sealed);
         }
         Ok(slab)
+    }
+
+    /// Refuses pools of formats that have no slabs.
+    fn check_format(&self) -> Result<(), IpcError> {
+        match self.core.store.may_use_slabs() {
+            true => Ok(()),
+            false => Err(no(libc::EOPNOTSUPP)),
+        }
     }
 
     /// Most blocks of a tier that slabs take.
@@ -143,7 +164,14 @@ impl<'k> Slabs<'k> {
     }
 
     /// `Request::Slabs`.
-    pub(crate) fn list(&self, session: &Session) -> Response {
+    pub(crate) fn list(&self, session: &Session, former: &[u128]) -> Result<Response, IpcError> {
+        if former.len() > SLAB_FORMERS_MAX {
+            return Err(no(libc::E2BIG));
+        }
+        self.check_format()?;
+        for token in former {
+            self.take_over(session, *token)?;
+        }
         let stats = self.core.store.space();
         let there = Tier::ALL.into_iter().zip(&stats.tiers);
         let part = if session.privileged { 1 } else { USER_PART };
@@ -152,7 +180,7 @@ impl<'k> Slabs<'k> {
             .map(|(tier, _)| (tier, self.most(tier) / part / u64::from(SLAB_BLOCKS)));
         let own = self.core.store.slabs_of(session.id);
         let own = own.iter().map(|row| (row.lease, row.tier));
-        Response::Slabs(tiers.collect(), own.collect())
+        Ok(Response::Slabs(tiers.collect(), own.collect()))
     }
 
     fn refused(&self, error: &StoreError) -> IpcError {
@@ -165,80 +193,123 @@ impl<'k> Slabs<'k> {
         }
     }
 
-    /// Gives what the session that this one continues had to it. Must precede the end of the former's row.
-    pub(crate) fn take_over(&self, session: &Session, former: SessionId) {
-        let rows = self.core.store.slabs_of(former);
-        if rows.is_empty() || session.read_only {
-            return;
+    /// Gives a session the slabs of its user's other session of this token, which ends if it still lives. After an
+    /// error it can be asked for again.
+    fn take_over(&self, session: &Session, token: u128) -> Result<(), IpcError> {
+        let (living, ended) = {
+            let sessions = self.core.locked();
+            let members = sessions.entries.values();
+            let mut own = members.filter(|member| {
+                let other = &member.session;
+                other.token == token && other.peer.uid == session.peer.uid && other.id != session.id
+            });
+            let living = own.next().map(|member| member.session.id);
+            let mut ended = sessions.ended.iter();
+            let ended = ended.find(|ended| ended.token == token && ended.uid == session.peer.uid);
+            (living, ended.map(|ended| ended.id))
+        };
+        if let Some(id) = living {
+            // It is granted no more slabs from here on.
+            self.teardown
+                .seal_session(id, "its client goes on in another session");
+            self.teardown.finish_or_leave();
         }
-        let slabs: Vec<_> = rows.iter().map(|row| row.lease).collect();
-        let passed = self.records.make(session).and_then(|()| {
-            let passed = self.core.store.pass_slabs(former, session.id, &slabs);
-            passed.map_err(|error| self.core.refused(&error))
-        });
-        let asked = self.space.slabs_asked.lock();
-        let again: Vec<_> = slabs
-            .into_iter()
-            .filter(|slab| asked.contains_key(slab))
-            .collect();
-        drop(asked);
+        let Some(former) = living.or(ended) else {
+            return Ok(());
+        };
+        if !self.core.store.has_slabs(former) {
+            return Ok(());
+        }
+        if session.read_only {
+            return Err(no(libc::EROFS));
+        }
+        self.core.check_writable()?;
+        self.records.make(session)?;
+        let passed = self.core.store.pass_slabs(former, session.id);
+        let passed = passed.map_err(|error| self.refused(&error))?;
+        self.ask_again(session.id, former, &passed);
+        // Its own slabs are gone, so nothing is lost with it.
+        self.teardown.forget_heard(former);
+        Ok(())
+    }
+
+    /// Asks a session for those of these slabs for which the one before was asked. If that one was late, so is this.
+    fn ask_again(&self, id: SessionId, former: SessionId, slabs: &[LeaseNo]) {
+        let again: Vec<_> = {
+            let mut wanted = self.space.slabs_wanted.lock();
+            if let Some(until_ms) = wanted.late.remove(&former) {
+                wanted.late.insert(id, until_ms);
+            }
+            let asked = slabs.iter().filter(|slab| wanted.asked.contains_key(slab));
+            asked.copied().collect()
+        };
         for slabs in again.chunks(SLABS_AT_ONCE) {
             let slabs = slabs.to_vec();
-            self.core.locked().send(session.id, Upcall::YieldSlabs { slabs });
-        }
-        if let Err(error) = passed {
-            tracing::error!(session = %session.id, "slabs of its client are lost: {error}");
+            self.core.locked().send(id, Upcall::YieldSlabs { slabs });
         }
     }
 
-    /// Asks for slabs whose space files need, and waits until `enough`, or until those that were asked for are
-    /// gone: given back, or taken after half of `wait_ms`.
-    pub(crate) fn make_room(&self, blocks: u64, enough: &dyn Fn() -> bool) -> Result<(), StoreError> {
+    /// When one search for space waits for slabs no longer, in milliseconds.
+    pub(crate) fn patience(&self) -> u64 {
+        self.core.now_ms() + self.core.env.config.wait_ms / 2
+    }
+
+    /// Has sessions give back slabs that are worth `lacks` blocks: asks for them and waits until `until_ms`, or
+    /// `is_enough`, and takes what is not there then. Those that were asked for before and are overdue, and those of
+    /// sessions that were late, are taken at once. If all together are not worth so much, none is asked for. Returns
+    /// whether any went.
+    pub(crate) fn make_room(
+        &self,
+        lacks: u64,
+        until_ms: u64,
+        is_enough: &dyn Fn() -> bool,
+    ) -> Result<bool, StoreError> {
         let began = self.core.env.clock.moment();
-        let most = Duration::from_millis(self.core.env.config.wait_ms / 2);
-        let mut asked = self.worth(blocks);
-        if asked.is_empty() || enough() {
-            return Ok(());
+        let now_ms = self.core.now_ms();
+        let groups = self.groups(now_ms);
+        let all: u64 = groups.iter().map(|group| group.worth).sum();
+        let pending: u64 = self
+            .core
+            .store
+            .space()
+            .tiers
+            .iter()
+            .map(|tier| tier.pending)
+            .sum();
+        if lacks > all + pending {
+            return Ok(false);
         }
-        self.ask(&asked, self.core.now_ms() + self.core.env.config.wait_ms / 2);
-        // A test's clock may stand still.
-        while !enough() && self.core.env.clock.moment() - began < most {
-            let left: BTreeSet<_> = self.core.store.slabs().iter().map(|row| row.lease).collect();
-            asked.retain(|row| left.contains(&row.lease));
-            if asked.is_empty() {
-                return Ok(());
+        let chosen = first_worth(&groups, lacks);
+        if chosen.iter().any(|group| group.turn > Turn::Now) {
+            self.ask_for(&groups, lacks.max(all / ASKED_PART), until_ms);
+            let due_ms = self.due_ms(chosen).min(until_ms);
+            let wait = Duration::from_millis(due_ms.saturating_sub(now_ms));
+            // A test's clock may stand still.
+            while !is_enough() && self.given(&groups) < lacks && self.core.env.clock.moment() - began < wait {
+                self.core.env.clock.pause(NAP);
             }
-            self.core.env.clock.pause(NAP);
         }
-        if enough() {
-            return Ok(());
+        let given = self.given(&groups);
+        if given >= lacks || is_enough() {
+            return Ok(given > 0);
         }
-        self.take(&asked)
+        let there = self.there();
+        let left: Vec<_> = groups.into_iter().filter(|group| group.is_in(&there)).collect();
+        let rows = first_worth(&left, lacks - given)
+            .iter()
+            .flat_map(|group| &group.rows);
+        let taken = self.take(&rows.copied().collect::<Vec<_>>())?;
+        let mut wanted = self.space.slabs_wanted.lock();
+        let until_ms = now_ms + LATE_WAITS * self.core.env.config.wait_ms;
+        wanted
+            .late
+            .extend(taken.iter().map(|row| (row.session, until_ms)));
+        Ok(given > 0 || !taken.is_empty())
     }
 
-    /// Slabs that give `blocks` blocks back when they are freed: in whole units on SSD and HDD, those with the
-    /// fewest slabs first.
-    fn worth(&self, blocks: u64) -> Vec<SlabRow> {
-        let mut groups: Vec<Vec<SlabRow>> = self.groups().into_values().collect();
-        groups.sort_by_key(|rows| (rows.len(), std::cmp::Reverse(rows[0].tier)));
-        let stats = self.core.store.space();
-        let mut out = Vec::new();
-        let mut given = 0;
-        for rows in groups {
-            if given >= blocks {
-                break;
-            }
-            given += match rows[0].tier {
-                Tier::Nvm => rows.iter().map(|row| u64::from(row.blocks)).sum(),
-                tier => stats.tiers[tier as usize].unit_blocks,
-            };
-            out.extend(rows);
-        }
-        out
-    }
-
-    /// All slabs: each of NVM, and together those of a unit.
-    fn groups(&self) -> BTreeMap<(Tier, u64), Vec<SlabRow>> {
+    /// All slabs, in the order in which files take them: each of NVM, and together those of a unit. Those that cost
+    /// no wait come first, then those with the fewest slabs.
+    fn groups(&self, now_ms: u64) -> Vec<Group> {
         let stats = self.core.store.space();
         let mut groups = BTreeMap::<_, Vec<SlabRow>>::new();
         for row in self.core.store.slabs() {
@@ -246,18 +317,78 @@ impl<'k> Slabs<'k> {
             let group = (row.tier, unit.unwrap_or(row.block));
             groups.entry(group).or_default().push(row);
         }
+        let wanted = self.space.slabs_wanted.lock();
+        let turn = |row: &SlabRow| match wanted.asked.get(&row.lease) {
+            _ if wanted.late.get(&row.session).is_some_and(|until| now_ms < *until) => Turn::Now,
+            Some(until) if now_ms >= *until => Turn::Now,
+            Some(_) => Turn::Asked,
+            None => Turn::Later,
+        };
+        let mut groups: Vec<_> = groups
+            .into_values()
+            .map(|rows| Group {
+                turn: rows.iter().map(turn).max().unwrap_or(Turn::Later),
+                worth: self.core.store.slabs_worth(&rows),
+                rows,
+            })
+            .filter(|group| group.worth > 0)
+            .collect();
+        groups.sort_by_key(|group| {
+            (
+                group.turn,
+                group.rows.len(),
+                std::cmp::Reverse(group.rows[0].tier),
+            )
+        });
         groups
     }
 
-    /// Asks sessions for slabs, those that were not asked for before. They are taken at `until_ms`.
+    /// Numbers of the slabs that there are.
+    fn there(&self) -> BTreeSet<LeaseNo> {
+        self.core.store.slabs().iter().map(|row| row.lease).collect()
+    }
+
+    /// What the groups of these are worth that are gone.
+    fn given(&self, groups: &[Group]) -> u64 {
+        let there = self.there();
+        let gone = groups.iter().filter(|group| !group.is_in(&there));
+        gone.map(|group| group.worth).sum()
+    }
+
+    /// When all slabs of these groups may be taken, in milliseconds.
+    fn due_ms(&self, groups: &[Group]) -> u64 {
+        let wanted = self.space.slabs_wanted.lock();
+        let rows = groups.iter().flat_map(|group| &group.rows);
+        let due = rows.filter_map(|row| wanted.asked.get(&row.lease).copied());
+        due.max().unwrap_or(0)
+    }
+
+    /// Asks for groups that are worth `blocks`, and for one of each session: who does not give in time is late, and
+    /// all of them are found out with one wait.
+    fn ask_for(&self, groups: &[Group], blocks: u64, until_ms: u64) {
+        let (mut worth, mut rows) = (0, Vec::new());
+        let mut heard = BTreeSet::new();
+        for group in groups {
+            let is_first = group.rows.iter().any(|row| !heard.contains(&row.session));
+            if worth < blocks || is_first {
+                worth += group.worth;
+                heard.extend(group.rows.iter().map(|row| row.session));
+                rows.extend(group.rows.iter().copied());
+            }
+        }
+        self.ask(&rows, until_ms);
+    }
+
+    /// Asks sessions for slabs, those that were not asked for before. They may be taken from `until_ms` on.
     fn ask(&self, rows: &[SlabRow], until_ms: u64) {
         let mut new = BTreeMap::<SessionId, Vec<LeaseNo>>::new();
         {
-            let mut asked = self.space.slabs_asked.lock();
-            for row in rows.iter().filter(|row| !asked.contains_key(&row.lease)) {
+            let mut wanted = self.space.slabs_wanted.lock();
+            for row in rows.iter().filter(|row| !wanted.asked.contains_key(&row.lease)) {
                 new.entry(row.session).or_default().push(row.lease);
             }
-            asked.extend(new.values().flatten().map(|lease| (*lease, until_ms)));
+            let leases = new.values().flatten();
+            wanted.asked.extend(leases.map(|lease| (*lease, until_ms)));
         }
         let mut sessions = self.core.locked();
         for (id, slabs) in new {
@@ -268,43 +399,86 @@ impl<'k> Slabs<'k> {
         }
     }
 
-    fn take(&self, rows: &[SlabRow]) -> Result<(), StoreError> {
-        for row in rows {
-            match self.core.store.free_slabs(row.session, &[row.lease]) {
-                Ok(()) => tracing::warn!(
-                    session = %row.session,
-                    slab = %row.lease,
-                    "a slab that was not given back in time is taken: {} needs its space",
-                    row.tier.name()
-                ),
-                Err(StoreError::NoGrant(_)) => {}
-                Err(error) => return Err(error),
-            }
+    /// Takes those of these slabs that their sessions still have, and returns them.
+    fn take(&self, rows: &[SlabRow]) -> Result<Vec<SlabRow>, StoreError> {
+        if rows.is_empty() {
+            return Ok(Vec::new());
         }
-        Ok(())
+        let taken = self.core.store.take_slabs(rows)?;
+        for row in &taken {
+            tracing::warn!(
+                session = %row.session,
+                slab = %row.lease,
+                "a slab that was not given back in time is taken: {} needs its space",
+                row.tier.name()
+            );
+        }
+        Ok(taken)
     }
 
-    /// Asks for the slabs on tiers and devices that are to be emptied, and takes those that are late.
+    /// Asks for the slabs on tiers and devices that are to be emptied, and takes those that are late. What a search
+    /// for space asked for is taken only by a search.
     pub(crate) fn tick(&self, now_ms: u64) {
-        if self.core.store.slab_use().iter().all(|tier| tier.slabs == 0) {
-            self.space.slabs_asked.lock().clear();
-            return;
+        {
+            let mut wanted = self.space.slabs_wanted.lock();
+            wanted.late.retain(|_, until_ms| now_ms < *until_ms);
+            if self.core.store.slab_use().iter().all(|tier| tier.slabs == 0) {
+                wanted.asked.clear();
+                return;
+            }
         }
         let rows = self.core.store.slabs();
-        let late: Vec<_> = {
-            let mut asked = self.space.slabs_asked.lock();
-            let there: BTreeSet<_> = rows.iter().map(|row| row.lease).collect();
-            asked.retain(|lease, _| there.contains(lease));
-            let is_late = |row: &&SlabRow| asked.get(&row.lease).is_some_and(|until| now_ms >= *until);
-            rows.iter().filter(is_late).copied().collect()
-        };
-        if let Err(error) = self.take(&late) {
-            self.core.note_error(&error);
-        }
+        let there: BTreeSet<_> = rows.iter().map(|row| row.lease).collect();
         let in_the_way: Vec<_> = rows
             .into_iter()
             .filter(|row| self.core.store.is_to_be_emptied(row.tier, row.block))
             .collect();
         self.ask(&in_the_way, now_ms + self.core.env.config.wait_ms / 2);
+        let late: Vec<_> = {
+            let mut wanted = self.space.slabs_wanted.lock();
+            wanted.asked.retain(|lease, _| there.contains(lease));
+            let is_late = |row: &&SlabRow| wanted.asked.get(&row.lease).is_some_and(|until| now_ms >= *until);
+            in_the_way.iter().filter(is_late).copied().collect()
+        };
+        if let Err(error) = self.take(&late) {
+            self.core.note_error(&error);
+        }
     }
+}
+
+/// When slabs are taken by a search for space.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Turn {
+    /// At once: they are overdue.
+    Now,
+    /// When they are overdue: they were asked for.
+    Asked,
+    /// They were not asked for.
+    Later,
+}
+
+/// Slabs that give space back together: one of NVM, or all of a unit.
+#[derive(Debug)]
+struct Group {
+    rows: Vec<SlabRow>,
+    /// Blocks that files can have when they are gone.
+    worth: u64,
+    turn: Turn,
+}
+
+impl Group {
+    /// Whether any of them is among these.
+    fn is_in(&self, there: &BTreeSet<LeaseNo>) -> bool {
+        self.rows.iter().any(|row| there.contains(&row.lease))
+    }
+}
+
+/// The first of these that are worth `blocks` together, or all.
+fn first_worth(groups: &[Group], blocks: u64) -> &[Group] {
+    let mut worth = 0;
+    let few = groups.iter().position(|group| {
+        worth += group.worth;
+        worth >= blocks
+    });
+    &groups[..few.map_or(groups.len(), |last| last + 1)]
 }
