@@ -15,6 +15,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
+use varve_format::Tier;
 use varve_kernelfs::placement::{Cause, DeviceFigures};
 use varve_kernelfs::{JobStatus, TierDevice};
 use varve_kernelfs::{MediumStatus, SessionStatus, TierStatus};
@@ -680,6 +681,19 @@ fn session_metrics(page: &mut Page, look: &Look) {
         "session_credits_blocks",
         "Blocks of 4 KiB reserved for it",
         of(&|s| s.credits),
+    );
+    let slabs = sessions.iter().flat_map(|session| {
+        let tiers = Tier::ALL.into_iter().zip(session.slab_bytes);
+        tiers.map(|(tier, bytes)| {
+            let mut labels = labels(session);
+            labels.push(("tier".to_owned(), tier.name().to_owned()));
+            (labels, bytes)
+        })
+    });
+    page.gauge(
+        "session_slab_bytes",
+        "Slabs of far memory of a session",
+        slabs.collect(),
     );
 }
 

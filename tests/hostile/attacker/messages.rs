@@ -228,7 +228,9 @@ impl Attacker {
                 bytes: vec![1; self.rng.below(40) as usize * 1024],
             },
             _ => Request::Slabs {
-                former: (0..self.rng.below(70)).map(|_| u128::from(self.extreme())).collect(),
+                former: (0..self.rng.below(70))
+                    .map(|_| u128::from(self.extreme()))
+                    .collect(),
             },
         }
     }
