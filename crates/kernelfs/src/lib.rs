@@ -18,7 +18,8 @@
 //! 5. a store transaction (the store has one at a time);
 //! 6. `Sessions::table`: leases, holds, sessions. Held for table work only: never across media, a digest, or
 //!    a wait other than on its own condition variables;
-//! 7. leaves: `Session::turn`, upcall queues, `Bell`, `SpaceLimits::slabs_wanted`, the store's served slabs.
+//! 7. leaves: `Session::turn`, upcall queues, `Bell`, `SpaceLimits::slabs_wanted`, the store's table of
+//!    served slabs.
 //!
 //! The policy of placement has a lock of its own, held by the mover's step while it plans, across reads of the
 //! store. A digest takes it only if it is free, so it never waits for a plan.

@@ -353,12 +353,14 @@ impl<'k> Reservations<'k> {
         };
         // Slabs yield to files, after all that costs nobody anything.
         let slabs = || {
-            let until = self.slabs.patience();
+            let until_ms = self.slabs.patience(2);
             // Logs may be digested meanwhile, which takes some of what a round gives.
             loop {
                 let lacks = self.lacks(least);
                 let is_enough = || self.promisable() >= least;
-                if lacks == 0 || !self.slabs.make_room(lacks, until, &is_enough)? {
+                // Who is asked in a later round has some time, too.
+                let until_ms = until_ms.max(self.slabs.patience(16));
+                if lacks == 0 || !self.slabs.make_room(lacks, until_ms, &is_enough)? {
                     return Ok(());
                 }
             }

@@ -249,9 +249,9 @@ impl<'k> Slabs<'k> {
         }
     }
 
-    /// When one search for space waits for slabs no longer, in milliseconds.
-    pub(crate) fn patience(&self) -> u64 {
-        self.core.now_ms() + self.core.env.config.wait_ms / 2
+    /// When a part of `wait_ms` will have passed, in milliseconds.
+    pub(crate) fn patience(&self, part: u64) -> u64 {
+        self.core.now_ms() + self.core.env.config.wait_ms / part
     }
 
     /// Has sessions give back slabs that are worth `lacks` blocks: asks for them and waits until `until_ms`, or
