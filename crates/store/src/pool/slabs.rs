@@ -5,7 +5,7 @@
 use super::Store;
 use super::writer::Writer;
 use crate::reader::{MetaReader, View};
-use crate::{Result, StoreError, Tx};
+use crate::{Result, StoreError};
 use parking_lot::RwLock;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -161,7 +161,8 @@ impl Store {
     /// `NoSpace`: the tier has no run of this length left that is promised to nobody, takes no new blocks, or
     /// has its share; `TableFull`; `NoSession`; `Invalid` before [`use_slabs`](Self::use_slabs); a device's.
     pub fn grant_slab(&self, session: SessionId, tier: Tier, blocks: u32, most: u64) -> Result<LeaseNo> {
-        let mut tx = self.begin_slabs()?;
+        self.drop_unsound_slabs()?;
+        let mut tx = self.begin()?;
         let row = tx.slab_grant(session, tier, blocks, most)?;
         tx.commit()?;
         self.late_row(&row)?;
@@ -174,7 +175,8 @@ impl Store {
     /// # Errors
     /// `NoGrant`: the session has no such slab (those before it in the list may be freed); a device's.
     pub fn free_slabs(&self, session: SessionId, leases: &[LeaseNo]) -> Result<()> {
-        let mut tx = self.begin_slabs()?;
+        self.drop_unsound_slabs()?;
+        let mut tx = self.begin()?;
         for lease in leases {
             if tx.room() < self.slab_room() {
                 tx.commit()?;
@@ -191,7 +193,8 @@ impl Store {
     /// A device's, or the store's; some may be freed.
     pub fn take_slabs(&self, rows: &[SlabRow]) -> Result<Vec<SlabRow>> {
         let mut taken = Vec::new();
-        let mut tx = self.begin_slabs()?;
+        self.drop_unsound_slabs()?;
+        let mut tx = self.begin()?;
         for row in rows {
             if tx.room() < self.slab_room() {
                 tx.commit()?;
@@ -207,15 +210,8 @@ impl Store {
         Ok(taken)
     }
 
-    /// Starts a transaction that grants, frees or passes on slabs: rows that contradict the pool go first, since
-    /// what it changes might make them look right.
-    fn begin_slabs(&self) -> Result<Tx<'_>> {
-        self.drop_unsound_slabs()?;
-        self.begin()
-    }
-
     /// Takes the rows of slabs out that contradict the pool, and are not served. Their blocks stay in use; a repair
-    /// frees them. Durable when this returns.
+    /// frees them. Precedes each change of slabs, which might make such a row look right. Durable on return.
     ///
     /// # Errors
     /// A device's, or the store's; some may be out.
@@ -236,7 +232,8 @@ impl Store {
     /// A device's, or the store's; some may be freed.
     pub fn end_slabs(&self, session: SessionId) -> Result<()> {
         loop {
-            let mut tx = self.begin_slabs()?;
+            self.drop_unsound_slabs()?;
+            let mut tx = self.begin()?;
             let left = tx.slabs_of(session);
             if left.is_empty() {
                 return Ok(());
@@ -260,7 +257,8 @@ impl Store {
     pub fn pass_slabs(&self, from: SessionId, to: SessionId) -> Result<Vec<LeaseNo>> {
         let mut passed = Vec::new();
         loop {
-            let mut tx = self.begin_slabs()?;
+            self.drop_unsound_slabs()?;
+            let mut tx = self.begin()?;
             let left = if from == to { Vec::new() } else { tx.slabs_of(from) };
             if left.is_empty() {
                 return Ok(passed);
