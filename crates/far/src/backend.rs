@@ -35,8 +35,7 @@ pub enum BackendError {
 /// A device that holds slabs. Every method may be called by several threads at once, on different slots or on ranges
 /// of one slot that share no page.
 ///
-/// Nothing is durable: slabs end with the run. A backend over slabs that a daemon grants from a pool
-/// implements this trait too.
+/// Nothing is durable: slabs end with the run.
 pub trait Backend: Send + Sync {
     /// Name for people, such as a path.
     fn name(&self) -> &str;
@@ -64,6 +63,12 @@ pub trait Backend: Send + Sync {
     /// # Errors
     /// `OutOfRange`, `Io`; the range holds anything then.
     fn write(&self, slot: Slot, offset_bytes: usize, bytes: &[u8]) -> Result<(), BackendError>;
+
+    /// Slots whose space is wanted for something else: what is in them is to move elsewhere soon. What stays may
+    /// be lost.
+    fn wanted_back(&self) -> Vec<Slot> {
+        Vec::new()
+    }
 
     /// Reads several ranges of one slot.
     ///

@@ -12,6 +12,8 @@ use zerocopy::IntoBytes;
 
 /// Most slabs that move at one look: 8 MiB.
 pub const MOVES_MAX: usize = 8;
+/// Most slabs that leave one tier at one look because their space is wanted.
+const YIELDS_MAX: usize = 64;
 
 /// Most slabs that leave a tier above its bound at one look: 64 MiB.
 pub const MOVES_OVER_MAX: usize = 64;
@@ -27,8 +29,9 @@ impl Space {
     /// Looks at all slabs, at second `now_s` of any clock that does not go back, and moves those that are hot
     /// or cold. Gives the number of slabs that moved. Faults go on meanwhile.
     pub fn tick(&self, now_s: u64) -> usize {
+        let mut moved = self.make_way(now_s);
         let (hot, cold) = self.look(now_s);
-        let mut moved = self.shed(now_s);
+        moved += self.shed(now_s);
         for number in hot {
             if moved >= MOVES_MAX {
                 return moved;
@@ -40,6 +43,35 @@ impl Space {
                 break;
             }
             moved += usize::from(self.demote(number, now_s));
+        }
+        moved
+    }
+
+    /// Moves slabs away whose space a backend wants back: down, else up. Gives the number of moves.
+    fn make_way(&self, now_s: u64) -> usize {
+        let mut moved = 0;
+        for (from, tier) in self.tiers.iter().enumerate() {
+            let wanted = tier.backend.wanted_back();
+            if wanted.is_empty() {
+                continue;
+            }
+            let numbers: Vec<u32> = {
+                let state = self.state.lock();
+                let slabs = state.slabs.iter().enumerate();
+                let own = slabs.filter(|(_, slab)| {
+                    slab.as_ref()
+                        .is_some_and(|slab| slab.tier == from && wanted.contains(&slab.slot))
+                });
+                own.map(|(number, _)| number as u32).collect()
+            };
+            for number in numbers.into_iter().take(YIELDS_MAX) {
+                let below = (from + 1..self.tiers.len()).chain((0..from).rev());
+                let fits = |to: &usize| !self.tiers[*to].is_compressed && self.has_room(*to);
+                let gone = below
+                    .filter(fits)
+                    .any(|to| self.relocate(Move { slab: number, to }, now_s));
+                moved += usize::from(gone);
+            }
         }
         moved
     }

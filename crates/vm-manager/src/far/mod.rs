@@ -19,6 +19,7 @@ mod hand;
 mod join;
 mod library;
 mod pager;
+mod pool;
 mod program;
 mod readers;
 mod run;

@@ -15,7 +15,7 @@ use super::counters::Counters;
 use super::goal::{Goal, Stall};
 use super::program::{Area, Pages, Program};
 use super::readers::Readers;
-use super::{check, drain, evict, faults};
+use super::{check, drain, evict, faults, pool};
 use crate::heat::HeatMap;
 use crate::sys::Faults;
 use crate::types::Pid;
@@ -59,6 +59,19 @@ impl Pager {
             });
         }
         for tier in &config.tier {
+            if let Some(dir) = pool::at(&tier.dir) {
+                let slabs = pool::open(&dir, tier.limit_mib).map_err(|error| {
+                    io::Error::new(
+                        error.kind(),
+                        format!("no slabs in the pool {}: {error}", dir.display()),
+                    )
+                })?;
+                joining.extend(slabs.into_iter().map(|slabs| TierConfig {
+                    backend: Box::new(slabs),
+                    is_compressed: false,
+                }));
+                continue;
+            }
             let file = FileSlabs::open(&tier.dir, tier.limit_mib);
             let file = file.map_err(|error| {
                 io::Error::new(
