@@ -48,6 +48,8 @@ pub const SLAB_BYTES: u64 = 1 << 20;
 pub const SLABS_AT_ONCE: usize = 256;
 /// Most ranges of one [`Request::ReadSlab`].
 pub const SLAB_RANGES_MAX: usize = 256;
+/// Most tokens of one [`Request::Slabs`].
+pub const SLAB_FORMERS_MAX: usize = 64;
 /// Most bytes of file data in one message.
 pub const DATA_MAX: usize = 1 << 20;
 /// Most inodes named in one [`Watched`]; where there are more, all are watched.
@@ -703,7 +705,8 @@ pub enum Request {
     /// `FIDEDUPERANGE`; the session has given back its leases on the files.
     Dedupe(DedupeOp),
     /// Asks for a slab, [`SLAB_BYTES`] of zeros on a tier that no file has. Its number is durable when it is
-    /// answered. `ENOSPC`: the tier, or its share for slabs, is full, or files are looking for space.
+    /// answered. `ENOSPC`: the tier, or its share for slabs, is full, or files are looking for space; `EDQUOT`:
+    /// the user has a part of that share already; `EOPNOTSUPP`: the pool's format has no slabs.
     GrantSlab {
         /// Tier.
         tier: Tier,
@@ -731,10 +734,16 @@ pub enum Request {
         #[serde(with = "crate::blob")]
         bytes: Vec<u8>,
     },
-    /// Asks which slabs the session has, those of the session that it continues included, and how many each
-    /// tier can have. They pass on with a session's first request: until that is answered, a client that has
-    /// slabs resumes with the token of the session before.
-    Slabs,
+    /// Takes the slabs of the user's sessions with these tokens, which are sealed if they still live, and asks
+    /// which slabs the session has then, and how many each tier can have. Durable when it is answered, and may be
+    /// made any number of times, also after an error. A token that leads to no slabs has no effect. A client
+    /// keeps each token that it was given until this was answered with it: whatever answer was lost, its slabs
+    /// are in the session of a token that it has. `EOPNOTSUPP`: the pool's format has no slabs; `EROFS`: there
+    /// are slabs, and the pool or the session is read-only.
+    Slabs {
+        /// Tokens of the client's sessions before; at most [`SLAB_FORMERS_MAX`].
+        former: Vec<u128>,
+    },
     /// Confirms a [`Upcall::Barrier`].
     BarrierAck {
         /// Its transaction.
@@ -989,7 +998,8 @@ pub enum Upcall {
     /// even if there are none.
     ReclaimReservations,
     /// Files need the space of these slabs, or their device is to be emptied: give them back with
-    /// [`Request::FreeSlabs`]. Those that are left after half of `wait_ms` are taken.
+    /// [`Request::FreeSlabs`]. Those that are left after half of `wait_ms` are taken, if their space is still
+    /// needed.
     YieldSlabs {
         /// Their numbers; at most [`SLABS_AT_ONCE`].
         slabs: Vec<LeaseNo>,

@@ -164,7 +164,7 @@ impl KernelFs {
             Request::WriteSlab { slab, offset, bytes } => Slabs::of(self)
                 .write(session, slab, offset, &bytes)
                 .map(|()| Response::Done),
-            Request::Slabs => Ok(Slabs::of(self).list(session)),
+            Request::Slabs { former: _ } => Ok(Slabs::of(self).list(session)),
             Request::BarrierAck { tx } => {
                 TakeOver::of(self).barrier_ack(session, tx);
                 Ok(Response::Done)

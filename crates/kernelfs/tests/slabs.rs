@@ -63,7 +63,7 @@ fn free(client: &Client, slabs: &[LeaseNo]) -> Result<Response, IpcError> {
 }
 
 fn list(client: &Client) -> Vec<(LeaseNo, Tier)> {
-    match client.link.call(Request::Slabs).unwrap() {
+    match client.link.call(Request::Slabs { former: Vec::new() }).unwrap() {
         Response::Slabs(_, slabs) => slabs,
         other => panic!("{other:?}"),
     }

@@ -227,7 +227,9 @@ impl Attacker {
                 offset: self.extreme() as u32,
                 bytes: vec![1; self.rng.below(40) as usize * 1024],
             },
-            _ => Request::Slabs,
+            _ => Request::Slabs {
+                former: (0..self.rng.below(70)).map(|_| u128::from(self.extreme())).collect(),
+            },
         }
     }
 

@@ -35,6 +35,7 @@ pub(crate) const fn may_wait(request: &Request) -> bool {
         | Request::SyncAll
         | Request::GrantSlab { .. }
         | Request::FreeSlabs { .. }
+        | Request::Slabs { .. }
         | Request::Forward(_)
         | Request::Dedupe(_)
         | Request::Admin(_) => true,
@@ -56,7 +57,6 @@ pub(crate) const fn may_wait(request: &Request) -> bool {
         | Request::ReadData { .. }
         | Request::ReadSlab { .. }
         | Request::WriteSlab { .. }
-        | Request::Slabs
         | Request::NoteReads { .. }
         | Request::BarrierAck { .. }
         | Request::ReturnReservation { .. }
