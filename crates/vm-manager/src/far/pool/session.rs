@@ -71,7 +71,7 @@ impl Session {
             let why = welcome.latched.unwrap_or_else(|| "it is read-only".into());
             return Err(io::Error::other(format!("the pool grants no slabs: {why}")));
         }
-        let (tiers, _) = list(&link).map_err(|error| refused(&error))?;
+        let (tiers, _) = list(&link, None).map_err(|error| refused(&error))?;
         if tiers.iter().all(|(_, most)| *most == 0) {
             return Err(io::Error::other(
                 "the pool grants no slabs: far_percent of its varve.toml is 0, or its tiers are too small",
@@ -130,7 +130,7 @@ impl Session {
             self.is_unsure.store(true, Ordering::Release);
             let resumed = connect(&self.socket, Some(line.token)).and_then(|(link, welcome)| {
                 // Until it has answered once, the session before is the one to show.
-                list(&link).map(|_| (link, welcome.token))
+                list(&link, Some(line.token)).map(|_| (link, welcome.token))
             });
             match resumed {
                 Ok((link, token)) => {
@@ -172,7 +172,7 @@ impl Session {
 
     /// Gives back slabs of which the answer was lost.
     fn give_unknown(&self, slabs: &Slabs) -> Result<(), BackendError> {
-        let Response::Slabs(_, there) = self.call(&|| Request::Slabs)? else {
+        let Response::Slabs(_, there) = self.call(&|| Request::Slabs { former: Vec::new() })? else {
             return Ok(());
         };
         let unknown = there.into_iter().map(|(slab, _)| slab);
@@ -279,8 +279,9 @@ fn connect(socket: &Path, resume: Option<u128>) -> Result<(SocketLink, Welcome),
     Ok((link, welcome))
 }
 
-fn list(link: &SocketLink) -> Result<Listed, IpcError> {
-    match link.call(Request::Slabs)? {
+fn list(link: &SocketLink, former: Option<u128>) -> Result<Listed, IpcError> {
+    let former = former.into_iter().collect();
+    match link.call(Request::Slabs { former })? {
         Response::Slabs(tiers, slabs) => Ok((tiers, slabs)),
         _ => Err(IpcError::Protocol("another answer to a list of slabs".into())),
     }
