@@ -340,8 +340,8 @@ fn message(mut from: &UnixStream) -> std::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Stands between a program and the pool's daemon. Of each session after the first, the answer to the first request
-/// is lost, in every other one. Descriptors do not pass, so all goes over the connection.
+/// Stands between a program and the pool's daemon. Of each session after the first, the answer to the first
+/// request is lost, in every other one. Descriptors do not pass, so all goes over the connection.
 fn lossy(pool: &Path, dir: &Path) -> Arc<AtomicUsize> {
     std::fs::create_dir(dir).unwrap();
     std::fs::write(dir.join("varve.toml"), "").unwrap();

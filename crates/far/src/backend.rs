@@ -74,8 +74,8 @@ pub trait Backend: Send + Sync {
     /// Frees a slot and gives its space back to the device.
     fn dealloc(&self, slot: Slot);
 
-    /// Frees a slot that failed. It does not count against the capacity from then on, and what is allocated later
-    /// lies elsewhere where the device can choose.
+    /// Frees a slot that failed. It does not count against the capacity from then on, and what is allocated
+    /// later lies elsewhere where the device can choose.
     fn retire(&self, slot: Slot) {
         self.dealloc(slot);
     }
@@ -113,8 +113,8 @@ pub trait Backend: Send + Sync {
         false
     }
 
-    /// Waits while the device is away; false when it is not back in time. All who wait in one absence wait until
-    /// the same moment, and whoever comes after that does not wait. To be called without a lock.
+    /// Waits while the device is away; false when it is not back in time. All who wait in one absence wait
+    /// until the same moment, and whoever comes after that does not wait. To be called without a lock.
     fn wait(&self) -> bool {
         !self.is_away()
     }

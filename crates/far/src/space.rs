@@ -1,8 +1,8 @@
 //! The storage front end (RapidSwap, sections 4.1.1 and 4.2.2): objects in slabs, slabs in tiers.
 //!
 //! Owns which slab is in which tier and which objects are in use. One lock guards the records; bytes are
-//! copied and slabs are allocated without it. A slab that is being read or written is pinned, and what it left is
-//! freed when the last pin goes.
+//! copied and slabs are allocated without it. A slab that is being read or written is pinned, and what it
+//! left is freed when the last pin goes.
 
 mod ahead;
 mod load;

@@ -1,5 +1,5 @@
-//! A space over a device that another process serves: it asks slabs back, takes them, is away for a while, and
-//! allocates slowly.
+//! A space over a device that another process serves: it asks slabs back, takes them, is away for a while,
+//! and allocates slowly.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 

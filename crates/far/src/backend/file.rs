@@ -79,8 +79,8 @@ impl FileSlabs {
         match (freed.is_ok(), may_come_again) {
             (true, true) => slots.free.push(slot.0),
             (true, false) => slots.dead += 1,
-            // It could not be emptied. Not used again, so that nobody reads another slab's bytes; its space is
-            // still there, and counts.
+            // It could not be emptied. Not used again, so that nobody reads another slab's bytes; its space
+            // is still there, and counts.
             (false, _) => {}
         }
     }

@@ -29,8 +29,8 @@ impl Space {
     /// fastest.
     ///
     /// # Errors
-    /// `Io` and `Checksum`: the slab takes no objects from now on, unless its device is away, and `page` holds
-    /// anything.
+    /// `Io` and `Checksum`: the slab takes no objects from now on, unless its device is away, and `page`
+    /// holds anything.
     pub fn load(&self, stored: &Stored, page: &mut Page) -> Result<usize, SpaceError> {
         let mut turns = 0;
         loop {
@@ -98,7 +98,8 @@ impl Space {
         tier.is_none_or(|tier| self.tiers[tier].backend.wait())
     }
 
-    /// Whether a read of an object may take long: its device can be away, or takes `least` by its measurement.
+    /// Whether a read of an object may take long: its device can be away, or takes `least` by its
+    /// measurement.
     #[must_use]
     pub fn is_slow(&self, place: Place, least: Duration) -> bool {
         let Some(tier) = self.tier_of(place).map(|tier| &self.tiers[tier]) else {

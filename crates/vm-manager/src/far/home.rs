@@ -1,5 +1,5 @@
-//! Slabs whose space is wanted back and for which no other tier has room: their pages come back to memory, above
-//! the limit, rather than be lost.
+//! Slabs whose space is wanted back and for which no other tier has room: their pages come back to memory,
+//! above the limit, rather than be lost.
 
 use std::collections::HashSet;
 
@@ -14,8 +14,8 @@ use super::program::{Program, release};
 /// Entries that are looked at under one hold of the lock.
 const BATCH: usize = 512;
 
-/// Brings the pages of such slabs back, where there is memory for them. What cannot come now is tried at the next
-/// look.
+/// Brings the pages of such slabs back, where there is memory for them. What cannot come now is tried at the
+/// next look.
 pub(super) fn bring(pager: &Pager) {
     let stuck = pager.space.stuck();
     if stuck.is_empty() {

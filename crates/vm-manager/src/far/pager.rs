@@ -368,8 +368,8 @@ fn tick(pager: &Weak<Pager>) {
         turn += 1;
         let now_s = begun.elapsed().as_secs();
         let is_whole = turn.is_multiple_of(TURNS_A_SECOND);
-        // What is asked back waits for its turn no longer than it takes to move, but nothing is tried again soon
-        // that was in vain.
+        // What is asked back waits for its turn no longer than it takes to move, but nothing is tried again
+        // soon that was in vain.
         if is_whole || moved > 0 {
             moved = pager.space.make_way(now_s);
         }

@@ -1,10 +1,12 @@
 //! The session for slabs: calls, what the daemon asks for, what is given back, and a daemon that is away.
 //!
-//! One thread has the line to the daemon: it finds a session to go on with when the one before is over, hears what
-//! the daemon asks for, and gives slabs back. No call waits for a daemon that is away; readers may ([`Session::wait`]).
+//! One thread has the line to the daemon: it finds a session to go on with when the one before is over, hears
+//! what the daemon asks for, and gives slabs back. No call waits for a daemon that is away; readers may
+//! ([`Session::wait`]).
 //!
-//! A slab is known here from the answer to its grant until it is given back or taken. A grant whose answer was lost
-//! leaves one that nobody knows: the thread gives it back soon. Grants are made one at a time for that.
+//! A slab is known here from the answer to its grant until it is given back or taken. A grant whose answer
+//! was lost leaves one that nobody knows: the thread gives it back soon. Grants are made one at a time for
+//! that.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -162,8 +164,8 @@ impl Session {
         self.is_away.load(Ordering::Acquire)
     }
 
-    /// Waits for a daemon that is away, as long as the pool says, from the moment it went away on. Whether it is
-    /// there.
+    /// Waits for a daemon that is away, as long as the pool says, from the moment it went away on. Whether it
+    /// is there.
     pub(super) fn wait(&self) -> bool {
         let mut line = self.line.lock();
         while let Some((since, _)) = line.away {
