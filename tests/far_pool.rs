@@ -259,7 +259,7 @@ fn slabs_are_given_back_to_files_and_the_program_is_whole() {
     let mut pool = Pool::up(&["--nvm", "64M", "--ssd", "256M", "--hdd", "0"]);
     let free = || {
         let stat = rustix::fs::statvfs(pool.mnt()).unwrap();
-        stat.f_bavail * stat.f_frsize >> 20
+        (stat.f_bavail * stat.f_frsize) >> 20
     };
     let before = free();
     let sign = pool.outside().join("sign");
