@@ -16,6 +16,7 @@ mod evict;
 mod faults;
 mod goal;
 mod hand;
+mod home;
 mod join;
 mod library;
 mod pager;

@@ -1,8 +1,10 @@
 //! Slabs of a pool: one backend for each of its tiers, over one session with its daemon. Owns the session: it is
-//! taken up again when the daemon was away, so that whoever waits for a page waits and goes on. Which slab is
+//! taken up again when the daemon was away, and who reads a page can wait for that. Which slab is
 //! cold is `varve_far`'s.
 
 mod session;
+#[cfg(test)]
+mod tests;
 
 use session::Session;
 use std::path::{Path, PathBuf};
@@ -90,15 +92,23 @@ impl PoolSlabs {
         slab.ok_or(BackendError::OutOfRange(slot.0))
     }
 
+    /// The slots that have these slabs, of which some are of other tiers.
+    fn of(&self, slabs: &[LeaseNo]) -> Vec<Slot> {
+        if slabs.is_empty() {
+            return Vec::new();
+        }
+        let slots = self.slots.lock();
+        let all = slots.slabs.iter().enumerate();
+        // The numbers come in order.
+        let own = all.filter(|(_, slab)| slab.is_some_and(|slab| slabs.binary_search(&slab).is_ok()));
+        own.map(|(number, _)| Slot(number as u32)).collect()
+    }
+
     /// Reads ranges of whole pages, one after the other.
     fn pages(&self, slot: Slot, ranges: Vec<(u32, u32)>) -> Result<Vec<u8>, BackendError> {
         let slab = self.slab(slot)?;
         let bytes: usize = ranges.iter().map(|(_, len)| *len as usize).sum();
-        let read = || Request::ReadSlab {
-            slab,
-            ranges: ranges.clone(),
-        };
-        match self.session.call(&read)? {
+        match self.session.call(Request::ReadSlab { slab, ranges })? {
             Response::Bytes(read) if read.len() == bytes => Ok(read),
             _ => Err(BackendError::Io(std::io::ErrorKind::UnexpectedEof.into())),
         }
@@ -106,12 +116,12 @@ impl PoolSlabs {
 
     fn put(&self, slot: Slot, offset: usize, bytes: &[u8]) -> Result<(), BackendError> {
         let slab = self.slab(slot)?;
-        let write = || Request::WriteSlab {
+        let write = Request::WriteSlab {
             slab,
             offset: offset as u32,
             bytes: bytes.to_vec(),
         };
-        self.session.call(&write).map(drop)
+        self.session.call(write).map(drop)
     }
 }
 
@@ -183,19 +193,28 @@ impl Backend for PoolSlabs {
     }
 
     fn wanted_back(&self) -> Vec<Slot> {
-        let wanted = self.session.wanted();
-        if wanted.is_empty() {
-            return Vec::new();
-        }
-        let slots = self.slots.lock();
-        let all = slots.slabs.iter().enumerate();
-        let own = all.filter(|(_, slab)| slab.is_some_and(|slab| wanted.contains(&slab)));
-        own.map(|(number, _)| Slot(number as u32)).collect()
+        self.of(&self.session.wanted())
+    }
+
+    fn taken(&self) -> Vec<Slot> {
+        self.of(&self.session.taken())
+    }
+
+    fn may_be_away(&self) -> bool {
+        true
+    }
+
+    fn is_away(&self) -> bool {
+        self.session.is_away()
+    }
+
+    fn wait(&self) -> bool {
+        self.session.wait()
     }
 }
 
 #[cfg(test)]
-mod tests {
+mod ranges {
     use super::covering;
 
     #[test]
