@@ -418,3 +418,79 @@ fn slab_that_is_read_in_order_is_read_ahead_and_one_that_is_not_is_left_alone() 
         assert!(read.0 == other.0);
     }
 }
+
+/// A backend that wants all of its slots back once it is told so.
+struct Wanted {
+    inner: Dram,
+    is_wanted: std::sync::Arc<std::sync::atomic::AtomicBool>,
+}
+
+impl Backend for Wanted {
+    fn name(&self) -> &str {
+        "wanted"
+    }
+    fn capacity_slabs(&self) -> u32 {
+        self.inner.capacity_slabs()
+    }
+    fn alloc(&self) -> Result<varve_far::Slot, varve_far::BackendError> {
+        // It gives none while it wants some, as a pool does.
+        match self.is_wanted.load(std::sync::atomic::Ordering::Relaxed) {
+            true => Err(varve_far::BackendError::Full),
+            false => self.inner.alloc(),
+        }
+    }
+    fn dealloc(&self, slot: varve_far::Slot) {
+        self.inner.dealloc(slot);
+    }
+    fn read(
+        &self,
+        slot: varve_far::Slot,
+        at: usize,
+        bytes: &mut [u8],
+    ) -> Result<(), varve_far::BackendError> {
+        self.inner.read(slot, at, bytes)
+    }
+    fn write(&self, slot: varve_far::Slot, at: usize, bytes: &[u8]) -> Result<(), varve_far::BackendError> {
+        self.inner.write(slot, at, bytes)
+    }
+    fn wanted_back(&self) -> Vec<varve_far::Slot> {
+        match self.is_wanted.load(std::sync::atomic::Ordering::Relaxed) {
+            true => (0..self.capacity_slabs()).map(varve_far::Slot).collect(),
+            false => Vec::new(),
+        }
+    }
+}
+
+#[test]
+fn slabs_that_are_wanted_back_move_to_another_tier_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let is_wanted = std::sync::Arc::default();
+    let wanted = Wanted {
+        inner: Dram::new(40),
+        is_wanted: std::sync::Arc::clone(&is_wanted),
+    };
+    let (space, refused) = Space::new(
+        vec![
+            tier(wanted, false),
+            tier(FileSlabs::open(dir.path(), 50).unwrap(), false),
+        ],
+        T_S,
+    );
+    assert!(refused.is_empty(), "{refused:?}");
+    let pages: Vec<Page> = (0..256 * 20).map(|seed| page(seed, 100)).collect();
+    let stored: Vec<Stored> = space.store(&pages).into_iter().map(Result::unwrap).collect();
+    let on = |space: &Space| {
+        let tiers = space.stats().tiers;
+        let of = |name: &str| tiers.iter().find(|tier| tier.name == name).unwrap().slabs;
+        of("wanted")
+    };
+    assert!(on(&space) >= 20, "the faster one is used first");
+    is_wanted.store(true, std::sync::atomic::Ordering::Relaxed);
+    space.tick(1);
+    assert_eq!(on(&space), 0);
+    for (stored, page) in stored.iter().zip(&pages) {
+        let mut back = Page::default();
+        space.load(stored, &mut back).unwrap();
+        assert!(back.0 == page.0);
+    }
+}

@@ -72,7 +72,9 @@ impl Features {
 
     /// The features that this program supports.
     pub const BUILT: Self = Self {
-        incompat: U64::new(Incompat::SHARED_EXTENTS.bits() | Incompat::DEVICES.bits()),
+        incompat: U64::new(
+            Incompat::SHARED_EXTENTS.bits() | Incompat::DEVICES.bits() | Incompat::SLABS.bits(),
+        ),
         log_incompat: U64::new(LogIncompat::IN_PLACE.bits()),
         ..Self::NONE
     };

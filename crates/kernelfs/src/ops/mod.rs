@@ -6,7 +6,9 @@
 //! - `devices`, `jobs`, `map`, `rows`, `watch` need no other;
 //! - `digest`, `read`, `status`;
 //! - `holds`, `migrate`, `pin`, `teardown`;
-//! - `record`, `recovery`, `release`, `reserve`, `rules`, `sharing`, `sync`;
+//! - `record`, `recovery`, `release`, `rules`, `sharing`, `sync`;
+//! - `slabs`;
+//! - `reserve`;
 //! - `acquire`, `lifecycle`, `log`;
 //! - `forward`, `handshake`, `numbers`.
 
@@ -31,6 +33,7 @@ pub(crate) mod reserve;
 pub(crate) mod rows;
 pub(crate) mod rules;
 pub(crate) mod sharing;
+pub(crate) mod slabs;
 pub(crate) mod status;
 pub(crate) mod sync;
 pub(crate) mod teardown;

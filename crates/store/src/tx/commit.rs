@@ -200,6 +200,7 @@ impl TxState<'_> {
         })?;
         drop(writing);
         self.settle(tx);
+        store.serve_slabs(&self.writer, &self.slabs_to_serve);
         store.count_moves(&self.moves);
         store.trim_empty();
         Ok(tx)
@@ -278,6 +279,9 @@ impl TxState<'_> {
         let mut space = self.store.space.lock();
         for span in self.ephemeral.drain(..) {
             space.give_back(span);
+        }
+        for span in self.slab_blocks_freed.drain(..) {
+            space.give_slabs(span);
         }
         for (span, data) in self.freed.drain(..) {
             if !armed(Bug::FreeBeforeCommit) {
