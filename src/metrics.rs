@@ -15,7 +15,6 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
-use varve_format::Tier;
 use varve_kernelfs::placement::{Cause, DeviceFigures};
 use varve_kernelfs::{JobStatus, TierDevice};
 use varve_kernelfs::{MediumStatus, SessionStatus, TierStatus};
@@ -442,12 +441,6 @@ fn tier_metrics(page: &mut Page, look: &Look) {
         "Freed, but not to be used again yet",
         of(&|t| t.pending_bytes),
     );
-    page.gauge("tier_slabs", "Slabs of far memory on a tier", of(&|t| t.slabs));
-    page.gauge(
-        "tier_slab_bytes",
-        "What files cannot have of a tier because of slabs: of SSD and HDD whole units",
-        of(&|t| t.slab_bytes),
-    );
     page.gauge(
         "tier_failed",
         "1: the tier's device failed",
@@ -681,19 +674,6 @@ fn session_metrics(page: &mut Page, look: &Look) {
         "session_credits_blocks",
         "Blocks of 4 KiB reserved for it",
         of(&|s| s.credits),
-    );
-    let slabs = sessions.iter().flat_map(|session| {
-        let tiers = Tier::ALL.into_iter().zip(session.slab_bytes);
-        tiers.map(|(tier, bytes)| {
-            let mut labels = labels(session);
-            labels.push(("tier".to_owned(), tier.name().to_owned()));
-            (labels, bytes)
-        })
-    });
-    page.gauge(
-        "session_slab_bytes",
-        "Slabs of far memory of a session",
-        slabs.collect(),
     );
 }
 

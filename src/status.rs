@@ -154,14 +154,6 @@ fn put_tiers(text: &mut String, pool: &Pool, status: &Status) {
             tier.tier
         ));
     }
-    for tier in status.tiers.iter().filter(|tier| tier.slabs > 0) {
-        put(format!(
-            "slabs    {} {} of far memory, which take {}",
-            tier.tier,
-            tier.slabs,
-            show(tier.slab_bytes)
-        ));
-    }
     for tier in status.tiers.iter().filter(|tier| tier.state != "ok") {
         put(format!("FAILED   {}: {}", tier.tier, tier.state));
     }
@@ -210,11 +202,7 @@ fn put_sessions(text: &mut String, status: &Status) {
             }),
             session.digested,
             session.leases,
-            match (session.read_only, session.slab_bytes.iter().sum::<u64>()) {
-                (true, _) => "  read-only".to_owned(),
-                (false, 0) => String::new(),
-                (false, bytes) => format!("  {} in slabs", show(bytes)),
-            }
+            if session.read_only { "  read-only" } else { "" }
         ));
     }
 }

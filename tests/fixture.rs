@@ -13,11 +13,10 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use varve_format::superblock::FORMAT_VERSION;
-use varve_format::{LastForwarded, LogSeq, Seal, SessionId, Tier};
 use varve_ipc::{ClientKind, Cred};
 use varve_kernelfs::pool::{HostDaemon, HostPool};
 use varve_libfs::{Fs, FsOptions, Posix, SocketConnector};
-use varve_store::{OpenOptions, SessionRow, SessionState, Store};
+use varve_store::{OpenOptions, Store};
 
 /// Two copies of one pool have one live directory: a test has them for itself.
 static ALONE: Mutex<()> = Mutex::new(());
@@ -313,88 +312,6 @@ fn pool_of_several_devices_opens_as_it_did() {
         store.read(item.unwrap().key.ino, 0, &mut bytes).unwrap();
         assert!(bytes.iter().all(|byte| *byte == b'a' + number));
     }
-    assert_eq!(store.check().unwrap(), []);
-    assert_eq!(store.check_data().unwrap(), []);
-}
-
-/// Files of the pool with slabs.
-const SLAB_FILES: [&str; 4] = ["varve.toml", "nvm.img", "journal.img", "ssd.img"];
-
-/// Blocks of its slabs.
-const SLAB_BLOCKS: u32 = 16;
-
-fn slab_session(id: u64) -> SessionRow {
-    SessionRow {
-        id: SessionId(id),
-        uid: 0,
-        pid: 1,
-        pid_start: 1,
-        token: 7,
-        state: SessionState::Ended(Seal::default()),
-        digested: LogSeq(0),
-        last_forwarded: LastForwarded::default(),
-        log_bytes: 0,
-        created_ns: 1,
-        flags: 0,
-    }
-}
-
-/// Makes the fixture of a pool with slabs in NVM and on SSD, whose session has ended and may come again.
-fn make_slabs() {
-    let mut pool = Pool::up(&["--nvm", "8M", "--ssd", "8M", "--hdd", "0"]);
-    std::fs::write(pool.mnt().join("file"), vec![b'f'; 1 << 20]).unwrap();
-    pool.down();
-    let host = HostPool::find(&pool.dir()).unwrap();
-    {
-        let (store, _) = Store::open(host.devices().unwrap(), OpenOptions::default()).unwrap();
-        let mut tx = store.begin().unwrap();
-        let id = tx.next_session_ids(1).unwrap();
-        tx.session_put(&slab_session(id.0)).unwrap();
-        tx.commit().unwrap();
-        store.use_slabs().unwrap();
-        for tier in [Tier::Nvm, Tier::Ssd, Tier::Ssd] {
-            let slab = store.grant_slab(id, tier, SLAB_BLOCKS, 1 << 20).unwrap();
-            store.write_slab(id, slab, 4096, &[b's'; 2 * 4096]).unwrap();
-        }
-        store.checkpoint().unwrap();
-        store.devices().ssd.as_ref().unwrap().flush().unwrap();
-    }
-    let read = |name: &&str| ((*name).to_owned(), std::fs::read(pool.dir().join(name)).unwrap());
-    let packed = pack(&SLAB_FILES.iter().map(read).collect::<Vec<_>>());
-    println!("{} bytes", packed.len());
-    std::fs::write(fixture("pool-slabs.rle"), packed).unwrap();
-}
-
-#[test]
-fn pool_of_slabs_opens_as_it_did() {
-    let _alone = alone();
-    if std::env::var_os("VARVE_MAKE_FIXTURE").is_some() {
-        make_slabs();
-    }
-    let temp = tempfile::tempdir().unwrap();
-    let dir = temp.path().join("pool");
-    let _live = LiveDirs::of(&dir);
-    let packed = std::fs::read(fixture("pool-slabs.rle")).unwrap();
-    assert!(packed.len() <= 200 << 10, "{} bytes", packed.len());
-    unpack(&packed, &dir);
-    assert!(text_of(varve().arg("fsck").arg(&dir)).contains("clean"));
-    let host = HostPool::find(&dir).unwrap();
-    let (store, _) = Store::open(host.devices().unwrap(), OpenOptions::default()).unwrap();
-    let slabs = store.slabs();
-    let tiers: Vec<_> = slabs.iter().map(|row| (row.tier, row.blocks)).collect();
-    let of = |tier| (tier, SLAB_BLOCKS);
-    assert_eq!(tiers, [of(Tier::Nvm), of(Tier::Ssd), of(Tier::Ssd)]);
-    for row in &slabs {
-        let mut bytes = vec![1; SLAB_BLOCKS as usize * 4096];
-        store.read_slab(row.session, row.lease, 0, &mut bytes).unwrap();
-        let (written, zeros) = bytes[4096..].split_at(2 * 4096);
-        assert!(written.iter().all(|byte| *byte == b's'));
-        assert!(bytes[..4096].iter().chain(zeros).all(|byte| *byte == 0));
-    }
-    let mut tx = store.begin().unwrap();
-    tx.session_remove(slabs[0].session).unwrap();
-    tx.commit().unwrap();
-    assert_eq!(store.slabs(), []);
     assert_eq!(store.check().unwrap(), []);
     assert_eq!(store.check_data().unwrap(), []);
 }

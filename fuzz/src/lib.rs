@@ -32,7 +32,7 @@ use varve_format::log::{
     CHUNK_BYTES, HEADER_SIZE, LIVE_HEADER_SIZE, LiveHeader, PAYLOAD_MAX, crc_seed, entry_crc, entry_size,
     payload_crc,
 };
-use varve_format::session::{GrantRow, SessionRow, SlabRow};
+use varve_format::session::{GrantRow, SessionRow};
 use varve_format::superblock::Superblock;
 use varve_format::{EntryHeader, EntryMeta, Ino, LogOp, LogSeq, SessionId, TxId, inode::InodeSlot};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
@@ -327,10 +327,6 @@ pub fn rows(data: &[u8]) -> bool {
         let again = row.encode().map(|bytes| GrantRow::decode(&bytes));
         assert_eq!(again, Ok(Ok(Some(row))));
         taken = true;
-        if let Ok(Some(slab)) = SlabRow::of(&row) {
-            let again = slab.encode().map(|bytes| GrantRow::decode(&bytes));
-            assert_eq!(again, Ok(Ok(Some(row))));
-        }
     }
     taken
 }

@@ -339,15 +339,6 @@ fn seeds(target: &str) -> Vec<Vec<u8>> {
                 number: 3,
             })),
             message(1, postcard::to_allocvec(&Response::Bytes(vec![1, 2, 3])).unwrap()),
-            request(&Request::ReadSlab {
-                slab: LeaseNo(9),
-                ranges: vec![(0, 4096), (8192, 8192)],
-            }),
-            request(&Request::WriteSlab {
-                slab: LeaseNo(9),
-                offset: 4096,
-                bytes: vec![7; 64],
-            }),
         ],
         "settings" => vec![
             b"lease_ms = 300\nplacement_high_percent = 90\nplacement_low_percent = 70\n".to_vec(),

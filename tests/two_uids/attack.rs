@@ -10,15 +10,12 @@ use std::io::Read;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::time::Duration;
 use varve_format::log::{EntryMeta, LIVE_HEADER_SIZE, crc_seed, entry_crc, entry_size, payload_crc};
-use varve_format::{
-    BLOCK_SIZE, FileBlock, Ino, InodeKey, LeaseNo, LogOp, LogSeq, SetAttr, SetAttrMask, Tier,
-};
+use varve_format::{FileBlock, Ino, InodeKey, LogOp, LogSeq, SetAttr, SetAttrMask};
 use varve_ipc::{
     ClientKind, Cred, ForwardedOp, Grant, Hello, IpcError, LeaseMode, NEAR_MAX, Near, PROTOCOL_VERSION,
-    Request, Response, SLAB_BYTES, Tell, Want, Welcome,
+    Request, Response, Tell, Want, Welcome,
 };
 use zerocopy::IntoBytes;
 
@@ -71,81 +68,12 @@ const fn hello(resume: Option<u128>) -> Hello {
     }
 }
 
-/// A session that stays as long as this process, with its slab.
-static KEPT: Mutex<Option<(Session, LeaseNo)>> = Mutex::new(None);
-
-/// Opens a session that stays as long as this process, with a secret in a slab, and answers its token.
+/// Opens a session that stays as long as this process, and answers its token.
 pub fn token_of(socket: &Path) -> u128 {
-    let mut session = Session::open(socket, hello(None));
+    let session = Session::open(socket, hello(None));
     let token = session.welcome.token;
-    let granted = session.ask(&Request::GrantSlab { tier: Tier::Nvm });
-    let Ok(Response::Slab(slab)) = granted else {
-        panic!("{granted:?}")
-    };
-    let mut bytes = SECRET.as_bytes().to_vec();
-    bytes.resize(BLOCK_SIZE, 0);
-    let write = Request::WriteSlab {
-        slab,
-        offset: 0,
-        bytes,
-    };
-    session.ask(&write).unwrap();
-    *KEPT.lock().unwrap() = Some((session, slab));
+    std::mem::forget(session);
     token
-}
-
-/// Answers the secret in the slab of that session, and how many slabs it has.
-pub fn kept() -> String {
-    let mut kept = KEPT.lock().unwrap();
-    let (session, slab) = kept.as_mut().unwrap();
-    let ranges = vec![(0, BLOCK_SIZE as u32)];
-    let read = session.ask(&Request::ReadSlab { slab: *slab, ranges });
-    let listed = session.ask(&Request::Slabs { former: Vec::new() });
-    match (read, listed) {
-        (Ok(Response::Bytes(bytes)), Ok(Response::Slabs(_, slabs))) => {
-            let text = String::from_utf8_lossy(&bytes);
-            format!("{} in {}", text.trim_end_matches('\0'), slabs.len())
-        }
-        other => format!("{other:?}"),
-    }
-}
-
-/// What is in slabs of the other one, by number and by token.
-fn slabs(job: &Job, session: &mut Session, found: &mut Found) {
-    let listed = session.ask(&Request::Slabs {
-        former: vec![job.token],
-    });
-    let is_empty = matches!(&listed, Ok(Response::Slabs(_, slabs)) if slabs.is_empty());
-    found.if_so(!is_empty, format!("another one's slabs, by token: {listed:?}"));
-    // A daemon takes so many numbers for leases at each start; those of slabs come after them.
-    let numbers = (0..4_u64).flat_map(|start| (start << 40..(start << 40) + 80).map(LeaseNo));
-    for slab in numbers {
-        let ranges = vec![(0, BLOCK_SIZE as u32)];
-        let read = session.ask(&Request::ReadSlab { slab, ranges });
-        found.if_so(read.is_ok(), format!("another one's slab {slab}, read"));
-        let write = Request::WriteSlab {
-            slab,
-            offset: 0,
-            bytes: vec![1; BLOCK_SIZE],
-        };
-        found.if_so(
-            session.ask(&write).is_ok(),
-            format!("another one's slab {slab}, written"),
-        );
-        let free = session.ask(&Request::FreeSlabs { slabs: vec![slab] });
-        found.if_so(free.is_ok(), format!("another one's slab {slab}, freed"));
-    }
-    let granted = session.ask(&Request::GrantSlab { tier: Tier::Nvm });
-    let Ok(Response::Slab(slab)) = granted else {
-        panic!("{granted:?}")
-    };
-    let ranges = vec![(0, SLAB_BYTES as u32)];
-    match session.ask(&Request::ReadSlab { slab, ranges }) {
-        Ok(Response::Bytes(bytes)) => {
-            found.if_so(bytes.iter().any(|byte| *byte != 0), "what others left in a slab");
-        }
-        other => panic!("{other:?}"),
-    }
 }
 
 impl Session {
@@ -249,7 +177,6 @@ pub fn all(job: &Job) -> String {
     paths(job, &mut found);
     processes(job, &mut found);
     requests(job, &mut session, &mut found);
-    slabs(job, &mut session, &mut found);
     drop(session);
     resume(job, &mut found);
     logs(job, &mut found);

@@ -389,7 +389,6 @@ impl Me {
                 self.posix()?;
                 return Ok(attack::token_of(&self.socket).to_string());
             }
-            "slab" => return Ok(attack::kept()),
             "attack" => {
                 let [key, token, daemon, other, live, pool] = words[..] else {
                     panic!("{line}")

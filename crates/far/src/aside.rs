@@ -83,13 +83,6 @@ impl Ring {
         self.filled.get_mut(usize::try_from(index).ok()?)?.take()
     }
 
-    /// Forgets the objects that are kept for the pages in slots, and gives them.
-    #[must_use = "the ring was a user of these objects"]
-    pub fn take_kept(&mut self) -> Vec<Stored> {
-        let filled = self.filled.iter_mut().flatten();
-        filled.filter_map(|slot| slot.kept.take()).collect()
-    }
-
     /// Number of the oldest slot, and how many follow in one run of addresses, at most `most`.
     #[must_use]
     pub fn oldest(&self, most: u64) -> (u64, u64) {

@@ -15,14 +15,14 @@ pub use file::FileSlabs;
 pub const SLAB_BYTES: usize = 1 << 20;
 
 /// A slab's place in one backend.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Slot(pub u32);
 
 /// Why a backend did not do it.
 #[derive(Debug, thiserror::Error)]
 pub enum BackendError {
     /// No slot is free, or the device is full.
-    #[error("it has no room for a slab: free space there, or name another place with --far")]
+    #[error("the backend is full")]
     Full,
     /// The device failed.
     #[error("{0}")]
@@ -30,34 +30,13 @@ pub enum BackendError {
     /// `offset + length` passes the end of the slab, or the slot is not allocated.
     #[error("slot {0} does not have these bytes")]
     OutOfRange(u32),
-    /// The device is away, and why. What it holds is there again when it is back.
-    #[error("{0}")]
-    Away(String),
-    /// The device took the slot for something else: what was in it is lost.
-    #[error("the slab was taken, since files needed its space")]
-    Taken,
-}
-
-impl BackendError {
-    /// The same error, for another page that it kept from being stored.
-    pub(crate) fn again(&self) -> Self {
-        match self {
-            Self::Full => Self::Full,
-            Self::Io(error) => Self::Io(std::io::Error::new(error.kind(), error.to_string())),
-            Self::OutOfRange(slot) => Self::OutOfRange(*slot),
-            Self::Away(why) => Self::Away(why.clone()),
-            Self::Taken => Self::Taken,
-        }
-    }
 }
 
 /// A device that holds slabs. Every method may be called by several threads at once, on different slots or on ranges
 /// of one slot that share no page.
 ///
-/// No call waits for a device that is away: it fails with [`BackendError::Away`], and who can wait calls
-/// [`Self::wait`].
-///
-/// Nothing is durable: slabs end with the run.
+/// Nothing is durable: slabs end with the run. A backend over slabs that a daemon grants from a pool
+/// implements this trait too.
 pub trait Backend: Send + Sync {
     /// Name for people, such as a path.
     fn name(&self) -> &str;
@@ -74,12 +53,6 @@ pub trait Backend: Send + Sync {
     /// Frees a slot and gives its space back to the device.
     fn dealloc(&self, slot: Slot);
 
-    /// Frees a slot that failed. It does not count against the capacity from then on, and what is allocated
-    /// later lies elsewhere where the device can choose.
-    fn retire(&self, slot: Slot) {
-        self.dealloc(slot);
-    }
-
     /// Fills `bytes` from the slot.
     ///
     /// # Errors
@@ -91,33 +64,6 @@ pub trait Backend: Send + Sync {
     /// # Errors
     /// `OutOfRange`, `Io`; the range holds anything then.
     fn write(&self, slot: Slot, offset_bytes: usize, bytes: &[u8]) -> Result<(), BackendError>;
-
-    /// Slots whose space is wanted for something else: what is in them is to move elsewhere soon. What stays may
-    /// be taken.
-    fn wanted_back(&self) -> Vec<Slot> {
-        Vec::new()
-    }
-
-    /// Slots that the device has taken and that were not freed since: what was in them is lost.
-    fn taken(&self) -> Vec<Slot> {
-        Vec::new()
-    }
-
-    /// Whether the device can be away: another process serves it.
-    fn may_be_away(&self) -> bool {
-        false
-    }
-
-    /// Whether it is away now. Never waits.
-    fn is_away(&self) -> bool {
-        false
-    }
-
-    /// Waits while the device is away; false when it is not back in time. All who wait in one absence wait
-    /// until the same moment, and whoever comes after that does not wait. To be called without a lock.
-    fn wait(&self) -> bool {
-        !self.is_away()
-    }
 
     /// Reads several ranges of one slot.
     ///

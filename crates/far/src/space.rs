@@ -1,8 +1,8 @@
 //! The storage front end (RapidSwap, sections 4.1.1 and 4.2.2): objects in slabs, slabs in tiers.
 //!
 //! Owns which slab is in which tier and which objects are in use. One lock guards the records; bytes are
-//! copied and slabs are allocated without it. A slab that is being read or written is pinned, and what it
-//! left is freed when the last pin goes.
+//! copied without it. A slab that is being read or written is pinned, and what it left is freed when the last
+//! pin goes.
 
 mod ahead;
 mod load;
@@ -22,9 +22,9 @@ use crate::reuse::Reuse;
 use crate::table::Stored;
 use crate::temperature::History;
 use ahead::Ahead;
-use parking_lot::{Mutex, MutexGuard};
-use slab::{Health, Left, Slab};
-use std::collections::{BTreeMap, HashMap, HashSet};
+use parking_lot::Mutex;
+use slab::Slab;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU32, Ordering};
 use zerocopy::IntoBytes;
 
@@ -51,20 +51,6 @@ pub enum SpaceError {
     /// No object is there. A mistake of the caller.
     #[error("no object at {0:?}")]
     NoObject(Place),
-}
-
-impl SpaceError {
-    /// Whether the device is only away: what is on it is there again when it is back.
-    #[must_use]
-    pub fn is_away(&self) -> bool {
-        matches!(
-            self,
-            Self::Io {
-                error: BackendError::Away(_),
-                ..
-            }
-        )
-    }
 }
 
 /// One backend that is to join.
@@ -94,12 +80,8 @@ impl Tier {
 struct State {
     slabs: Vec<Option<Slab>>,
     free_numbers: Vec<u32>,
-    /// Slabs in each tier, those that are about to be there included. Lost ones are nowhere.
+    /// Slabs in each tier.
     used: Vec<u32>,
-    /// Slots that each tier wants back, as it said the last time, in order.
-    wanted: Vec<Vec<Slot>>,
-    /// Tries to move a wanted slab that were in vain.
-    tries: u64,
     /// Slabs that may have free objects, by tier and class. Checked when used.
     open: BTreeMap<(usize, Class), Vec<u32>>,
     /// Users beyond the first, of objects that have several.
@@ -144,14 +126,6 @@ struct Incoming<'a> {
     object: Option<(Class, Vec<u8>)>,
 }
 
-/// What was found for a page.
-enum Found {
-    Object(Place, Pinned),
-    /// A new slab of this tier is needed.
-    Needs(usize, Class),
-    Nothing,
-}
-
 /// The properties of a slab that `load` needs while it reads.
 struct Pinned {
     tier: usize,
@@ -186,7 +160,6 @@ impl Space {
         let state = State {
             stats: stats::Counters::new(tiers.len()),
             used: vec![0; tiers.len()],
-            wanted: vec![Vec::new(); tiers.len()],
             ..State::default()
         };
         let space = Self {
@@ -213,7 +186,13 @@ impl Space {
                 }
             })
             .collect();
-        let placed = self.place(&incoming);
+        let placed: Vec<Option<(Place, Pinned)>> = {
+            let mut state = self.state.lock();
+            incoming
+                .iter()
+                .map(|page| self.allocate(&mut state, page))
+                .collect()
+        };
         let written = self.write(&incoming, &placed);
         let mut state = self.state.lock();
         let finish = |((page, placed), written): ((&Incoming<'_>, &Option<(Place, Pinned)>), _)| {
@@ -231,54 +210,35 @@ impl Space {
                     hash: page.hash,
                 });
             };
-            let error = self.blame(&mut state, place.slab, pinned, error);
+            let error = self.retire(&mut state, place.slab, pinned.tier, error);
             self.give_up(&mut state, *place);
             Err(error)
         };
         incoming.iter().zip(&placed).zip(written).map(finish).collect()
     }
 
-    /// An object for each page, its slab pinned.
-    fn place(&self, incoming: &[Incoming<'_>]) -> Vec<Option<(Place, Pinned)>> {
-        let mut full = HashSet::new();
-        let mut state = self.state.lock();
-        self.hear(&mut state);
-        let find = |page: &Incoming<'_>| {
-            loop {
-                let (tier, class) = match self.find(&mut state, page, &full) {
-                    Found::Object(place, pinned) => return Some((place, pinned)),
-                    Found::Nothing => return None,
-                    Found::Needs(tier, class) => (tier, class),
-                };
-                match self.allocate_slab(&mut state, tier, class) {
-                    Some(found) => return Some(found),
-                    None => full.insert(tier),
-                };
-            }
+    /// An object for a page, its slab pinned.
+    fn allocate(&self, state: &mut State, page: &Incoming<'_>) -> Option<(Place, Pinned)> {
+        let compressed = page
+            .object
+            .as_ref()
+            .and_then(|(class, _)| self.allocate_in(state, 0, *class));
+        let place = compressed.or_else(|| {
+            let raw = (0..self.tiers.len()).filter(|tier| !self.tiers[*tier].is_compressed);
+            raw.into_iter()
+                .find_map(|tier| self.allocate_in(state, tier, Class::RAW))
+        })?;
+        let slab = state.slabs[place.slab as usize].as_mut()?;
+        slab.pins += 1;
+        let pinned = Pinned {
+            tier: slab.tier,
+            slot: slab.slot,
+            class: slab.class,
         };
-        incoming.iter().map(find).collect()
+        Some((place, pinned))
     }
 
-    /// A free object for a page, not in tiers that are `full`, and none of a device that is away.
-    fn find(&self, state: &mut State, page: &Incoming<'_>, full: &HashSet<usize>) -> Found {
-        let compressed = page.object.as_ref().map(|(class, _)| (0, *class));
-        let raw = (0..self.tiers.len()).filter(|tier| !self.tiers[*tier].is_compressed);
-        for (tier, class) in compressed.into_iter().chain(raw.map(|tier| (tier, Class::RAW))) {
-            if self.tiers[tier].backend.is_away() {
-                continue;
-            }
-            if let Some((place, pinned)) = Self::take_object(state, tier, class) {
-                return Found::Object(place, pinned);
-            }
-            if !full.contains(&tier) && state.used[tier] < self.tiers[tier].limit_slabs() {
-                return Found::Needs(tier, class);
-            }
-        }
-        Found::Nothing
-    }
-
-    /// An object of a slab that is there, pinned.
-    fn take_object(state: &mut State, tier: usize, class: Class) -> Option<(Place, Pinned)> {
+    fn allocate_in(&self, state: &mut State, tier: usize, class: Class) -> Option<Place> {
         let open = state.open.entry((tier, class)).or_default();
         while let Some(number) = open.last() {
             let slab = state.slabs[*number as usize].as_mut();
@@ -286,37 +246,22 @@ impl Space {
             if let Some((slab, object)) = fits.and_then(|slab| slab.take_free().map(|object| (slab, object)))
             {
                 slab.history.touch();
-                let slab_number = *number;
-                return Some((
-                    Place {
-                        slab: slab_number,
-                        object,
-                    },
-                    slab.pin(),
-                ));
+                return Some(Place {
+                    slab: *number,
+                    object,
+                });
             }
             if let Some(Some(slab)) = open.pop().map(|number| state.slabs[number as usize].as_mut()) {
                 slab.is_listed = false;
             }
         }
-        None
-    }
-
-    /// Adds a slab, which the backend allocates without the lock, and takes its first object, pinned.
-    fn allocate_slab(
-        &self,
-        state: &mut MutexGuard<'_, State>,
-        tier: usize,
-        class: Class,
-    ) -> Option<(Place, Pinned)> {
-        state.used[tier] += 1;
-        let backend = &self.tiers[tier].backend;
-        let slot = MutexGuard::unlocked(state, || backend.alloc());
-        let state = &mut **state;
-        let Ok(slot) = slot else {
-            state.used[tier] -= 1;
+        if state.used[tier] >= self.tiers[tier].limit_slabs() {
             return None;
-        };
+        }
+        let slot = self.tiers[tier].backend.alloc().ok()?;
+        let mut slab = Slab::new(tier, slot, class, History::new(state.now_s));
+        slab.is_listed = true;
+        let object = slab.take_free()?;
         let number = match state.free_numbers.pop() {
             Some(number) => number,
             None if state.slabs.len() < SLABS_MAX as usize => {
@@ -324,109 +269,14 @@ impl Space {
                 (state.slabs.len() - 1) as u32
             }
             None => {
-                state.used[tier] -= 1;
-                backend.dealloc(slot);
+                self.tiers[tier].backend.dealloc(slot);
                 return None;
             }
         };
-        let mut slab = Slab::new(tier, slot, class, History::new(state.now_s));
-        slab.is_wanted = state.wanted[tier].binary_search(&slot).is_ok();
-        slab.is_listed = true;
-        let slab = state.slabs[number as usize].insert(slab);
-        let object = slab.take_free()?;
-        let pinned = slab.pin();
+        state.slabs[number as usize] = Some(slab);
+        state.used[tier] += 1;
         state.open.entry((tier, class)).or_default().push(number);
-        Some((Place { slab: number, object }, pinned))
-    }
-
-    /// Hears which slabs the backends want back or have taken.
-    fn hear(&self, state: &mut State) {
-        for (number, tier) in self.tiers.iter().enumerate() {
-            let mut wanted = tier.backend.wanted_back();
-            wanted.sort_unstable();
-            if wanted != state.wanted[number] {
-                let State { slabs, open, .. } = &mut *state;
-                for (at, slab) in slabs.iter_mut().enumerate() {
-                    let Some(slab) = slab.as_mut().filter(|slab| slab.tier == number) else {
-                        continue;
-                    };
-                    slab.is_wanted = wanted.binary_search(&slab.slot).is_ok();
-                    if !slab.is_listed
-                        && slab.takes_objects()
-                        && tier.is_compressed == slab.class.is_compressed()
-                    {
-                        slab.is_listed = true;
-                        open.entry((number, slab.class)).or_default().push(at as u32);
-                    }
-                }
-                state.wanted[number] = wanted;
-            }
-            let taken = tier.backend.taken();
-            if taken.is_empty() {
-                continue;
-            }
-            let lost: Vec<u32> = (0..state.slabs.len() as u32)
-                .filter(|at| {
-                    let slab = state.slabs[*at as usize].as_ref();
-                    slab.is_some_and(|slab| {
-                        slab.tier == number && slab.health != Health::Lost && taken.contains(&slab.slot)
-                    })
-                })
-                .collect();
-            for at in lost {
-                self.lose(state, at);
-            }
-        }
-    }
-
-    /// Notes that the backend of a slab has taken it: it has no place any more, and counts nowhere.
-    fn lose(&self, state: &mut State, number: u32) {
-        let Some(slab) = state.slabs.get_mut(number as usize).and_then(Option::as_mut) else {
-            return;
-        };
-        // A move that is under way finds out.
-        if slab.health == Health::Lost || slab.is_moving {
-            return;
-        }
-        slab.health = Health::Lost;
-        let tier = slab.tier;
-        state.used[tier] -= 1;
-        // Its number may be another's soon: not while somebody reads or writes there.
-        slab.left.push(Left {
-            tier,
-            slot: slab.slot,
-            has_failed: false,
-        });
-        if slab.pins == 0 {
-            self.leave(slab);
-        }
-        state.stats.taken += 1;
-        state.stats.reason = Some(format!(
-            "{}: {}",
-            self.tiers[tier].backend.name(),
-            BackendError::Taken
-        ));
-        self.free_if_empty(state, number);
-    }
-
-    /// Frees the places that a slab left, when nobody is there any more.
-    fn leave(&self, slab: &mut Slab) {
-        for left in slab.left.drain(..) {
-            let backend = &self.tiers[left.tier].backend;
-            if left.has_failed {
-                backend.retire(left.slot);
-            } else {
-                backend.dealloc(left.slot);
-            }
-        }
-    }
-
-    /// Whether an object is there and its slab stays: a page that is in memory may rely on it.
-    #[must_use]
-    pub fn holds(&self, place: Place) -> bool {
-        let state = self.state.lock();
-        let slab = state.slabs.get(place.slab as usize).and_then(Option::as_ref);
-        slab.is_some_and(|slab| slab.has(place.object) && slab.health == Health::Sound && !slab.is_wanted)
+        Some(Place { slab: number, object })
     }
 
     /// Writes the pages to their places, without the lock: the slabs are pinned. Gives the error of each.
@@ -460,12 +310,10 @@ impl Space {
                 .map(|page| page.page.as_bytes())
                 .collect();
             let error = backend.sg_write(pinned.slot, offset, &ranges).err();
-            // One error for the run: its other pages failed of the same.
-            let others: Vec<_> = (1..run)
-                .map(|_| error.as_ref().map(BackendError::again))
-                .collect();
+            let failed = error.is_some();
             errors.push(error);
-            errors.extend(others);
+            // One error for the run; its other pages are said to have failed too.
+            errors.extend((1..run).map(|_| failed.then_some(BackendError::OutOfRange(pinned.slot.0))));
             at += run;
         }
         errors
@@ -531,14 +379,12 @@ impl Space {
             .is_some_and(|slab| slab.used == 0 && slab.pins == 0 && !slab.is_moving)
             && let Some(slab) = slot.take()
         {
-            let backend = &self.tiers[slab.tier].backend;
-            match slab.health {
-                Health::Sound => backend.dealloc(slab.slot),
-                Health::Failed => backend.retire(slab.slot),
-                Health::Lost => {}
+            // A place that failed is not used again.
+            if !slab.is_retired {
+                self.tiers[slab.tier].backend.dealloc(slab.slot);
             }
             state.free_numbers.push(number);
-            state.used[slab.tier] -= u32::from(slab.health != Health::Lost);
+            state.used[slab.tier] -= 1;
             if let Some(open) = state.open.get_mut(&(slab.tier, slab.class)) {
                 open.retain(|other| *other != number);
             }
@@ -551,27 +397,21 @@ impl Space {
         };
         slab.pins -= 1;
         if slab.pins == 0 {
-            self.leave(slab);
+            if let Some((tier, slot)) = slab.left.take() {
+                self.tiers[tier].backend.dealloc(slot);
+            }
             self.free_if_empty(state, number);
         }
     }
 
-    /// Notes that a slab failed where it was when it was pinned, and keeps the reason. A device that is away
-    /// did not fail.
-    fn blame(&self, state: &mut State, number: u32, pinned: &Pinned, error: BackendError) -> SpaceError {
-        let slab = state.slabs[number as usize].as_mut();
-        let slab = slab.filter(|slab| slab.is_at(pinned));
-        match (&error, slab) {
-            (BackendError::Away(_), _) | (_, None) => {}
-            (BackendError::Taken, Some(_)) => self.lose(state, number),
-            (_, Some(slab)) if slab.health == Health::Sound => slab.health = Health::Failed,
-            _ => {}
+    /// Takes a slab out of use for new objects and keeps the reason.
+    fn retire(&self, state: &mut State, number: u32, tier: usize, error: BackendError) -> SpaceError {
+        if let Some(slab) = state.slabs[number as usize].as_mut() {
+            slab.is_retired = true;
         }
-        let tier = self.tiers[pinned.tier].backend.name().to_owned();
+        let tier = self.tiers[tier].backend.name().to_owned();
         let error = SpaceError::Io { tier, error };
-        if !error.is_away() {
-            state.stats.io_errors += 1;
-        }
+        state.stats.io_errors += 1;
         state.stats.reason = Some(error.to_string());
         error
     }

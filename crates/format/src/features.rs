@@ -72,9 +72,7 @@ impl Features {
 
     /// The features that this program supports.
     pub const BUILT: Self = Self {
-        incompat: U64::new(
-            Incompat::SHARED_EXTENTS.bits() | Incompat::DEVICES.bits() | Incompat::SLABS.bits(),
-        ),
+        incompat: U64::new(Incompat::SHARED_EXTENTS.bits() | Incompat::DEVICES.bits()),
         log_incompat: U64::new(LogIncompat::IN_PLACE.bits()),
         ..Self::NONE
     };

@@ -210,11 +210,6 @@ pub enum Bug {
     /// The copies of a defragmentation are not flushed before the record that names them.
     DefragNotFlushed,
 
-    /// A slab is given out with what its blocks held before.
-    SlabNotZeroed,
-    /// The row of a slab is durable in a record after that of its blocks.
-    SlabRowLate,
-
     // Names and attributes in the kernel above a mount.
     /// A lease is released though the kernel may still use cached replies that depend on it.
     RecallBeforeExpiry,

@@ -1,9 +1,7 @@
 //! Rows of the session and grant tables. Encodes and parses; decides nothing.
 
 use crate::BLOCK_BODY_SIZE;
-use crate::{
-    BlockNo, Generation, Ino, InodeKey, LeaseNo, LogSeq, SEAL_MISSING_MAX, Seal, SeqRange, SessionId, Tier,
-};
+use crate::{Generation, Ino, InodeKey, LeaseNo, LogSeq, SEAL_MISSING_MAX, Seal, SeqRange, SessionId};
 use serde::{Deserialize, Serialize};
 use std::mem::{offset_of, size_of};
 use zerocopy::little_endian::{I64, U16, U32, U64};
@@ -229,79 +227,6 @@ impl SessionRow {
     }
 }
 
-/// Rights of a grant row that stands for a slab.
-pub const SLAB_RIGHTS: u32 = 8;
-
-/// A run of blocks that a session may fill and read itself, and that no file has. Its row lies among those of the
-/// grants.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SlabRow {
-    /// Session.
-    pub session: SessionId,
-    /// Number, never given twice.
-    pub lease: LeaseNo,
-    /// Tier of its blocks.
-    pub tier: Tier,
-    /// First block on the tier.
-    pub block: u64,
-    /// Blocks, at least 1.
-    pub blocks: u32,
-}
-
-impl SlabRow {
-    /// Returns the row's bytes.
-    ///
-    /// # Errors
-    /// [`BadRow`] if the session's number or the number of blocks is 0.
-    pub fn encode(&self) -> Result<[u8; GRANT_ROW_SIZE], BadRow> {
-        if self.blocks == 0 {
-            return Err(BadRow);
-        }
-        let row = GrantRow {
-            session: self.session,
-            lease: self.lease,
-            key: InodeKey {
-                ino: Ino(BlockNo::on(self.tier, self.block).0),
-                generation: Generation(self.blocks),
-            },
-            rights: SLAB_RIGHTS,
-            first_seq: LogSeq(0),
-            last_seq: Some(LogSeq(0)),
-            batch: 0,
-        };
-        row.encode()
-    }
-
-    /// Parses the row of a slab; `None`: it stands for a grant.
-    ///
-    /// # Errors
-    /// [`BadRow`] if its values are never written.
-    pub fn of(row: &GrantRow) -> Result<Option<Self>, BadRow> {
-        if row.rights & SLAB_RIGHTS == 0 {
-            return Ok(None);
-        }
-        let (tier, block) = BlockNo(row.key.ino.0).home().ok_or(BadRow)?;
-        let slab = Self {
-            session: row.session,
-            lease: row.lease,
-            tier,
-            block,
-            blocks: row.key.generation.0,
-        };
-        let plain = row.rights == SLAB_RIGHTS && row.batch == 0 && row.first_seq.0 == 0;
-        match plain && slab.blocks > 0 && row.last_seq == Some(LogSeq(0)) {
-            true => Ok(Some(slab)),
-            false => Err(BadRow),
-        }
-    }
-
-    /// The number of the block after the last; none if there can be no such block.
-    #[must_use]
-    pub const fn end(&self) -> Option<u64> {
-        self.block.checked_add(self.blocks as u64)
-    }
-}
-
 /// One grant: a session may log operations on an inode, or on a batch of new inodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GrantRow {
@@ -434,46 +359,6 @@ mod tests {
         assert_eq!(GrantRow::decode(&grant.encode().unwrap()).unwrap(), Some(grant));
         assert_eq!(SessionRow::decode(&[0; SESSION_ROW_SIZE]).unwrap(), None);
         assert_eq!(GrantRow::decode(&[0; GRANT_ROW_SIZE]).unwrap(), None);
-    }
-
-    #[test]
-    fn slab_row_is_told_from_a_grant() {
-        let slab = SlabRow {
-            session: SessionId(5),
-            lease: LeaseNo(6),
-            tier: Tier::Hdd,
-            block: 700,
-            blocks: 256,
-        };
-        let read = |bytes: &[u8]| GrantRow::decode(bytes).unwrap().unwrap();
-        let row = read(&slab.encode().unwrap());
-        assert_eq!(SlabRow::of(&row), Ok(Some(slab)));
-        assert_eq!(SlabRow::of(&GrantRow { rights: 3, ..row }), Ok(None));
-        for bad in [
-            GrantRow { rights: 9, ..row },
-            GrantRow { batch: 1, ..row },
-            GrantRow {
-                last_seq: None,
-                ..row
-            },
-            GrantRow {
-                key: InodeKey {
-                    generation: Generation(0),
-                    ..row.key
-                },
-                ..row
-            },
-            GrantRow {
-                key: InodeKey {
-                    ino: Ino(u64::MAX),
-                    ..row.key
-                },
-                ..row
-            },
-        ] {
-            assert_eq!(SlabRow::of(&bad), Err(BadRow), "{bad:?}");
-        }
-        assert_eq!(SlabRow { blocks: 0, ..slab }.encode(), Err(BadRow));
     }
 
     #[test]

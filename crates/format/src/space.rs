@@ -20,7 +20,7 @@ pub const UNIT_ROW_SIZE: usize = 16;
 )]
 #[repr(C)]
 pub struct UnitRow {
-    /// [`UnitRow::EMPTY`], [`UnitRow::OPEN`], [`UnitRow::SEALED`] or [`UnitRow::SLABS`].
+    /// [`UnitRow::EMPTY`], [`UnitRow::OPEN`] or [`UnitRow::SEALED`].
     pub state: u8,
     /// The unit's footer that counts (sealed units): 0 or 1.
     pub footer: u8,
@@ -41,8 +41,6 @@ impl UnitRow {
     pub const OPEN: u8 = 1;
     /// Written: its checksums are in one of its footers.
     pub const SEALED: u8 = 2;
-    /// All of it is a run of slabs: it has no checksums, and is written in place.
-    pub const SLABS: u8 = 3;
     /// Number of places for a footer in a unit. A unit may be opened and sealed again in one transaction: the
     /// new footer goes to the place that does not count, so that the committed one stays whole until the
     /// commit.

@@ -20,10 +20,9 @@ pub use messages::{
     DedupeRange, Deduped, DevicePart, DirEntry, ForwardedOp, ForwardedResult, Grant, HELD_MAX, Hello,
     ITEMS_MAX, IpcError, JobAct, LeaseMode, Link, MAPPED_FILES_MAX, MappedExtent, NEAR_MAX, NUMBERS_MAX,
     Near, NumberedBlocks, Owned, OwnedBlocks, PINS_MAX, PROTOCOL_VERSION, Pinned, READ_BLOCKS_MAX,
-    READ_SUMS_MAX, READS_MAX, RELEASED_MAX, ReadRun, ReleaseItem, RemovalAct, Request, Response, SLAB_BYTES,
-    SLAB_FORMERS_MAX, SLAB_RANGES_MAX, SLABS_AT_ONCE, SUMS_MAX, SYNC_RANGES_MAX, StatFs, Summed,
-    SummedBlocks, TOLD_MAX, Tell, Told, USERS_MAX, Upcall, WATCHED_MAX, WINDOW_BLOCKS, Want, Watched,
-    Welcome,
+    READ_SUMS_MAX, READS_MAX, RELEASED_MAX, ReadRun, ReleaseItem, RemovalAct, Request, Response, SUMS_MAX,
+    SYNC_RANGES_MAX, StatFs, Summed, SummedBlocks, TOLD_MAX, Tell, Told, USERS_MAX, Upcall, WATCHED_MAX,
+    WINDOW_BLOCKS, Want, Watched, Welcome,
 };
 pub use page::{Page, PageState, SessionPage, heavy_barrier, light_barrier};
 pub use service::{Descriptors, Opened, Peer, Service, UPCALLS_MAX, UpcallQueue};

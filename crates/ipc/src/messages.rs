@@ -9,7 +9,7 @@ use varve_format::{
 };
 
 /// Version of this protocol; it must be equal on both sides.
-pub const PROTOCOL_VERSION: u32 = 27;
+pub const PROTOCOL_VERSION: u32 = 26;
 
 /// Most processes in [`Owned::users`].
 pub const USERS_MAX: usize = 16;
@@ -42,14 +42,6 @@ pub const DEDUPE_RANGES_MAX: usize = 512;
 pub const SUMS_MAX: u32 = 1 << 16;
 /// Most blocks of one [`Request::ReadChecksums`]: 16 MiB are read for it.
 pub const READ_SUMS_MAX: u32 = 4096;
-/// Bytes of a slab.
-pub const SLAB_BYTES: u64 = 1 << 20;
-/// Most slabs of one [`Request::FreeSlabs`] or [`Upcall::YieldSlabs`].
-pub const SLABS_AT_ONCE: usize = 256;
-/// Most ranges of one [`Request::ReadSlab`].
-pub const SLAB_RANGES_MAX: usize = 256;
-/// Most tokens of one [`Request::Slabs`].
-pub const SLAB_FORMERS_MAX: usize = 64;
 /// Most bytes of file data in one message.
 pub const DATA_MAX: usize = 1 << 20;
 /// Most inodes named in one [`Watched`]; where there are more, all are watched.
@@ -704,46 +696,6 @@ pub enum Request {
     /// Compares ranges of files, and shares the blocks of those that are the same. Rights as for
     /// `FIDEDUPERANGE`; the session has given back its leases on the files.
     Dedupe(DedupeOp),
-    /// Asks for a slab, [`SLAB_BYTES`] of zeros on a tier that no file has. Its number is durable when it is
-    /// answered. `ENOSPC`: the tier, or its share for slabs, is full, or files are looking for space; `EDQUOT`:
-    /// the user has a part of that share already; `EOPNOTSUPP`: the pool's format has no slabs.
-    GrantSlab {
-        /// Tier.
-        tier: Tier,
-    },
-    /// Gives slabs back. `ENXIO`: the session has no such slab.
-    FreeSlabs {
-        /// Their numbers; at most [`SLABS_AT_ONCE`].
-        slabs: Vec<LeaseNo>,
-    },
-    /// Reads whole blocks of a slab. `ENXIO`: the session has it no more.
-    ReadSlab {
-        /// Its number.
-        slab: LeaseNo,
-        /// First byte and length of each range, in bytes, multiples of 4,096; at most [`SLAB_RANGES_MAX`], of
-        /// [`SLAB_BYTES`] together.
-        ranges: Vec<(u32, u32)>,
-    },
-    /// Writes whole blocks of a slab. Never durable. `ENXIO`: the session has it no more.
-    WriteSlab {
-        /// Its number.
-        slab: LeaseNo,
-        /// First byte.
-        offset: u32,
-        /// Bytes, a multiple of 4,096.
-        #[serde(with = "crate::blob")]
-        bytes: Vec<u8>,
-    },
-    /// Takes the slabs of the user's sessions with these tokens, which are sealed if they still live, and asks
-    /// which slabs the session has then, and how many each tier can have. Durable when it is answered, and may be
-    /// made any number of times, also after an error. A token that leads to no slabs has no effect. A client
-    /// keeps each token that it was given until this was answered with it: whatever answer was lost, its slabs
-    /// are in the session of a token that it has. `EOPNOTSUPP`: the pool's format has no slabs; `EROFS`: there
-    /// are slabs, and the pool or the session is read-only.
-    Slabs {
-        /// Tokens of the client's sessions before; at most [`SLAB_FORMERS_MAX`].
-        former: Vec<u128>,
-    },
     /// Confirms a [`Upcall::Barrier`].
     BarrierAck {
         /// Its transaction.
@@ -948,11 +900,6 @@ pub enum Response {
     Owned(Owned),
     /// To [`Request::Checksums`] and [`Request::ReadChecksums`].
     Summed(Summed),
-    /// To [`Request::GrantSlab`]: its number.
-    Slab(LeaseNo),
-    /// To [`Request::Slabs`]: tiers of the pool, fastest first, with the most slabs that they can have for all
-    /// sessions together; then the session's slabs.
-    Slabs(Vec<(Tier, u64)>, Vec<(LeaseNo, Tier)>),
     /// To [`Request::GrowLog`]: the new length in bytes.
     LogBytes(u64),
     /// To [`Request::Reserve`]: blocks granted.
@@ -997,13 +944,6 @@ pub enum Upcall {
     /// Space is short: return unused reserved blocks with [`Request::ReturnReservation`] within `lease_ms`,
     /// even if there are none.
     ReclaimReservations,
-    /// Files need the space of these slabs, or their device is to be emptied: give them back with
-    /// [`Request::FreeSlabs`]. Those that are left after half of `wait_ms` are taken, if their space is still
-    /// needed.
-    YieldSlabs {
-        /// Their numbers; at most [`SLABS_AT_ONCE`].
-        slabs: Vec<LeaseNo>,
-    },
     /// The session is alone again: open files through the kernel's page cache.
     Exclusive,
     /// The session is sealed: resume.

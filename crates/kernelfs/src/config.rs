@@ -153,8 +153,6 @@ pub struct Config {
     pub leases_max: u32,
     /// Most blocks of 4 KiB that one session has reserved. Default 262,144 (1 GiB); 256 to 16,777,216.
     pub credits_max_blocks: u64,
-    /// Most of each tier that slabs of far memory take, in percent. Default 25; 0 to 50; 0: none.
-    pub far_percent: u8,
     /// Read-ahead on SSD and HDD, in bytes, when a file begins to be read in order; it grows up to 2 MiB (1 MiB
     /// where the daemon reads) with what was. 0 for none. Default 256 KiB; 0 to 1 MiB.
     pub read_ahead_bytes: u64,
@@ -333,7 +331,6 @@ impl Default for Config {
             sessions_max: 512,
             leases_max: 16_384,
             credits_max_blocks: 262_144,
-            far_percent: 25,
             read_ahead_bytes: 256 << 10,
             shared_cache_bytes: 128 << 20,
             sync_ms: 1_000,
@@ -410,7 +407,6 @@ impl Config {
             ("sessions_max", u64::from(self.sessions_max), 1, 4_096),
             ("leases_max", u64::from(self.leases_max), 64, 1 << 20),
             ("credits_max_blocks", self.credits_max_blocks, 256, 1 << 24),
-            ("far_percent", u64::from(self.far_percent), 0, 50),
             ("read_ahead_bytes", self.read_ahead_bytes, 0, 1 << 20),
             ("shared_cache_bytes", self.shared_cache_bytes, 0, 1 << 40),
             ("sync_ms", self.sync_ms, 0, 60_000),

@@ -13,12 +13,11 @@ use crate::session::inflight::{InFlight, InFlightGuard};
 use crate::session::table::{SessionTable, Sessions};
 use crate::user_segments::Segments;
 use parking_lot::{Mutex, MutexGuard, RwLock};
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use varve_format::{LeaseNo, SessionId, TxId};
+use varve_format::TxId;
 use varve_ipc::{Clock, IpcError};
 use varve_placement::rules::Rules;
 use varve_store::{SpaceStats, Store, StoreError};
@@ -149,19 +148,6 @@ pub(crate) struct SpaceLimits {
     pub(crate) host_left: OnceLock<HostLeft>,
     /// Held exclusively during a search for space, shared during a grant: see `ops::reserve`.
     pub(crate) turn: RwLock<()>,
-    /// Slabs that were asked back, and sessions that were late with theirs.
-    pub(crate) slabs_wanted: Mutex<WantedSlabs>,
-    /// Held for a grant of a slab: a user's share is looked at and used by one at a time.
-    pub(crate) slab_grants: Mutex<()>,
-}
-
-/// Slabs that files need: see `ops::slabs`.
-#[derive(Default)]
-pub(crate) struct WantedSlabs {
-    /// Slabs that were asked back, with when they may be taken, in milliseconds.
-    pub(crate) asked: BTreeMap<LeaseNo, u64>,
-    /// Sessions of which slabs had to be taken, with how long theirs are taken unasked, in milliseconds.
-    pub(crate) late: BTreeMap<SessionId, u64>,
 }
 
 impl SpaceLimits {

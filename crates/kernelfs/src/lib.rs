@@ -10,7 +10,7 @@
 //! # Lock order
 //! A thread that holds a lock takes only locks further down:
 //! 0. `SpaceLimits::turn`: exclusive for a search for space (waits for clients, bounded by `lease_ms`, and
-//!    for digests), shared for grants; then `SpaceLimits::slab_grants`: one grant of a slab at a time;
+//!    for digests), shared for grants;
 //! 1. `Sessions::rename`: one move of a directory at a time;
 //! 2. leases of a forwarded operation (waits for clients, bounded by `wait_ms`);
 //! 3. `Session::row_changes` of one session;
@@ -18,8 +18,7 @@
 //! 5. a store transaction (the store has one at a time);
 //! 6. `Sessions::table`: leases, holds, sessions. Held for table work only: never across media, a digest, or
 //!    a wait other than on its own condition variables;
-//! 7. leaves: `Session::turn`, upcall queues, `Bell`, `SpaceLimits::slabs_wanted`, the store's table of
-//!    served slabs.
+//! 7. leaves: `Session::turn`, upcall queues, `Bell`.
 //!
 //! The policy of placement has a lock of its own, held by the mover's step while it plans, across reads of the
 //! store. A digest takes it only if it is free, so it never waits for a plan.

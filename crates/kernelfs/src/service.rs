@@ -21,7 +21,6 @@ use crate::ops::release::Releases;
 use crate::ops::reserve::Reservations;
 use crate::ops::rules::Ruling;
 use crate::ops::sharing::Sharing;
-use crate::ops::slabs::Slabs;
 use crate::ops::status::{SessionDetail, Status, View};
 use crate::ops::sync::Syncer;
 use crate::ops::teardown::Teardown;
@@ -65,7 +64,7 @@ impl KernelFs {
         Counters::bump(&self.counters.requests);
         let session = self.locked().live(id).ok_or(IpcError::Sealed)?;
         if let Some(predecessor) = session.hears() {
-            Teardown::of(self).forget_heard(predecessor);
+            Teardown::of(self).forget_ended(predecessor);
         }
         let result = self.dispatch(&session, request);
         // A request that failed because the session was sealed meanwhile returns `Sealed`.
@@ -155,15 +154,6 @@ impl KernelFs {
                 .forward(session, &op)
                 .map(Response::Forwarded),
             Request::Dedupe(op) => Forwarding::of(self).dedupe(session, op).map(Response::Deduped),
-            Request::GrantSlab { tier } => Slabs::of(self).grant(session, tier).map(Response::Slab),
-            Request::FreeSlabs { slabs } => Slabs::of(self).free(session, &slabs).map(|()| Response::Done),
-            Request::ReadSlab { slab, ranges } => {
-                Slabs::of(self).read(session, slab, &ranges).map(Response::Bytes)
-            }
-            Request::WriteSlab { slab, offset, bytes } => Slabs::of(self)
-                .write(session, slab, offset, &bytes)
-                .map(|()| Response::Done),
-            Request::Slabs { former } => Slabs::of(self).list(session, &former),
             Request::BarrierAck { tx } => {
                 TakeOver::of(self).barrier_ack(session, tx);
                 Ok(Response::Done)

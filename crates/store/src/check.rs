@@ -16,7 +16,6 @@ use shared::{References, no_run};
 use std::collections::{HashMap, HashSet};
 use varve_extent_tree::{CheckVisitor, ExtentTree, MetaRead, TreeError};
 use varve_format::inode::{Content, INODES_PER_BLOCK, Inode, InodeSlot};
-use varve_format::session::SlabRow;
 use varve_format::space::UnitRow;
 use varve_format::{
     BLOCK_BYTES, BLOCK_HEADER_SIZE, BlockKind, BlockNo, Extent, ExtentFlags, FileKind, Ino, Tier,
@@ -107,11 +106,10 @@ impl Store {
         let mut names = Vec::new();
         self.check_inodes(begun, &snapshot, &mut usage, &mut inodes, &mut names)?;
         usage.findings.extend(usage.references.findings());
-        let slab_units = self.check_slabs(&mut usage)?;
         check_names(&mut inodes, &names, &mut usage.findings);
         self.check_orphans(&snapshot, &inodes, &mut usage.findings)?;
         self.check_space(&mut usage)?;
-        self.check_units(&snapshot, &slab_units, &mut usage)?;
+        self.check_units(&snapshot, &mut usage)?;
         drop(snapshot);
         self.check_rows(&mut usage.findings);
         self.note_pass(
@@ -522,12 +520,7 @@ impl Store {
         Ok(())
     }
 
-    fn check_units(
-        &self,
-        snapshot: &Snapshot<'_>,
-        slab_units: &HashSet<(Tier, u64)>,
-        usage: &mut Usage,
-    ) -> Result<()> {
+    fn check_units(&self, snapshot: &Snapshot<'_>, usage: &mut Usage) -> Result<()> {
         let reader = snapshot.reader();
         for tier in [Tier::Ssd, Tier::Hdd] {
             let unit_blocks = self.layout.unit_blocks(tier);
@@ -548,15 +541,13 @@ impl Store {
                     .any(|block| usage.used[tier as usize][(block / 64) as usize] >> (block % 64) & 1 == 1);
                 let fault = match row.state {
                     UnitRow::OPEN => None,
-                    UnitRow::SLABS if slab_units.contains(&(tier, unit)) => None,
                     UnitRow::SEALED if used => {
                         self.footer(tier, unit, &row).err().map(|error| error.to_string())
                     }
                     UnitRow::SEALED | UnitRow::EMPTY if !used => None,
                     _ => Some(format!(
-                        "{} unit {unit} {} but has state {}",
+                        "{} unit {unit} holds data but has state {}",
                         tier.name(),
-                        if used { "holds data" } else { "is empty" },
                         row.state
                     )),
                 };
@@ -564,53 +555,6 @@ impl Store {
             }
         }
         Ok(())
-    }
-
-    /// Slab rows, and the blocks that they and the units in which they lie hold. Files have claimed theirs before.
-    /// Returns those units.
-    fn check_slabs(&self, usage: &mut Usage) -> Result<HashSet<(Tier, u64)>> {
-        let mut units = HashSet::new();
-        // A damaged block of the table was reported before.
-        let Ok(rows) = self.slab_rows() else {
-            return Ok(units);
-        };
-        for ((_, row), fault) in rows.iter().zip(self.slab_faults(&rows)) {
-            let unit = row.block.checked_div(self.layout.unit_blocks(row.tier));
-            let fault = fault.or_else(|| {
-                let held = self.held_by(row, unit);
-                let word = |block: u64| usage.used[row.tier as usize][(block / 64) as usize];
-                let is_used = |block: &u64| word(*block) >> (block % 64) & 1 == 1;
-                let known = unit.is_some_and(|unit| units.contains(&(row.tier, unit)));
-                let taken = held.clone().find(is_used).filter(|_| !known)?;
-                Some(format!("a file has {} block {taken}", row.tier.name()))
-            });
-            match fault {
-                Some(what) => usage.findings.push(Finding::Slab {
-                    lease: row.lease,
-                    tier: row.tier,
-                    block: BlockNo(row.block),
-                    what,
-                }),
-                None if unit.is_some_and(|unit| !units.insert((row.tier, unit))) => {}
-                None => {
-                    for block in self.held_by(row, unit) {
-                        usage.claim(self, row.tier, block, Ino(0));
-                    }
-                }
-            }
-        }
-        Ok(units)
-    }
-
-    /// Returns the blocks that no file can have because of a slab.
-    pub(crate) fn held_by(&self, row: &SlabRow, unit: Option<u64>) -> std::ops::Range<u64> {
-        match unit {
-            None => row.block..row.block + u64::from(row.blocks),
-            Some(unit) => {
-                let first = unit * self.layout.unit_blocks(row.tier);
-                first..first + self.layout.unit_data_blocks(row.tier)
-            }
-        }
     }
 
     fn check_rows(&self, findings: &mut Vec<Finding>) {
@@ -636,14 +580,6 @@ impl Store {
                 what: error.to_string(),
             }),
         }
-        let slabs = self.slab_rows().unwrap_or_default();
-        let lost = slabs.into_iter().filter(|(_, row)| !known.contains(&row.session));
-        findings.extend(lost.map(|(_, row)| Finding::Slab {
-            lease: row.lease,
-            tier: row.tier,
-            block: BlockNo(row.block),
-            what: format!("it is of session {}, which has no row", row.session),
-        }));
     }
 }
 

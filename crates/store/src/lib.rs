@@ -44,7 +44,6 @@ pub use journal::OP_ROOM;
 pub use payload::{Payload, PayloadSource, PayloadUnavailable};
 pub use pool::Store;
 pub use pool::fetch::{Fetched, Unfetched, Wanted};
-pub use pool::slabs::{SlabUnit, SlabUse};
 pub use tx::devices::{DeviceStatus, DeviceUse};
 pub use tx::{Defragmented, ShareRange, Tx, Unshared, moved_blocks, staying_blocks};
 pub use types::{
@@ -54,7 +53,7 @@ pub use types::{
 };
 pub use varve_extent_tree::Progress;
 pub use varve_format::inode::{Content, Inode, InodeSlot};
-pub use varve_format::session::{GrantRow, SessionRow, SessionState, SlabRow};
+pub use varve_format::session::{GrantRow, SessionRow, SessionState};
 
 #[cfg(test)]
 mod tests;

@@ -1,7 +1,6 @@
 //! Free space in DRAM: the blocks that can be given out now. The bitmaps record the blocks in use on media;
 //! the two agree whenever no transaction is open, except for blocks that were freed and are not released yet.
 
-mod slabs;
 mod together;
 
 pub(crate) use together::Together;

@@ -6,7 +6,7 @@ use crate::client::{Wire, frame};
 use std::fs::File;
 use std::os::fd::AsFd;
 use varve_format::log::{CHUNK_BYTES, EntryMeta};
-use varve_format::{FileBlock, Ino, LeaseNo, LogSeq, Tier, TxId};
+use varve_format::{FileBlock, Ino, LeaseNo, LogSeq, TxId};
 use varve_ipc::{
     Admin, Cred, ForwardedOp, LeaseMode, Near, ReadRun, ReleaseItem, Request, Response, Tell, Upcall, Want,
     Watched,
@@ -41,7 +41,6 @@ impl Attacker {
                     blocks: self.rng.below(2) * (1 << 20),
                     of: u64::MAX,
                 },
-                Upcall::YieldSlabs { slabs } => Request::FreeSlabs { slabs },
                 Upcall::Exclusive | Upcall::Sealed => continue,
             };
             session.wire.send(&request)?;
@@ -178,7 +177,6 @@ impl Attacker {
                 tx: TxId(extreme(self)),
             },
             22 => Request::StatFs,
-            24 if self.rng.below(2) == 0 => self.slabs(),
             24 => Request::Watched,
             25 => Request::SetWatched(Watched {
                 all: self.rng.below(2) == 0,
@@ -199,39 +197,6 @@ impl Attacker {
                 ][self.rng.below(5) as usize]
                     .clone(),
             ),
-        }
-    }
-
-    /// Requests about slabs: its own, others' and none, with any ranges.
-    fn slabs(&mut self) -> Request {
-        let slab = |it: &mut Self| match it.rng.below(3) {
-            // Numbers that the daemon may have given out lately.
-            0 => LeaseNo((1 << 40) + it.rng.below(40)),
-            _ => LeaseNo(it.extreme()),
-        };
-        match self.rng.below(6) {
-            0 | 1 => Request::GrantSlab {
-                tier: [Tier::Nvm, Tier::Ssd, Tier::Hdd][self.rng.below(3) as usize],
-            },
-            2 => Request::FreeSlabs {
-                slabs: (0..self.rng.below(300)).map(|_| slab(self)).collect(),
-            },
-            3 => Request::ReadSlab {
-                slab: slab(self),
-                ranges: (0..self.rng.below(300))
-                    .map(|_| (self.extreme() as u32, self.rng.below(2 << 20) as u32 & !4095))
-                    .collect(),
-            },
-            4 => Request::WriteSlab {
-                slab: slab(self),
-                offset: self.extreme() as u32,
-                bytes: vec![1; self.rng.below(40) as usize * 1024],
-            },
-            _ => Request::Slabs {
-                former: (0..self.rng.below(70))
-                    .map(|_| u128::from(self.extreme()))
-                    .collect(),
-            },
         }
     }
 

@@ -75,10 +75,6 @@ impl<B: Backend> Backend for Faulty<B> {
         self.inner.dealloc(slot);
     }
 
-    fn retire(&self, slot: Slot) {
-        self.inner.retire(slot);
-    }
-
     fn read(&self, slot: Slot, offset_bytes: usize, bytes: &mut [u8]) -> Result<(), BackendError> {
         let fault = *self.fault.lock();
         if fault == Fault::ReadError {

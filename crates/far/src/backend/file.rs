@@ -23,8 +23,6 @@ pub struct FileSlabs {
 struct Slots {
     used: Vec<bool>,
     free: Vec<u32>,
-    /// Numbers that are not used again. They hold no space.
-    dead: u32,
 }
 
 impl FileSlabs {
@@ -65,26 +63,6 @@ impl FileSlabs {
         }
     }
 
-    /// Gives the space of a slot back; it `may_come_again`.
-    fn empty(&self, slot: Slot, may_come_again: bool) {
-        let mut slots = self.slots.lock();
-        let Some(used) = slots.used.get_mut(slot.0 as usize) else {
-            return;
-        };
-        if !std::mem::take(used) {
-            return;
-        }
-        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        let freed = rustix::fs::fallocate(&self.file, flags, base(slot), SLAB_BYTES as u64);
-        match (freed.is_ok(), may_come_again) {
-            (true, true) => slots.free.push(slot.0),
-            (true, false) => slots.dead += 1,
-            // It could not be emptied. Not used again, so that nobody reads another slab's bytes; its space
-            // is still there, and counts.
-            (false, _) => {}
-        }
-    }
-
     fn needs_bounce(&self, offset: usize, bytes: &[u8]) -> bool {
         let together = bytes.as_ptr().addr() | offset | bytes.len();
         self.is_direct && !together.is_multiple_of(PAGE_BYTES)
@@ -122,7 +100,7 @@ impl Backend for FileSlabs {
         let fresh = slots.used.len() as u32;
         let number = match slots.free.last() {
             Some(number) => *number,
-            None if fresh - slots.dead < self.capacity => fresh,
+            None if fresh < self.capacity => fresh,
             None => return Err(BackendError::Full),
         };
         let space = rustix::fs::fallocate(
@@ -146,11 +124,19 @@ impl Backend for FileSlabs {
     }
 
     fn dealloc(&self, slot: Slot) {
-        self.empty(slot, true);
-    }
-
-    fn retire(&self, slot: Slot) {
-        self.empty(slot, false);
+        let mut slots = self.slots.lock();
+        let Some(used) = slots.used.get_mut(slot.0 as usize) else {
+            return;
+        };
+        if !std::mem::take(used) {
+            return;
+        }
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let freed = rustix::fs::fallocate(&self.file, flags, base(slot), SLAB_BYTES as u64);
+        // A slot that could not be emptied is not used again, so that nobody reads another slab's bytes.
+        if freed.is_ok() {
+            slots.free.push(slot.0);
+        }
     }
 
     fn read(&self, slot: Slot, offset_bytes: usize, bytes: &mut [u8]) -> Result<(), BackendError> {

@@ -1,17 +1,12 @@
 //! Reading one page.
 
-use super::slab::Health;
 use super::{Pinned, Space, SpaceError, ahead};
-use crate::backend::{BackendError, SLAB_BYTES};
+use crate::backend::SLAB_BYTES;
 use crate::codec::{self, Class};
 use crate::page::{PAGE_BYTES, Page};
 use crate::place::Place;
 use crate::table::Stored;
-use std::time::Duration;
 use zerocopy::IntoBytes;
-
-/// Absences of a device that one read waits for: it may be the read that makes it go away.
-const TURNS_MAX: u32 = 4;
 
 /// What is known before a page is read.
 struct Plan {
@@ -20,34 +15,14 @@ struct Plan {
     kept: Option<Box<[u8]>>,
     /// Objects after it to read as well.
     ahead: u16,
-    /// Its slab has no place any more.
-    is_lost: bool,
 }
 
 impl Space {
-    /// Reads a page and compares its hash. Waits for a device that is away. Gives the tier's number, 0 the
-    /// fastest.
+    /// Reads a page and compares its hash. Gives the tier's number, 0 the fastest.
     ///
     /// # Errors
-    /// `Io` and `Checksum`: the slab takes no objects from now on, unless its device is away, and `page`
-    /// holds anything.
+    /// `Io` and `Checksum`: the slab takes no objects from now on, and `page` holds anything.
     pub fn load(&self, stored: &Stored, page: &mut Page) -> Result<usize, SpaceError> {
-        let mut turns = 0;
-        loop {
-            match self.load_at_once(stored, page) {
-                Err(error) if error.is_away() && turns < TURNS_MAX && self.wait_for(stored.place) => {
-                    turns += 1;
-                }
-                done => return done,
-            }
-        }
-    }
-
-    /// As [`Self::load`], without a wait for a device that is away.
-    ///
-    /// # Errors
-    /// As there; [`SpaceError::is_away`] tells where a wait may help.
-    pub fn load_at_once(&self, stored: &Stored, page: &mut Page) -> Result<usize, SpaceError> {
         let place = stored.place;
         let plan = self.pin(place).ok_or(SpaceError::NoObject(place))?;
         let Pinned { tier, class, .. } = plan.pinned;
@@ -57,7 +32,6 @@ impl Space {
             .is_some_and(|object| unpack(class, object, page) && page.hash() == stored.hash);
         let (read, whole) = match (is_kept, plan.ahead) {
             (true, _) => (Ok(()), true),
-            (false, _) if plan.is_lost => (Err(BackendError::Taken), false),
             (false, 0) => self.read_one(place, &plan.pinned, page),
             (false, ahead) => match self.read_ahead(place, &plan.pinned, ahead, page) {
                 Some(whole) => (Ok(()), whole),
@@ -74,49 +48,34 @@ impl Space {
                 Ok(tier)
             }
             Ok(()) => {
-                let error = SpaceError::Checksum {
-                    tier: self.tiers[tier].backend.name().to_owned(),
-                };
+                let tier = self.tiers[tier].backend.name().to_owned();
+                let error = SpaceError::Checksum { tier };
                 state.stats.checksums += 1;
                 state.stats.reason = Some(error.to_string());
-                let slab = state.slabs[place.slab as usize].as_mut();
-                if let Some(slab) = slab.filter(|slab| slab.is_at(&plan.pinned))
-                    && slab.health == Health::Sound
-                {
-                    slab.health = Health::Failed;
+                if let Some(slab) = state.slabs[place.slab as usize].as_mut() {
+                    slab.is_retired = true;
                 }
                 Err(error)
             }
-            Err(error) => Err(self.blame(&mut state, place.slab, &plan.pinned, error)),
+            Err(error) => Err(self.retire(&mut state, place.slab, tier, error)),
         }
     }
 
-    /// Waits for the device of an object; false when it is not back in time.
-    fn wait_for(&self, place: Place) -> bool {
-        // Moved meanwhile, or freed: that is found out without a wait.
-        let tier = self.tier_of(place);
-        tier.is_none_or(|tier| self.tiers[tier].backend.wait())
-    }
-
-    /// Whether a read of an object may take long: its device can be away, or takes `least` by its
-    /// measurement.
+    /// How long a read of an object takes, by the measurement of its tier; none for compressed DRAM, which
+    /// takes no time worth waiting for elsewhere.
     #[must_use]
-    pub fn is_slow(&self, place: Place, least: Duration) -> bool {
-        let Some(tier) = self.tier_of(place).map(|tier| &self.tiers[tier]) else {
-            return false;
-        };
-        tier.backend.may_be_away() || (!tier.is_compressed && tier.speed.read >= least)
-    }
-
-    /// Whether the device of an object can be away.
-    #[must_use]
-    pub fn may_be_away(&self, place: Place) -> bool {
-        let tier = self.tier_of(place);
-        tier.is_some_and(|tier| self.tiers[tier].backend.may_be_away())
+    pub fn read_time(&self, place: Place) -> Option<std::time::Duration> {
+        let tier = &self.tiers[self.tier_of(place)?];
+        (!tier.is_compressed).then_some(tier.speed.read)
     }
 
     /// Reads an object alone. Gives also whether it could be unpacked.
-    fn read_one(&self, place: Place, pinned: &Pinned, page: &mut Page) -> (Result<(), BackendError>, bool) {
+    fn read_one(
+        &self,
+        place: Place,
+        pinned: &Pinned,
+        page: &mut Page,
+    ) -> (Result<(), crate::backend::BackendError>, bool) {
         let bytes = pinned.class.object_bytes();
         let offset = usize::from(place.object) * bytes;
         let backend = &self.tiers[pinned.tier].backend;
@@ -173,21 +132,20 @@ impl Space {
             return None;
         }
         slab.history.touch();
-        let is_lost = slab.health == Health::Lost;
-        let pinned = slab.pin();
+        slab.pins += 1;
         let kept = state.ahead.take(place, slab);
         let is_slow = self.tiers[slab.tier].speed.read >= ahead::SLOW;
-        let ahead = if is_slow && kept.is_none() && !is_lost {
+        let ahead = if is_slow && kept.is_none() {
             state.ahead.plan(place, slab)
         } else {
             0
         };
-        Some(Plan {
-            pinned,
-            kept,
-            ahead,
-            is_lost,
-        })
+        let pinned = Pinned {
+            tier: slab.tier,
+            slot: slab.slot,
+            class: slab.class,
+        };
+        Some(Plan { pinned, kept, ahead })
     }
 }
 

@@ -1,45 +1,22 @@
 //! The record of one slab.
 
-use super::Pinned;
 use super::ahead::Reads;
 use crate::backend::{SLAB_BYTES, Slot};
 use crate::codec::Class;
 use crate::temperature::History;
 
-/// What can be expected of a slab.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Health {
-    Sound,
-    /// Its backend failed. It takes no objects; what can be read of it moves elsewhere.
-    Failed,
-    /// Its backend took it: it has no place and what was in it is lost.
-    Lost,
-}
-
-/// A place that a slab left, while readers are still there.
-pub(super) struct Left {
-    pub tier: usize,
-    pub slot: Slot,
-    pub has_failed: bool,
-}
-
 pub(super) struct Slab {
     pub tier: usize,
-    /// Nothing where the slab is lost.
     pub slot: Slot,
     pub class: Class,
     pub used: u16,
     /// Readers and writers at work.
     pub pins: u32,
-    pub left: Vec<Left>,
+    /// Where it was before it moved, while readers are still there.
+    pub left: Option<(usize, Slot)>,
     pub is_moving: bool,
-    pub health: Health,
-    /// Its backend wants its space back.
-    pub is_wanted: bool,
-    /// Number of the last try to move it that was in vain; 0: none was.
-    pub tried: u64,
-    /// When what can be read of it is moved, at the soonest.
-    pub rescue_at_s: u64,
+    /// Its backend failed: it takes no objects and does not move.
+    pub is_retired: bool,
     /// Whether a list of open slabs names it.
     pub is_listed: bool,
     pub history: History,
@@ -68,12 +45,9 @@ impl Slab {
             class,
             used: 0,
             pins: 0,
-            left: Vec::new(),
+            left: None,
             is_moving: false,
-            health: Health::Sound,
-            is_wanted: false,
-            tried: 0,
-            rescue_at_s: 0,
+            is_retired: false,
             is_listed: false,
             history,
             reads: Reads::default(),
@@ -82,34 +56,8 @@ impl Slab {
         }
     }
 
-    /// Whether it may move as a whole.
-    pub fn can_move(&self) -> bool {
-        self.health == Health::Sound && !self.is_moving
-    }
-
-    /// Whether nobody reads or writes it, and there is something in it. With pins, a page may be on its way
-    /// into it.
-    pub fn is_idle(&self) -> bool {
-        !self.is_moving && self.pins == 0 && self.left.is_empty() && self.used > 0
-    }
-
-    /// Whether it is still where it was when it was pinned.
-    pub fn is_at(&self, pinned: &Pinned) -> bool {
-        (self.tier, self.slot) == (pinned.tier, pinned.slot)
-    }
-
     pub fn takes_objects(&self) -> bool {
-        !self.is_moving && !self.is_wanted && self.health == Health::Sound
-    }
-
-    /// Pins it where it is.
-    pub fn pin(&mut self) -> Pinned {
-        self.pins += 1;
-        Pinned {
-            tier: self.tier,
-            slot: self.slot,
-            class: self.class,
-        }
+        !self.is_moving && !self.is_retired
     }
 
     /// Takes the lowest free object.

@@ -1,7 +1,6 @@
 //! Counters of a space.
 
 use super::Space;
-use super::slab::Health;
 use crate::backend::SLAB_BYTES;
 use crate::measure::Speed;
 use crate::temperature::Temperature;
@@ -16,7 +15,6 @@ pub(super) struct Counters {
     pub full: u64,
     pub io_errors: u64,
     pub checksums: u64,
-    pub taken: u64,
     pub reason: Option<String>,
 }
 
@@ -32,7 +30,6 @@ impl Counters {
             full: 0,
             io_errors: 0,
             checksums: 0,
-            taken: 0,
             reason: None,
         }
     }
@@ -84,8 +81,6 @@ pub struct SpaceStats {
     pub io_errors: u64,
     /// Pages with a wrong checksum.
     pub checksums: u64,
-    /// Slabs that a device took with what was in them, ever.
-    pub taken: u64,
     /// Objects read ahead; of these used, and not used.
     pub ahead: [u64; 3],
     /// Seconds after which slabs are cold: whole pages, and compressed ones.
@@ -116,12 +111,7 @@ impl Space {
                 ..TierStats::default()
             })
             .collect();
-        for slab in state
-            .slabs
-            .iter()
-            .flatten()
-            .filter(|slab| slab.health != Health::Lost)
-        {
+        for slab in state.slabs.iter().flatten() {
             let tier = &mut tiers[slab.tier];
             tier.slabs += 1;
             tier.objects += u64::from(slab.used);
@@ -142,7 +132,6 @@ impl Space {
             full: counters.full,
             io_errors: counters.io_errors,
             checksums: counters.checksums,
-            taken: counters.taken,
             ahead: [state.ahead.read, state.ahead.used, state.ahead.wasted],
             cold_s: [0, 1].map(|group| match self.t_s {
                 0 => state.rest[group].cold_s,

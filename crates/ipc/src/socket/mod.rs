@@ -33,9 +33,6 @@ pub(crate) const fn may_wait(request: &Request) -> bool {
         | Request::GrowLog { .. }
         | Request::SyncLog { .. }
         | Request::SyncAll
-        | Request::GrantSlab { .. }
-        | Request::FreeSlabs { .. }
-        | Request::Slabs { .. }
         | Request::Forward(_)
         | Request::Dedupe(_)
         | Request::Admin(_) => true,
@@ -55,8 +52,6 @@ pub(crate) const fn may_wait(request: &Request) -> bool {
         | Request::Checksums { .. }
         | Request::ReadChecksums { .. }
         | Request::ReadData { .. }
-        | Request::ReadSlab { .. }
-        | Request::WriteSlab { .. }
         | Request::NoteReads { .. }
         | Request::BarrierAck { .. }
         | Request::ReturnReservation { .. }

@@ -230,7 +230,7 @@ impl<'k> Handshake<'k> {
             self.teardown.finish_or_leave();
         }
         for id in forgotten {
-            self.teardown.forget_heard(id);
+            self.teardown.forget_ended(id);
         }
     }
 

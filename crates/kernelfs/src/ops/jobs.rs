@@ -73,12 +73,7 @@ impl<'k> Jobs<'k> {
         };
         let now_ms = self.placer.meters.now_ns() / 1_000_000;
         let space = &self.store.space();
-        let slabs = &self.store.slab_units();
-        let seen = Seen {
-            space,
-            devices,
-            slabs,
-        };
+        let seen = Seen { space, devices };
         self.placer.evacuations.status(rows, &seen, &readers, now_ms)
     }
 
@@ -103,7 +98,6 @@ impl<'k> Jobs<'k> {
         let seen = Seen {
             space: &space,
             devices: &[],
-            slabs: &[],
         };
         let of = Emptied::Tier(tier);
         let used = seen.used(of);

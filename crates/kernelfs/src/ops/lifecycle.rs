@@ -9,7 +9,6 @@ use crate::leases::{Limits, Table};
 use crate::ops::holds::HeldInodes;
 use crate::ops::recovery::Recovery;
 use crate::ops::sharing::Sharing;
-use crate::ops::slabs::Slabs;
 use crate::ops::teardown::Teardown;
 use crate::placement::jobs::Placer;
 use crate::session::table::{SessionTable, Sessions};
@@ -114,7 +113,6 @@ pub(crate) struct Upkeep<'k> {
     core: Core<'k>,
     held: HeldInodes<'k>,
     sharing: Sharing<'k>,
-    slabs: Slabs<'k>,
     teardown: Teardown<'k>,
 }
 
@@ -125,7 +123,6 @@ impl<'k> Upkeep<'k> {
             core: Core::of(kernel),
             held: HeldInodes::of(kernel),
             sharing: Sharing::of(kernel),
-            slabs: Slabs::of(kernel),
             teardown: Teardown::of(kernel),
         }
     }
@@ -144,7 +141,6 @@ impl<'k> Upkeep<'k> {
         self.teardown.note_redone();
         self.held.free_unheld();
         self.sharing.note_exclusive(now_ms);
-        self.slabs.tick(now_ms);
     }
 }
 

@@ -252,7 +252,6 @@ impl<'k> Mover<'k> {
         let seen = Seen {
             space: &space,
             devices: &devices,
-            slabs: &[],
         };
         jobs.extend(self.evacuate(&seen, &catalog, self.left(&jobs)));
         catalog.held = self.placer.pins.held();
@@ -323,11 +322,7 @@ impl<'k> Mover<'k> {
     /// Moves metadata of what is emptied, at most about `most` blocks for each. Returns their number.
     fn evacuate_metadata(&self, devices: &[DeviceStatus], most: u64) -> u64 {
         let space = &self.store.space();
-        let seen = Seen {
-            space,
-            devices,
-            slabs: &[],
-        };
+        let seen = Seen { space, devices };
         let evacuations = &self.placer.evacuations;
         let mut moved = 0;
         for mut due in evacuations.metadata_due(&seen, most) {

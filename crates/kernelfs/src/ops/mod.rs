@@ -6,9 +6,7 @@
 //! - `devices`, `jobs`, `map`, `rows`, `watch` need no other;
 //! - `digest`, `read`, `status`;
 //! - `holds`, `migrate`, `pin`, `teardown`;
-//! - `record`, `recovery`, `release`, `rules`, `sharing`, `sync`;
-//! - `slabs`;
-//! - `reserve`;
+//! - `record`, `recovery`, `release`, `reserve`, `rules`, `sharing`, `sync`;
 //! - `acquire`, `lifecycle`, `log`;
 //! - `forward`, `handshake`, `numbers`.
 
@@ -33,7 +31,6 @@ pub(crate) mod reserve;
 pub(crate) mod rows;
 pub(crate) mod rules;
 pub(crate) mod sharing;
-pub(crate) mod slabs;
 pub(crate) mod status;
 pub(crate) mod sync;
 pub(crate) mod teardown;

@@ -55,8 +55,6 @@ impl<'k> Recovery<'k> {
     }
 
     fn recover_all(&self, limit: BaseLimit, mut clients: BTreeSet<SessionId>) -> Result<(), StoreError> {
-        // Before anybody is given a block that such a row names.
-        self.core.store.drop_unsound_slabs()?;
         let rows = self.core.store.sessions()?;
         for row in &rows {
             clients.remove(&row.id);

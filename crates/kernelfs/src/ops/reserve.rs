@@ -14,9 +14,8 @@
 //!    reservation are not covered, as with any client that logs without asking: see 5.
 //! 3. *ENOSPC is returned only after an exclusive reclaim pass*: free all orphans, digest all logs, wait for
 //!    readers of freed blocks, then recall unused reservations from every session, the caller's included; a
-//!    session that does not answer is sealed and digested; then ask for slabs, and take them, until there is
-//!    enough or none is left (`ops::slabs`). Each answer states the number of granted blocks that the client
-//!    knew of; a client that did not know of all (an answer was under way) is asked again.
+//!    session that does not answer is sealed and digested. Each answer states the number of granted blocks
+//!    that the client knew of; a client that did not know of all (an answer was under way) is asked again.
 //!    Blocks that calls under way have consumed count as used. ENOSPC is returned without a search to a
 //!    session that already has its maximum, and to one that could not search within `wait_ms` and then finds
 //!    too little.
@@ -32,7 +31,6 @@ use crate::error::no;
 use crate::kernel::{Core, KernelFs, SpaceLimits};
 use crate::ops::digest::Digests;
 use crate::ops::holds::HeldInodes;
-use crate::ops::slabs::Slabs;
 use crate::ops::teardown::Teardown;
 use crate::session::state::Session;
 use crate::session::table::Reclaim;
@@ -126,7 +124,6 @@ pub(crate) struct Reservations<'k> {
     digests: Digests<'k>,
     held: HeldInodes<'k>,
     teardown: Teardown<'k>,
-    slabs: Slabs<'k>,
 }
 
 impl<'k> Reservations<'k> {
@@ -138,7 +135,6 @@ impl<'k> Reservations<'k> {
             digests: Digests::of(kernel),
             held: HeldInodes::of(kernel),
             teardown: Teardown::of(kernel),
-            slabs: Slabs::of(kernel),
         }
     }
 
@@ -264,17 +260,6 @@ impl<'k> Reservations<'k> {
         self.space.promisable(self.core.store)
     }
 
-    /// Returns the free blocks that the pool lacks for a promise of `least`. What its host cannot hold is not
-    /// among them.
-    fn lacks(&self, least: u64) -> u64 {
-        let stats = self.core.store.space();
-        let (free, kept) = stats
-            .tiers
-            .iter()
-            .fold((0, 0), |(free, kept), tier| (free + tier.free, kept + tier.kept));
-        (kept + stats.reserved + least).saturating_sub(free)
-    }
-
     /// Returns the blocks that can be reserved for a session when all others give theirs back. Undigested
     /// blocks of the others' logs count as free here, as they do in the number of free blocks.
     pub(crate) fn promisable_to(&self, id: SessionId) -> u64 {
@@ -351,21 +336,7 @@ impl<'k> Reservations<'k> {
             let _ = self.digests.digest_all();
             self.await_freed(least)
         };
-        // Slabs yield to files, after all that costs nobody anything.
-        let slabs = || {
-            let until_ms = self.slabs.patience(2);
-            // Logs may be digested meanwhile, which takes some of what a round gives.
-            loop {
-                let lacks = self.lacks(least);
-                let is_enough = || self.promisable() >= least;
-                // Who is asked in a later round has some time, too.
-                let until_ms = until_ms.max(self.slabs.patience(16));
-                if lacks == 0 || !self.slabs.make_room(lacks, until_ms, &is_enough)? {
-                    return Ok(());
-                }
-            }
-        };
-        let taken = self.search(&[&all, &recall, &slabs], take)?;
+        let taken = self.search(&[&all, &recall], take)?;
         taken.ok_or(no(libc::ENOSPC))
     }
 

@@ -10,12 +10,12 @@ use crate::placement::jobs::Placer;
 use crate::placement::{DeviceFigures, JobStatus, MovedStatus, PlacementStatus, TierHeat};
 use crate::session::table::{Phase, SessionEntry, SessionTable, Sessions};
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use varve_format::{SessionId, Tier};
 use varve_media::DeviceState;
-use varve_store::{DemotionStats, Passes, SlabUse, SpaceStats, Store};
+use varve_store::{DemotionStats, Passes, SpaceStats, Store};
 
 /// One tier.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,12 +52,6 @@ pub struct TierStatus {
     /// It is evacuated: it takes new data only when no other tier has room.
     #[serde(default)]
     pub evacuated: bool,
-    /// Slabs on it, granted to sessions.
-    #[serde(default)]
-    pub slabs: u64,
-    /// What files cannot have of it because of slabs, in bytes: of SSD and HDD whole units.
-    #[serde(default)]
-    pub slab_bytes: u64,
     /// Measured speed of its device.
     #[serde(default)]
     pub figures: DeviceFigures,
@@ -100,9 +94,6 @@ pub struct SessionStatus {
     pub asked_back: u64,
     /// Blocks reserved for it.
     pub credits: u64,
-    /// Bytes of its slabs on NVM, SSD and HDD.
-    #[serde(default)]
-    pub slab_bytes: [u64; 3],
     /// `ok`, or why its log could not be written or read.
     #[serde(default)]
     pub log_state: String,
@@ -283,7 +274,7 @@ impl<'k> View<'k> {
         let (waiting, others): (Vec<_>, Vec<_>) = waits.into_iter().partition(|wait| wait.session == id.0);
         let in_the_way = |wait: &WaitStatus| wait.holders.iter().any(|holder| holder.session == id.0);
         Some(SessionDetail {
-            session: session_status(&sessions, member, &used, &self.store.slab_owners()),
+            session: session_status(&sessions, member, &used),
             created_ns: member.session.created_ns,
             privileged: member.session.privileged,
             known: member.session.known_count() as u64,
@@ -301,7 +292,6 @@ impl<'k> View<'k> {
         let mut tiers = Vec::new();
         let io = self.store.io();
         let heat = self.placer.policy.served();
-        let slabs = self.store.slab_use();
         for (tier, stats) in Tier::ALL.into_iter().zip(&space.tiers) {
             let (device, state) = match (tier, devices.block_device(tier)) {
                 (Tier::Nvm, _) => (devices.nvm.info().to_string(), devices.nvm.state()),
@@ -321,8 +311,6 @@ impl<'k> View<'k> {
                 moved_out_bytes: get(&self.placer.moved_out[tier as usize]) * block,
                 accesses: heat[tier as usize],
                 evacuated: stats.avoided,
-                slabs: slabs[tier as usize].slabs,
-                slab_bytes: slabs[tier as usize].taken * block,
                 figures: DeviceFigures::of(self.placer.meters.tier(tier)),
             });
         }
@@ -370,14 +358,13 @@ impl<'k> View<'k> {
         let operator_jobs = self.jobs.list().unwrap_or_default();
         let devices = self.devices.list();
         let used = self.log_fill();
-        let slabs = self.store.slab_owners();
         let counters = &self.counters;
         let now_ms = || self.env.clock.monotonic_ms();
         let sessions = self.sessions.table.lock();
         let mut listed: Vec<_> = sessions
             .entries
             .values()
-            .map(|member| session_status(&sessions, member, &used, &slabs))
+            .map(|member| session_status(&sessions, member, &used))
             .collect();
         listed.sort_unstable_by_key(|session| session.id);
         let mut jobs = self.jobs(&sessions);
@@ -468,7 +455,6 @@ fn session_status(
     sessions: &SessionTable,
     member: &SessionEntry,
     used: &HashMap<SessionId, u64>,
-    slabs: &BTreeMap<SessionId, [SlabUse; 3]>,
 ) -> SessionStatus {
     let session = &member.session;
     SessionStatus {
@@ -497,9 +483,6 @@ fn session_status(
         waits: sessions.table.waiting(session.id) as u64,
         asked_back: sessions.table.asked_back(session.id) as u64,
         credits: session.reserved.load(Ordering::Relaxed),
-        slab_bytes: slabs.get(&session.id).map_or([0; 3], |tiers| {
-            tiers.map(|tier| tier.blocks * varve_format::BLOCK_BYTES)
-        }),
         log_state: session.log_faults.text(),
     }
 }

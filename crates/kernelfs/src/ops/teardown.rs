@@ -202,10 +202,6 @@ impl<'k> Teardown<'k> {
         keep: bool,
         limit: BaseLimit,
     ) -> Result<(), StoreError> {
-        if !keep {
-            // First, since the digest may need the space.
-            self.core.store.end_slabs(session.id)?;
-        }
         let digested = self.digests.digest_sealed(session, seal, limit)?;
         if session.is_suspect() && self.core.store.is_torn() {
             self.name_torn(session)?;
@@ -416,13 +412,8 @@ impl<'k> Teardown<'k> {
         self.logs.sweep_copies(&|process| living.contains(&process));
         let mut forget = BTreeSet::new();
         let mut seen = BTreeMap::<ProcessId, usize>::new();
-        // Newest last: the oldest go when there are too many, and those with slabs after the others.
-        let slabs = self.core.store.slab_owners();
-        let (with_slabs, others): (Vec<_>, Vec<_>) = ended
-            .iter()
-            .rev()
-            .partition(|ended| slabs.contains_key(&ended.id));
-        for ended in with_slabs.into_iter().chain(others) {
+        // Newest last: the oldest go when there are too many.
+        for ended in ended.iter().rev() {
             let count = seen.entry(ended.process).or_default();
             *count += 1;
             if *count > ENDED_PER_PROCESS_MAX || !ended.process.is_alive() {
@@ -468,20 +459,15 @@ impl<'k> Teardown<'k> {
 
     /// Forgets the oldest ended session of the process that has most of them: a process that opens session
     /// after session does not keep others out. A client that keeps the rules has one for each of its mounts,
-    /// and needs the newest, and those with slabs. `with_rows`: only of those that have a row.
+    /// and needs the newest. `with_rows`: only of those that have a row.
     pub(crate) fn forget_crowd(&self, with_rows: bool) -> bool {
-        let slabs = self.core.store.slab_owners();
         let oldest = {
             let sessions = self.core.locked();
-            let mut crowds = BTreeMap::<ProcessId, Vec<SessionId>>::new();
+            let mut crowds = BTreeMap::<ProcessId, (usize, SessionId)>::new();
             for ended in sessions.ended.iter().filter(|ended| ended.row || !with_rows) {
-                crowds.entry(ended.process).or_default().push(ended.id);
+                crowds.entry(ended.process).or_insert((0, ended.id)).0 += 1;
             }
-            let largest = crowds.into_values().max_by_key(Vec::len);
-            largest.and_then(|ids| {
-                let plain = ids.iter().find(|id| !slabs.contains_key(id));
-                Some((ids.len(), *plain.or(ids.first())?))
-            })
+            crowds.into_values().max_by_key(|(count, _)| *count)
         };
         match oldest {
             Some((count, id)) if count > 1 => {
@@ -492,15 +478,7 @@ impl<'k> Teardown<'k> {
         }
     }
 
-    /// Forgets an ended session whose client is known to have heard how it ended. It is kept while it has slabs:
-    /// they pass on only when the client asks for them by its token.
-    pub(crate) fn forget_heard(&self, id: SessionId) {
-        if !self.core.store.has_slabs(id) {
-            self.forget_ended(id);
-        }
-    }
-
-    /// Forgets an ended session: its row, its holds, its slabs.
+    /// Forgets an ended session: its row, its holds.
     pub(crate) fn forget_ended(&self, id: SessionId) {
         let row = {
             let mut sessions = self.core.locked();
@@ -515,9 +493,7 @@ impl<'k> Teardown<'k> {
             self.logs.remove(id);
             return;
         }
-        // They may be many: the record that removes the row frees what is left.
-        let ended = self.core.store.end_slabs(id);
-        let removed = ended.and_then(|()| self.core.store.begin()).and_then(|mut tx| {
+        let removed = self.core.store.begin().and_then(|mut tx| {
             tx.session_remove(id)?;
             tx.commit()
         });

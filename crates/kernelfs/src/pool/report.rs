@@ -164,15 +164,6 @@ pub fn describe(finding: &Finding) -> CheckItem {
             "size",
             format!("inode {ino} has a size of {stored} bytes, which contradicts what it is"),
         ),
-        Finding::Slab {
-            lease,
-            tier,
-            block,
-            what,
-        } => (
-            "slab",
-            format!("slab {lease}, from {} block {block} on: {what}", tier.name()),
-        ),
         Finding::Data {
             ino,
             tier,

@@ -176,8 +176,6 @@ fn obey(session: &Arc<Session>, upcall: Upcall) {
             let _ = session.link.call(Request::SharingNoted);
         }
         Upcall::Exclusive => session.set_shared(false),
-        // Sessions of file systems have none.
-        Upcall::YieldSlabs { .. } => {}
         Upcall::Sealed => session.lose(),
     }
 }

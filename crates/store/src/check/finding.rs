@@ -1,6 +1,6 @@
 //! The findings of a check.
 
-use varve_format::{BlockNo, FileKind, Ino, InodeKey, LeaseNo, Tier};
+use varve_format::{BlockNo, FileKind, Ino, InodeKey, Tier};
 
 /// A fault of a pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -151,17 +151,6 @@ pub enum Finding {
         ino: Ino,
         /// The number.
         number: u64,
-    },
-    /// A slab's row contradicts the rest of the pool. Its session is not served the slab.
-    Slab {
-        /// Number of the slab.
-        lease: LeaseNo,
-        /// Tier.
-        tier: Tier,
-        /// First block.
-        block: BlockNo,
-        /// Description of the fault.
-        what: String,
     },
     /// A data block does not have its checksum.
     Data {

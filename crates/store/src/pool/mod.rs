@@ -11,7 +11,6 @@ mod query;
 pub(crate) mod read;
 mod scattered;
 mod shared_blocks;
-pub(crate) mod slabs;
 mod snapshot;
 mod sums;
 mod superblock;
@@ -34,7 +33,6 @@ use in_place::InPlaceState;
 use lru::LruCache;
 use parking_lot::{Mutex, RwLock};
 use shared_blocks::SharedBlocks;
-use slabs::ServedSlabs;
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -73,8 +71,6 @@ pub struct Store {
     pub(crate) verified: Option<Arc<Verified>>,
     /// The pool is being repaired: see [`Committed`].
     pub(crate) trusting: bool,
-    /// The slabs that are served.
-    pub(crate) served: Arc<ServedSlabs>,
     /// Bytes read and written, by tier.
     pub(crate) io: [[AtomicU64; 2]; 3],
     /// Faults of the media.

@@ -1,9 +1,7 @@
 //! Opening a pool: superblock, replay of the journal, bitmaps and rows.
 
 use super::in_place::InPlaceState;
-use super::query::LeaseRow;
 use super::shared_blocks::SharedBlocks;
-use super::slabs::SlabTable;
 use super::superblock::{interrupted_superblocks, read_superblock, write_superblocks};
 use super::writer::{Slots, Writer};
 use super::{FOOTERS_CACHED, Store};
@@ -116,7 +114,6 @@ impl Store {
                 journal,
                 sessions: Slots::new(layout.session_slots()),
                 grants: Slots::new(layout.grant_slots()),
-                slabs: SlabTable::default(),
                 free_inodes: FreeInodes::default(),
                 in_place_room: Vec::new(),
             }),
@@ -125,7 +122,6 @@ impl Store {
             verify_nvm: options.verify_nvm,
             verified: None,
             trusting: false,
-            served: Arc::default(),
             io: Default::default(),
             media_stats: PoolMediaStats::default(),
             passes: Mutex::default(),
@@ -186,14 +182,7 @@ impl Store {
     fn load_rows(&self) -> Result<()> {
         let mut twice = false;
         self.for_rows(|slot, row| twice |= !self.writer.lock().sessions.note(row.id, slot))?;
-        let mut slabs = Vec::new();
-        self.for_grants(|slot, row| {
-            twice |= !self.writer.lock().grants.note(row.lease(), slot);
-            if let LeaseRow::Slab(row) = row {
-                slabs.push((slot, row));
-            }
-        })?;
-        self.load_slabs(&slabs);
+        self.for_grants(|slot, row| twice |= !self.writer.lock().grants.note(row.lease, slot))?;
         if twice {
             return Err(StoreError::Damaged("a session or a lease has two rows".into()));
         }

@@ -6,23 +6,8 @@ use crate::{DirItem, MappedPart, OwnedPart, Result, SharedPart, StoreError};
 use std::ops::{ControlFlow, Range};
 use varve_extent_tree::{ExtentTree, SharedRuns};
 use varve_format::inode::{INODES_PER_BLOCK, Inode, InodeSlot};
-use varve_format::session::{GrantRow, SessionRow, SlabRow};
-use varve_format::{BlockKind, Extent, FileBlock, Ino, InodeKey, LeaseNo, SharedRun, TreeCounts};
-
-/// A row of the grant table.
-pub(super) enum LeaseRow {
-    Grant(GrantRow),
-    Slab(SlabRow),
-}
-
-impl LeaseRow {
-    pub(super) const fn lease(&self) -> LeaseNo {
-        match self {
-            Self::Grant(row) => row.lease,
-            Self::Slab(row) => row.lease,
-        }
-    }
-}
+use varve_format::session::{GrantRow, SessionRow};
+use varve_format::{BlockKind, Extent, FileBlock, Ino, InodeKey, SharedRun, TreeCounts};
 
 impl Store {
     /// Returns the inode with this number.
@@ -297,17 +282,13 @@ impl Store {
         Ok(out)
     }
 
-    /// Returns all grant rows, without those of slabs.
+    /// Returns all grant rows.
     ///
     /// # Errors
     /// A row is damaged.
     pub fn grants(&self) -> Result<Vec<GrantRow>> {
         let mut out = Vec::new();
-        self.for_grants(|_, row| {
-            if let LeaseRow::Grant(row) = row {
-                out.push(row);
-            }
-        })?;
+        self.for_grants(|_, row| out.push(row))?;
         Ok(out)
     }
 
@@ -326,7 +307,7 @@ impl Store {
         Ok(())
     }
 
-    pub(super) fn for_grants(&self, mut f: impl FnMut(u64, LeaseRow)) -> Result<()> {
+    pub(super) fn for_grants(&self, mut f: impl FnMut(u64, GrantRow)) -> Result<()> {
         let snapshot = self.snapshot();
         for slot in 0..self.layout.grant_slots() {
             let place = self.layout.grant_row(slot);
@@ -334,11 +315,8 @@ impl Store {
                 .reader()
                 .row(place, BlockKind::GrantTable, GrantRow::decode)?
                 .map_err(|_| StoreError::Damaged(format!("grant row {slot}")))?;
-            let Some(row) = row else { continue };
-            match SlabRow::of(&row) {
-                Ok(None) => f(slot, LeaseRow::Grant(row)),
-                Ok(Some(slab)) => f(slot, LeaseRow::Slab(slab)),
-                Err(_) => return Err(StoreError::Damaged(format!("grant row {slot}"))),
+            if let Some(row) = row {
+                f(slot, row);
             }
         }
         Ok(())

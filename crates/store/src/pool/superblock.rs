@@ -158,7 +158,6 @@ fn neighbours(good: &Superblock) -> Vec<Superblock> {
         for (incompat, log_incompat) in [
             (0, 0),
             (Incompat::SHARED_EXTENTS.bits(), 0),
-            (Incompat::SLABS.bits(), 0),
             (0, LogIncompat::IN_PLACE.bits()),
         ] {
             let mut other = *good;

@@ -1,7 +1,6 @@
 //! State of the one writer in DRAM: the journal, the slots of session and grant rows, hints for free inode
 //! numbers.
 
-use super::slabs::SlabTable;
 use crate::free_inodes::FreeInodes;
 use crate::journal::Journal;
 use std::collections::{BTreeSet, HashMap};
@@ -12,9 +11,7 @@ use varve_format::{LeaseNo, SessionId};
 pub(crate) struct Writer {
     pub(crate) journal: Journal,
     pub(crate) sessions: Slots<SessionId>,
-    /// Of slabs too.
     pub(crate) grants: Slots<LeaseNo>,
-    pub(crate) slabs: SlabTable,
     pub(crate) free_inodes: FreeInodes,
     /// Buffer for blocks that are overwritten in place, reused by the next transaction.
     pub(crate) in_place_room: Vec<u8>,

@@ -15,7 +15,7 @@ use crate::{Result, StoreError};
 use std::collections::BTreeMap;
 use varve_format::features::Incompat;
 use varve_format::inode::{INODE_SIZE, INODES_PER_BLOCK};
-use varve_format::session::{GRANT_ROW_SIZE, GrantRow, SESSION_ROW_SIZE, SessionRow, SlabRow};
+use varve_format::session::{GRANT_ROW_SIZE, GrantRow, SESSION_ROW_SIZE, SessionRow};
 use varve_format::space::{CHECKSUMS_PER_BLOCK, UnitRow};
 use varve_format::state::PoolState;
 use varve_format::{
@@ -40,7 +40,7 @@ impl Store {
         self.hold_space(survey);
         self.mend_fixed(survey, report)?;
         self.mend_bits(survey, &survey.union(), report)?;
-        self.mend_rows(survey, report)?;
+        self.mend_rows(report)?;
         self.mend_state(survey, report)?;
         self.mend_units(survey, options, report)?;
         self.mend_inode_file(survey, options, report)?;
@@ -172,11 +172,6 @@ impl Store {
                 let offset = BLOCK_HEADER_SIZE + (number - first) as usize * 4;
                 block[offset..offset + 4].copy_from_slice(&sum.to_le_bytes());
             }
-            let slabs = survey.slabs.nvm.range(first..first + CHECKSUMS_PER_BLOCK);
-            for number in slabs.filter(|_| tier == Tier::Nvm) {
-                let offset = BLOCK_HEADER_SIZE + (number - first) as usize * 4;
-                block[offset..offset + 4].copy_from_slice(&self.slab_mark(*number).to_le_bytes());
-            }
             survey.doubt(
                 tier,
                 first..first + CHECKSUMS_PER_BLOCK,
@@ -231,11 +226,6 @@ impl Store {
             state.features.incompat.set(may_share);
             state.next_shared = U64::new(survey.numbers_end().saturating_add(NUMBER_LEAP));
         }
-        let has_slabs = self.layout.features().incompat.get() & Incompat::SLABS.bits();
-        state
-            .features
-            .incompat
-            .set(state.features.incompat.get() | has_slabs);
         if self.layout.device_table().is_some() {
             let incompat = state.features.incompat.get() | Incompat::DEVICES.bits();
             state.features.incompat.set(incompat);
@@ -372,7 +362,7 @@ impl Store {
     }
 
     /// Drops session and grant rows that are invalid or duplicate, and grants of sessions without a row.
-    fn mend_rows(&self, survey: &Survey, report: &mut RepairReport) -> Result<()> {
+    fn mend_rows(&self, report: &mut RepairReport) -> Result<()> {
         let mut sessions = std::collections::BTreeSet::new();
         let mut highest = (0, 0);
         for slot in 0..self.layout.session_slots() {
@@ -409,13 +399,6 @@ impl Store {
                 .row(place, BlockKind::GrantTable, GrantRow::decode)?;
             let why = match row {
                 Ok(None) => continue,
-                _ if survey.slabs.bad.contains_key(&slot) => {
-                    let (lease, what) = &survey.slabs.bad[&slot];
-                    format!("slab {lease} ({what})")
-                }
-                Ok(Some(row)) if SlabRow::of(&row).is_err() => {
-                    format!("grant row {slot}, which makes no sense")
-                }
                 Ok(Some(row)) if !sessions.contains(&row.session) => {
                     format!("grant {} of session {}, which has no row", row.lease, row.session)
                 }
@@ -516,9 +499,7 @@ impl Store {
                     }
                     continue;
                 }
-                let of_slabs = survey.slabs.units.contains(&(tier, unit));
                 let good = match row.state {
-                    UnitRow::SLABS if of_slabs => true,
                     UnitRow::SEALED if used => self.footer(tier, unit, &row).is_ok(),
                     UnitRow::SEALED | UnitRow::EMPTY => !used,
                     _ => false,

@@ -3,13 +3,11 @@
 mod claims;
 mod scan;
 mod shared;
-mod slabs;
 
 use crate::pool::Store;
 use crate::reader::{MetaReader, POOL_INO, View, dir_root, state_in};
 use crate::{Result, StoreError};
 use shared::FoundRuns;
-use slabs::FoundSlabs;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ops::Range;
 use varve_extent_tree::{CheckVisitor, ExtentTree, TreeError};
@@ -104,7 +102,6 @@ pub(super) struct Survey {
     /// Images found in the place of another; they move to their own.
     pub(super) misplaced: BTreeMap<Ino, InodeSlot>,
     pub(super) runs: FoundRuns,
-    pub(super) slabs: FoundSlabs,
     /// Blocks in use.
     pub(super) claims: [BlockSet; 3],
     /// Blocks in use that hold metadata.
@@ -165,7 +162,6 @@ impl Store {
             bad_images: BTreeMap::new(),
             misplaced: BTreeMap::new(),
             runs: FoundRuns::default(),
-            slabs: FoundSlabs::default(),
             claims: sets(),
             meta: sets(),
             marked: sets(),
@@ -192,7 +188,6 @@ impl Store {
         self.claim_metadata(&nodes, &mut survey);
         self.claim_runs(&mut survey)?;
         self.claim_data(&mut survey);
-        self.claim_slabs(&mut survey);
         self.salvage_leaves(&mut survey)?;
         Self::count_references(&mut survey);
         Ok(survey)

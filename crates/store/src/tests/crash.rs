@@ -20,11 +20,6 @@ pub(super) fn commit(tx: Tx<'_>, store: &Store) -> Result<()> {
     Ok(())
 }
 
-/// Notes that this state may be found after a crash.
-pub(super) fn note(store: &Store) {
-    STATES.with_borrow_mut(|states| states.push(dump(store)));
-}
-
 thread_local! {
     /// A device that the pool of `prepared` does not know yet.
     pub(super) static SECOND: RefCell<Option<Arc<dyn BlockDevice>>> = const { RefCell::new(None) };
@@ -214,9 +209,6 @@ fn judge(world: &SimWorld) -> std::result::Result<State, String> {
     .concat();
     if !findings.is_empty() {
         return Err(format!("{findings:?}"));
-    }
-    if let Some(leak) = super::slabs::leak(&store) {
-        return Err(leak);
     }
     let found = dump(&store);
     let mut tx = store.begin().map_err(|error| error.to_string())?;

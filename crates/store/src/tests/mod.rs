@@ -16,7 +16,6 @@ mod in_place;
 mod model;
 mod scattered;
 mod shared;
-pub(crate) mod slabs;
 mod space;
 mod sums;
 mod unshare;
@@ -195,7 +194,6 @@ pub(super) fn dump(store: &Store) -> BTreeMap<String, String> {
     let mut grants = store.grants().unwrap();
     grants.sort_by_key(|row| row.lease);
     out.insert("grants".into(), format!("{grants:?}"));
-    out.insert("slabs".into(), format!("{:?}", store.slabs()));
     out
 }
 

@@ -200,7 +200,6 @@ impl TxState<'_> {
         })?;
         drop(writing);
         self.settle(tx);
-        store.serve_slabs(&self.writer, &self.slabs_to_serve);
         store.count_moves(&self.moves);
         store.trim_empty();
         Ok(tx)
@@ -279,9 +278,6 @@ impl TxState<'_> {
         let mut space = self.store.space.lock();
         for span in self.ephemeral.drain(..) {
             space.give_back(span);
-        }
-        for span in self.slab_blocks_freed.drain(..) {
-            space.give_slabs(span);
         }
         for (span, data) in self.freed.drain(..) {
             if !armed(Bug::FreeBeforeCommit) {

@@ -2,7 +2,7 @@
 //! transaction leaves no trace.
 //!
 //! From the ground up: `state` (dirty blocks), `alloc`, `units`, `relocate`, `in_place`, `commit`, `inode`,
-//! `shared`, `data`, `migrate`, `unshare`, `defrag`, `session_rows`, `slabs`.
+//! `shared`, `data`, `migrate`, `unshare`, `defrag`, `session_rows`.
 
 mod alloc;
 mod commit;
@@ -17,7 +17,6 @@ mod relocate;
 mod removals;
 mod session_rows;
 pub(crate) mod shared;
-mod slabs;
 mod state;
 mod units;
 mod unshare;
@@ -80,10 +79,7 @@ impl<'s> Tx<'s> {
     /// `Poisoned`, `Latched`, `RecordFull`: nothing was committed. A device error latches the pool; whether
     /// the transaction is durable is then known only after the next open.
     pub fn commit(self) -> Result<TxId> {
-        let committed = self.core.commit();
-        #[cfg(test)]
-        crate::tests::slabs::beside();
-        committed
+        self.core.commit()
     }
 
     /// Runs a change; an error that leaves it half done poisons the transaction.

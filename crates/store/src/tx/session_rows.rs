@@ -75,14 +75,11 @@ impl Tx<'_> {
         self.guard(|core| core.patch(core.layout().session_row(slot), &bytes))
     }
 
-    /// Removes the row of a session, and frees its slabs.
+    /// Removes the row of a session.
     ///
     /// # Errors
     /// `NoSession`.
     pub fn session_remove(&mut self, id: SessionId) -> Result<()> {
-        if self.core.writer.sessions.slot(&id).is_some() {
-            self.free_left_slabs(id)?;
-        }
         let slot = self
             .core
             .writer
@@ -107,7 +104,6 @@ impl Tx<'_> {
         self.core
             .reader()
             .row(place, BlockKind::GrantTable, GrantRow::decode)?
-            .map(|row| row.filter(|_| !self.core.writer.slabs.has(lease)))
             .map_err(TxState::bad_row)
     }
 
@@ -139,12 +135,12 @@ impl Tx<'_> {
     /// # Errors
     /// `NoGrant`.
     pub fn grant_remove(&mut self, lease: LeaseNo) -> Result<()> {
-        let writer = &mut self.core.writer;
-        let slot = match writer.slabs.has(lease) {
-            true => None,
-            false => writer.grants.give(&lease),
-        };
-        let slot = slot.ok_or(StoreError::NoGrant(lease))?;
+        let slot = self
+            .core
+            .writer
+            .grants
+            .give(&lease)
+            .ok_or(StoreError::NoGrant(lease))?;
         self.core.undo.push(Box::new(move |writer| {
             writer.grants.note(lease, slot);
         }));

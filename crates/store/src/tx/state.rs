@@ -18,7 +18,6 @@ use parking_lot::MutexGuard;
 use std::sync::Arc;
 use varve_extent_tree::{MetaIo, MetaRead};
 use varve_format::journal::RANGE_HEADER_SIZE;
-use varve_format::session::SlabRow;
 use varve_format::space::UnitRow;
 use varve_format::state::{POOL_STATE_SIZE, PoolState};
 use varve_format::{BLOCK_HEADER_SIZE, BLOCK_SIZE, Block, BlockKind, BlockNo, Ino, Tier, TxId, init_block};
@@ -106,10 +105,6 @@ pub(crate) struct TxState<'s> {
     /// Buffer for merged blocks.
     pub(crate) merged: Vec<u8>,
     pub(crate) undo: Vec<Undo>,
-    /// Slabs that are served when this is committed.
-    pub(super) slabs_to_serve: Vec<SlabRow>,
-    /// Blocks of slabs that it frees.
-    pub(super) slab_blocks_freed: Vec<Span>,
     /// The tree of the inode file differs from the committed one.
     pub(crate) inode_file_changed: bool,
     pub(crate) poisoned: bool,
@@ -147,8 +142,6 @@ impl<'s> TxState<'s> {
             fetched: Vec::new(),
             merged: Vec::new(),
             undo: Vec::new(),
-            slabs_to_serve: Vec::new(),
-            slab_blocks_freed: Vec::new(),
             inode_file_changed: false,
             poisoned: false,
             frugal: false,

@@ -69,8 +69,7 @@ pub struct RunArgs {
     /// far memory. `stall=1%` finds the size from the time that threads wait for far pages.
     #[arg(long, value_name = "SIZE|SHARE|stall=SHARE")]
     pub local: Option<crate::far::Local>,
-    /// With --local: keep far pages in this directory, or in slabs of this pool, too, such as /dev/shm=4G; again for
-    /// further ones.
+    /// With --local: keep far pages in this directory too, such as /dev/shm=4G; again for further ones.
     #[arg(long, value_name = "DIR=SIZE", requires = "local", value_parser = crate::far::config::tier)]
     pub far: Vec<crate::far::config::FarTier>,
     /// The program and its arguments.

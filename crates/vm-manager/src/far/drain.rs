@@ -113,11 +113,6 @@ fn from_slabs(pager: &Pager, program: &Program, reads: Vec<(PageNo, Stored)>, do
     let mut pages = program.pages();
     for ((page, stored), (bytes, tier)) in reads.iter().zip(loaded) {
         let entry = Entry::Far(*stored);
-        // Nobody touched it: it is not lost for a pool that is away.
-        if tier.as_ref().is_err_and(SpaceError::is_away) {
-            done.later += 1;
-            continue;
-        }
         if pages.table.get(*page) == entry {
             let outcome = faults::install(pager, program, &mut pages, (*page, *stored), &bytes, tier);
             count(done, &outcome, pages.table.get(*page) != entry);

@@ -142,11 +142,7 @@ pub(super) fn resolve(pager: &Pager, program: &Program, pages: &mut Pages, page:
             Err(error) => return failed_read(program, &error),
         },
         Entry::Far(stored) => {
-            let tier = pager.space.load_at_once(&stored, &mut bytes);
-            // It moved there just now: who reads without the lock waits for it.
-            if tier.as_ref().is_err_and(SpaceError::is_away) {
-                return Outcome::Later;
-            }
+            let tier = pager.space.load(&stored, &mut bytes);
             return install(pager, program, pages, (page, stored), &bytes, tier);
         }
         Entry::Poisoned => (FaultKind::Poisoned, program.faults.poison(page.address())),
@@ -229,8 +225,7 @@ fn came_back(pager: &Pager, pages: &mut Pages, page: PageNo, entry: Entry, kind:
         }
         Entry::Far(stored) => {
             // Pages in DRAM are not kept twice.
-            let is_apart = matches!(kind, FaultKind::Tier(tier) if !pager.space.is_dram(tier));
-            let keeps = is_apart && pager.space.holds(stored.place);
+            let keeps = matches!(kind, FaultKind::Tier(tier) if !pager.space.is_dram(tier));
             release(&pager.space, (!keeps).then_some(stored));
             Entry::Local {
                 lives: 1,

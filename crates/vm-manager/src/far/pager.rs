@@ -15,16 +15,13 @@ use super::counters::Counters;
 use super::goal::{Goal, Stall};
 use super::program::{Area, Pages, Program};
 use super::readers::Readers;
-use super::{check, drain, evict, faults, home, pool};
+use super::{check, drain, evict, faults};
 use crate::heat::HeatMap;
 use crate::sys::Faults;
 use crate::types::Pid;
 
 /// How often memory is compared with the limit.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
-/// How often slabs that are asked back are moved, and how many times that is a second.
-const GIVE_EVERY: Duration = Duration::from_millis(100);
-const TURNS_A_SECOND: u64 = 10;
 /// How long eviction rests after far space was full.
 const REST: Duration = Duration::from_secs(1);
 
@@ -62,19 +59,6 @@ impl Pager {
             });
         }
         for tier in &config.tier {
-            if let Some(dir) = pool::at(&tier.dir) {
-                let slabs = pool::open(&dir, tier.limit_mib).map_err(|error| {
-                    io::Error::new(
-                        error.kind(),
-                        format!("no slabs in the pool {}: {error}", dir.display()),
-                    )
-                })?;
-                joining.extend(slabs.into_iter().map(|slabs| TierConfig {
-                    backend: Box::new(slabs),
-                    is_compressed: false,
-                }));
-                continue;
-            }
             let file = FileSlabs::open(&tier.dir, tier.limit_mib);
             let file = file.map_err(|error| {
                 io::Error::new(
@@ -89,10 +73,9 @@ impl Pager {
         }
         let (space, refused) = Space::new(joining, config.t_s);
         if space.is_empty() {
-            let why = refused.iter().map(|why| format!("; {why}")).collect::<String>();
-            return Err(io::Error::other(format!(
-                "there is no place for far pages: compressed memory is switched off and no [[far.tier]] works{why}",
-            )));
+            return Err(io::Error::other(
+                "there is no place for far pages: compressed memory is switched off and no [[far.tier]] works",
+            ));
         }
         space.limit_compressed(compressed);
         let pager = Arc::new(Self {
@@ -363,22 +346,8 @@ fn watch(pager: &Weak<Pager>) {
 
 fn tick(pager: &Weak<Pager>) {
     let begun = Instant::now();
-    let (mut turn, mut moved) = (0_u64, 0);
-    every(GIVE_EVERY, pager, |pager| {
-        turn += 1;
-        let now_s = begun.elapsed().as_secs();
-        let is_whole = turn.is_multiple_of(TURNS_A_SECOND);
-        // What is asked back waits for its turn no longer than it takes to move, but nothing is tried again
-        // soon that was in vain.
-        if is_whole || moved > 0 {
-            moved = pager.space.make_way(now_s);
-        }
-        if is_whole {
-            if moved == 0 {
-                home::bring(pager);
-            }
-            pager.look_at_stall();
-            pager.space.tick(now_s);
-        }
+    every(Duration::from_secs(1), pager, |pager| {
+        pager.look_at_stall();
+        pager.space.tick(begun.elapsed().as_secs());
     });
 }

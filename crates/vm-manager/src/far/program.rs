@@ -146,14 +146,6 @@ impl Pages {
         }
     }
 
-    /// Gives up all objects that are kept for pages in memory or aside.
-    pub(super) fn release_all_kept(&mut self, space: &Space) {
-        self.release_kept(usize::MAX, space);
-        for stored in self.ring.take_kept() {
-            space.release(stored.place);
-        }
-    }
-
     /// Sets an entry whose old one names nothing that must be given up.
     pub(super) fn set(&mut self, page: PageNo, entry: Entry) {
         let _ = self.table.set(page, entry);

@@ -29,34 +29,11 @@ struct Job {
     since: Instant,
 }
 
-/// Jobs in the order in which they came.
-#[derive(Default)]
-struct Queue {
-    jobs: Mutex<VecDeque<Job>>,
-    wake: Condvar,
-}
-
-impl Queue {
-    fn add(&self, job: Job) {
-        self.jobs.lock().push_back(job);
-        self.wake.notify_one();
-    }
-
-    /// The next job; none when half a second brought none.
-    fn next(&self) -> Option<Job> {
-        let mut jobs = self.jobs.lock();
-        if jobs.is_empty() {
-            self.wake.wait_for(&mut jobs, Duration::from_millis(500));
-        }
-        jobs.pop_front()
-    }
-}
-
 /// The threads that read, and what they are to read.
 #[derive(Default)]
 pub(super) struct Readers {
-    /// Of devices that are always there, and of those that may be away.
-    queues: [Queue; 2],
+    jobs: Mutex<VecDeque<Job>>,
+    wake: Condvar,
     /// Jobs that are not done, and the most that there were.
     under_way: AtomicU64,
     most: AtomicU64,
@@ -65,11 +42,9 @@ pub(super) struct Readers {
 impl Readers {
     /// Starts the threads.
     pub(super) fn start(pager: &Arc<Pager>) -> io::Result<()> {
-        for queue in 0..pager.readers.queues.len() {
-            for _ in 0..pager.config.readers {
-                let (readers, pager) = (pager.readers.clone(), Arc::downgrade(pager));
-                thread("far reads", move || readers.work(queue, &pager))?;
-            }
+        for _ in 0..pager.config.readers {
+            let (readers, pager) = (pager.readers.clone(), Arc::downgrade(pager));
+            thread("far reads", move || readers.work(&pager))?;
         }
         Ok(())
     }
@@ -96,7 +71,11 @@ impl Readers {
             return true;
         }
         let least = Duration::from_micros(pager.config.read_apart_us);
-        if !pager.space.is_slow(stored.place, least) {
+        if pager
+            .space
+            .read_time(stored.place)
+            .is_none_or(|time| time < least)
+        {
             return false;
         }
         pages.reading.insert(page);
@@ -104,23 +83,25 @@ impl Readers {
         pager.stall.begin(since, 1);
         let under_way = self.under_way.fetch_add(1, Ordering::Relaxed) + 1;
         self.most.fetch_max(under_way, Ordering::Relaxed);
-        self.queue(pager, stored).add(Job {
+        self.jobs.lock().push_back(Job {
             program: program.clone(),
             page,
             stored,
             since,
         });
+        self.wake.notify_one();
         true
     }
 
-    /// Reads that may wait for a device keep none of the others.
-    fn queue(&self, pager: &Pager, stored: Stored) -> &Queue {
-        &self.queues[usize::from(pager.space.may_be_away(stored.place))]
-    }
-
-    fn work(&self, queue: usize, pager: &Weak<Pager>) {
+    fn work(&self, pager: &Weak<Pager>) {
         loop {
-            let job = self.queues[queue].next();
+            let job = {
+                let mut jobs = self.jobs.lock();
+                if jobs.is_empty() {
+                    self.wake.wait_for(&mut jobs, Duration::from_millis(500));
+                }
+                jobs.pop_front()
+            };
             let Some(pager) = pager.upgrade().filter(|pager| !pager.has_ended()) else {
                 return;
             };
@@ -135,52 +116,41 @@ impl Readers {
 /// Reads a page and installs it.
 fn bring(pager: &Pager, job: &Job) {
     let program = &job.program;
-    let mut stored = job.stored;
+    let mut bytes = Page::default();
+    let (tier, mut error) = match pager.space.load(&job.stored, &mut bytes) {
+        Ok(tier) => (Some(tier), None),
+        Err(error) => (None, Some(error)),
+    };
     loop {
-        let mut bytes = Page::default();
-        let mut loaded = Some(pager.space.load(&stored, &mut bytes));
-        let next = loop {
-            let mut pages = program.pages();
-            let entry = pages.table.get(job.page);
-            let outcome = match (entry == Entry::Far(stored), loaded.take()) {
-                (true, Some(Ok(tier))) => {
-                    // Again, if an event must be read first.
-                    loaded = Some(Ok(tier));
-                    faults::install(pager, program, &mut pages, (job.page, stored), &bytes, Ok(tier))
-                }
-                (true, Some(failed)) => {
-                    faults::install(pager, program, &mut pages, (job.page, stored), &bytes, failed)
-                }
-                // It came back, was dropped or moved: the thread waits for what is there now.
-                _ => match entry {
-                    // Not with the lock.
-                    Entry::Far(other) => {
-                        pager.space.retain(other.place);
-                        break Some(other);
-                    }
-                    _ => faults::resolve(pager, program, &mut pages, job.page),
-                },
-            };
-            match outcome {
-                Outcome::Later if !program.is_gone() => {
-                    drop(pages);
-                    std::thread::sleep(RETRY);
-                    continue;
-                }
-                Outcome::Later | Outcome::Gone => {}
-                Outcome::Served(kind) => {
-                    pages.table.note_fault(job.page, kind != FaultKind::Zero);
-                    pager.counters.fault(kind, job.since.elapsed());
-                }
-            }
-            pages.reading.remove(&job.page);
-            break None;
+        let mut pages = program.pages();
+        let is_there_still = pages.table.get(job.page) == Entry::Far(job.stored);
+        let loaded = if is_there_still {
+            tier.map(Ok).or_else(|| error.take().map(Err))
+        } else {
+            None
         };
-        release(&pager.space, Some(stored));
-        match next {
-            Some(other) => stored = other,
-            None => break,
+        let outcome = match loaded {
+            Some(loaded) => {
+                faults::install(pager, program, &mut pages, (job.page, job.stored), &bytes, loaded)
+            }
+            // It came back, was dropped or moved: the thread waits for what is there now.
+            None => faults::resolve(pager, program, &mut pages, job.page),
+        };
+        match outcome {
+            Outcome::Later if !program.is_gone() => {
+                drop(pages);
+                std::thread::sleep(RETRY);
+                continue;
+            }
+            Outcome::Later | Outcome::Gone => {}
+            Outcome::Served(kind) => {
+                pages.table.note_fault(job.page, kind != FaultKind::Zero);
+                pager.counters.fault(kind, job.since.elapsed());
+            }
         }
+        pages.reading.remove(&job.page);
+        break;
     }
     pager.stall.end(1);
+    release(&pager.space, Some(job.stored));
 }

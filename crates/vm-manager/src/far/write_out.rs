@@ -157,9 +157,7 @@ fn choose(pager: &Pager, filled: &[(u64, Option<Stored>)], bytes: &[Page]) -> Ve
         .zip(bytes)
         .map(|((_, kept), page)| match (page.repeated_word(), kept) {
             (Some(word), _) => Some(Target::Repeated(word)),
-            (None, Some(kept)) if kept.hash == page.hash() && pager.space.holds(kept.place) => {
-                Some(Target::Unwritten(*kept))
-            }
+            (None, Some(kept)) if kept.hash == page.hash() => Some(Target::Unwritten(*kept)),
             _ => None,
         })
         .collect();
@@ -195,10 +193,6 @@ fn settle(
         }
         return false;
     };
-    if matches!(&target, Target::Unwritten(stored) if aside.kept != Some(*stored)) {
-        // What was kept was given up meanwhile: the next time it is written.
-        return false;
-    }
     let (entry, unused) = match target {
         Target::Repeated(word) => (Entry::Repeated(word), aside.kept),
         Target::Unwritten(stored) => {
@@ -207,7 +201,7 @@ fn settle(
         }
         Target::Stored(stored) => (Entry::Far(stored), aside.kept),
         Target::Failed(error) => {
-            if !matches!(error, SpaceError::Full) && !error.is_away() {
+            if !matches!(error, SpaceError::Full) {
                 tracing::warn!("{error}; the page stays local");
             }
             let results: Vec<io::Result<()>> = places

@@ -2,10 +2,9 @@
 
 use super::super::fill::Fill;
 use super::Evacuations;
-use std::collections::BTreeSet;
 use std::ops::Range;
-use varve_format::{SessionId, Tier};
-use varve_store::{DeviceStatus, DeviceUse, Emptied, SlabUnit, SpaceStats};
+use varve_format::Tier;
+use varve_store::{DeviceStatus, DeviceUse, Emptied, SpaceStats};
 
 /// The pool's space, as it is now.
 #[derive(Clone, Copy)]
@@ -13,8 +12,6 @@ pub(crate) struct Seen<'s> {
     pub(crate) space: &'s SpaceStats,
     /// The devices of SSD and HDD; may be none while no device is emptied.
     pub(crate) devices: &'s [DeviceStatus],
-    /// Blocks of units of slabs, with a session that has one there; needed for a status only.
-    pub(crate) slabs: &'s [SlabUnit],
 }
 
 /// What empties a device, once it is begun.
@@ -37,18 +34,6 @@ impl Seen<'_> {
             Emptied::Tier(_) => stats.total.saturating_sub(stats.free + stats.pending),
             Emptied::Device { .. } => self.device(of).map_or(0, DeviceStatus::used),
         }
-    }
-
-    /// Blocks that no file has because of slabs, and the sessions that have those.
-    pub(super) fn in_slabs(&self, of: Emptied) -> (u64, BTreeSet<SessionId>) {
-        let numbers = self.numbers(of);
-        let inside = |unit: &&SlabUnit| unit.tier == of.tier() && numbers.contains(&unit.first);
-        let units = || self.slabs.iter().filter(inside);
-        let blocks = units().map(|unit| unit.blocks).sum();
-        (
-            blocks,
-            units().flat_map(|unit| unit.sessions.iter().copied()).collect(),
-        )
     }
 
     /// Blocks that were freed and may still be read.
@@ -101,7 +86,6 @@ impl Evacuations {
         let seen = Seen {
             space: &without,
             devices: &[],
-            slabs: &[],
         };
         let room = Tier::ALL.into_iter().map(|tier| seen.takes(tier, self.high));
         room.sum::<u64>().min(space.available.saturating_sub(counted))

@@ -88,15 +88,6 @@ fn stays(job: &Evacuation, seen: &Seen<'_>, readers: &[u64], left_bytes: u64) ->
             *stays.entry(reason).or_default() += bytes;
         }
     };
-    let (blocks, sessions) = seen.in_slabs(job.of);
-    if blocks > 0 {
-        let named: Vec<_> = sessions.iter().take(8).map(ToString::to_string).collect();
-        let reason = format!(
-            "waiting: slabs of far memory, asked back from session {}",
-            named.join(", ")
-        );
-        add(reason, blocks * BLOCK_BYTES);
-    }
     for (reason, bytes) in &job.plan.stuck {
         add(reason.clone(), *bytes);
     }

@@ -134,9 +134,7 @@ impl Store {
             let sum = sums
                 .as_ref()
                 .and_then(|(_, sums)| sums.get((block - first) as usize));
-            // A slab's bytes are a program's too, also where its row is lost.
-            let of_slab = sum == Some(&self.slab_mark(block));
-            if !of_slab && sum.is_none_or(|sum| *sum != crc32c::crc32c(&bytes[..])) {
+            if sum.is_none_or(|sum| *sum != crc32c::crc32c(&bytes[..])) {
                 f(BlockNo(block), &bytes);
             }
         }
