@@ -203,7 +203,21 @@ fn threads_of_one_mount_that_remove_the_same_directory_see_it_or_not() {
                 embedded.kernel().digest_all().unwrap();
             }
         };
-        let threads = [scope.spawn(remove), scope.spawn(remove), scope.spawn(remove)];
+        // As `remove` does first, more often.
+        let look = || {
+            while removed.load(Ordering::Relaxed) < 400 {
+                match fs.lookup(root, b"d", &me) {
+                    Ok(_) | Err(Errno(libc::ENOENT)) => {}
+                    Err(errno) => panic!("lookup: {errno}"),
+                }
+            }
+        };
+        let threads = [
+            scope.spawn(remove),
+            scope.spawn(remove),
+            scope.spawn(remove),
+            scope.spawn(look),
+        ];
         let ended = threads.map(|thread| thread.join());
         stop.store(true, Ordering::Relaxed);
         assert!(ended.iter().all(Result::is_ok));

@@ -19,6 +19,8 @@ use varve_store::{MappedPart, OwnedPart, SpaceStats, Store, StoreError, SummedPa
 
 /// Most entries of one answer to `ReadDir`.
 const ENTRIES_MAX: u32 = 1024;
+/// How often a name is looked up again whose inode is gone.
+const LOOKS_MAX: u32 = 100;
 /// Most extents of one answer to `MapExtents`.
 const EXTENTS_MAX: u32 = 8192;
 /// Most bytes of names and values in one answer to `Xattrs`.
@@ -122,6 +124,24 @@ impl<'k> Reads<'k> {
             return Err(no(libc::ENAMETOOLONG));
         }
         self.leased(session, dir)?;
+        let mut looks = 0;
+        loop {
+            match self.look_up(session, dir, name)? {
+                // Between the two reads a digest has removed what was found, as another thread of the session has
+                // it in its log: the name tells another thing now.
+                Err(StoreError::NoInode(_)) if looks < LOOKS_MAX => looks += 1,
+                found => return found.map_err(|error| self.faults.unreadable(&error)),
+            }
+        }
+    }
+
+    /// Looks once. The inner error: of the inode that the name led to.
+    fn look_up(
+        &self,
+        session: &Session,
+        dir: InodeKey,
+        name: &[u8],
+    ) -> Result<Result<Option<InodeAttr>, StoreError>, IpcError> {
         let attr = self
             .store
             .get_key(dir)
@@ -133,26 +153,21 @@ impl<'k> Reads<'k> {
         if !session.may(&attr, SEARCH) {
             return Err(no(libc::EACCES));
         }
-        if name == b".." {
+        let found = if name == b".." {
             // Only the daemon knows the generation of a parent's number.
-            let parent = self
+            self.store.get(attr.parent)
+        } else {
+            let found = self
                 .store
-                .get(attr.parent)
-                .map_err(|error| self.faults.unreadable(&error))?
-                .attr;
-            session.learn(parent.key);
-            return Ok(Some(parent));
-        }
-        let found = self
-            .store
-            .dir_lookup(dir.ino, name)
-            .map_err(|error| self.faults.unreadable(&error))?;
-        let Some(item) = found else { return Ok(None) };
-        session.learn(item.key);
-        match self.store.get_key(item.key) {
-            Ok(inode) => Ok(Some(inode.attr)),
-            Err(error) => Err(self.faults.unreadable(&error)),
-        }
+                .dir_lookup(dir.ino, name)
+                .map_err(|error| self.faults.unreadable(&error))?;
+            let Some(item) = found else { return Ok(Ok(None)) };
+            self.store.get_key(item.key)
+        };
+        Ok(found.map(|inode| {
+            session.learn(inode.attr.key);
+            Some(inode.attr)
+        }))
     }
 
     pub(crate) fn read_dir(
