@@ -1,6 +1,6 @@
 //! System calls without a safe wrapper: housekeeping of the C library's allocator (no effect with other
-//! libraries), the start of a write-out, large pages, memory policies, and where a file lies on its device. Raw copies from and to memory
-//! that a device has.
+//! libraries), the start of a write-out, large pages, memory policies, and where a file lies on its device. Raw
+//! copies from and to memory that a device has.
 
 use std::fs::File;
 use std::io;
