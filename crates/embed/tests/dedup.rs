@@ -616,17 +616,27 @@ fn defragmentation_by_another_session_changes_nothing_that_readers_and_writers_s
 
 #[test]
 fn writers_truncates_unlinks_and_moves_beside_apply_and_undo_lose_nothing() {
-    beside_apply_and_undo(None);
+    let (moved, gathered) = beside_apply_and_undo(&[Tier::Ssd, Tier::Hdd, Tier::Nvm]);
+    assert!(moved > 0 && gathered > 0, "{moved} moved, {gathered} gathered");
 }
 
 #[test]
 fn writers_beside_apply_undo_and_defragmentations_on_flash_lose_nothing() {
-    let gathered = beside_apply_and_undo(Some(Tier::Ssd));
+    let (_, gathered) = beside_apply_and_undo(&[Tier::Ssd]);
     assert!(gathered > 0);
 }
 
-/// All files go to the tier, or where the policy puts them; blocks that were moved together.
-fn beside_apply_and_undo(tier: Option<Tier>) -> u64 {
+/// Pins all files to one tier.
+fn pin_all(embedded: &Embedded, tier: Tier) {
+    let mut tx = embedded.kernel().store().begin().unwrap();
+    let to = PinTo::Tier(tier);
+    tx.set_pin(ROOT_INO, Pin { to, ..Pin::default() }).unwrap();
+    tx.commit().unwrap();
+}
+
+/// All files go to each of the tiers in turn, for half a second. Returns the blocks that went, and those that were
+/// moved together.
+fn beside_apply_and_undo(tiers: &[Tier]) -> (u64, u64) {
     let seconds = std::env::var("VARVE_DEDUP_SECONDS").map_or(4, |text| text.parse().unwrap());
     let embedded = start(Config {
         idle_digest_ms: 50,
@@ -634,12 +644,7 @@ fn beside_apply_and_undo(tier: Option<Tier>) -> u64 {
         placement_low_percent: 10,
         ..Config::default()
     });
-    if let Some(tier) = tier {
-        let mut tx = embedded.kernel().store().begin().unwrap();
-        let to = PinTo::Tier(tier);
-        tx.set_pin(ROOT_INO, Pin { to, ..Pin::default() }).unwrap();
-        tx.commit().unwrap();
-    }
+    pin_all(&embedded, tiers[0]);
     let stop = AtomicBool::new(false);
     let counts = Counts::default();
     let used_before = used(&embedded);
@@ -663,8 +668,13 @@ fn beside_apply_and_undo(tier: Option<Tier>) -> u64 {
                 defrag_some(posix, rng, counts);
             });
         });
-        let until = Instant::now() + Duration::from_secs(seconds);
+        let (begun, mut turn) = (Instant::now(), 0);
+        let until = begun + Duration::from_secs(seconds);
         while Instant::now() < until && !writers.iter().any(|writer| writer.is_finished()) {
+            if begun.elapsed() > Duration::from_millis(500) * (turn + 1) {
+                turn += 1;
+                pin_all(embedded, tiers[turn as usize % tiers.len()]);
+            }
             counts
                 .moved
                 .fetch_add(embedded.kernel().place(), Ordering::Relaxed);
@@ -723,5 +733,5 @@ fn beside_apply_and_undo(tier: Option<Tier>) -> u64 {
         after <= used_before + 64,
         "{after} blocks are used, {used_before} before"
     );
-    counts[6]
+    (counts[4], counts[6])
 }
